@@ -87,7 +87,8 @@ def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
     """Print a model's answer to a line, and add both to its conversation."""
-    from pipeline.environments.gateway.wire import Asked, Refused
+    from pipeline.environments.gateway.wire import Asked
+    from pipeline.service import Refused
     from pipeline.types import Message
 
     messages.append(Message("user", text))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
+
+KEY = "VERIZERO_ENDPOINT_KEY"
+"""Variable with the key of the endpoint."""
 
 
 def add(commands: Any) -> None:
@@ -11,7 +16,12 @@ def add(commands: Any) -> None:
     command = commands.add_parser("endpoint", help="serve a model to programs: chat completions, responses, messages")
     add_model(command)
     command.add_argument("--port", type=int, default=8700, help="default: 8700; 0: any free one")
-    command.add_argument("--key", help="the key that programs must send; default: a new one, which is printed")
+    command.add_argument(
+        "--key-file",
+        type=Path,
+        help=f"a file with the key that programs must send; default: the variable {KEY}, else a new key, which is "
+        "printed. Every user of this machine could read a key among the words of a command",
+    )
     command.set_defaults(run=run)
 
 
@@ -41,19 +51,34 @@ def served_by(arguments: argparse.Namespace) -> Any:
     return load_served(arguments.model, arguments.template, sampling, device)
 
 
+def key_of(file: Path | None) -> str | None:
+    """Return the key in the file, or in the environment; None if neither names one. Raises: ConfigError."""
+    from pipeline.errors import ConfigError
+
+    if file is None:
+        return os.environ.get(KEY) or None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--key-file {file} cannot be read ({exc}); name a file that holds the key alone") from exc
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"--key-file {file} must hold one key of printable ASCII characters without a space")
+    return key
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from pipeline.environments.gateway.server import Gateway
     from pipeline.run.serving import serve_forever
 
+    key = key_of(arguments.key_file)
     served = served_by(arguments)
     gateway = Gateway(port=arguments.port)
-    exchange = gateway.open()
-    if arguments.key:
-        exchange.key = arguments.key
+    exchange = gateway.open(is_episode=False)
+    exchange.key = key or exchange.key
     print(f"chat completions and responses: {exchange.url}/v1")
     print(f"messages:                       {exchange.url}")
-    print(f"key: {exchange.key}", flush=True)
+    print(f"key: {exchange.key if key is None else 'the one that was given'}", flush=True)
     try:
         serve_forever(served, exchange)
     except KeyboardInterrupt:

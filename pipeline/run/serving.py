@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ from pipeline.data.turns import turns_of
 from pipeline.environments.base import ToolSchema
 from pipeline.environments.conversing import Conversing
 from pipeline.environments.gateway.exchange import Exchange, Pending
-from pipeline.environments.gateway.wire import Answer, Asked, Refused
+from pipeline.environments.gateway.wire import Answer, Asked, num_chars
 from pipeline.errors import ConfigError, DataError, EngineError
 from pipeline.models.gguf_file import model_folder
 from pipeline.models.load import eos_ids, load_model, load_tokenizer
 from pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.service import Refused
 from pipeline.types import Message, Prompt
 
 HOME = str(RunConfig.model_fields["output"].default)
@@ -31,6 +33,7 @@ TOGETHER_S = 0.005
 """Seconds that a request waits for others that can be computed with it."""
 NOBODYS = Prompt("request", "", "", None)
 """The prompt of conversations that come whole."""
+LOG = logging.getLogger(__name__)
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -44,9 +47,12 @@ class Served:
     """The longest sequence in tokens."""
     sampling: Sampling
     """Values for all that a request does not set."""
+    most_chars: int | None = None
+    """Characters that no more than `context` tokens can hold."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        """Return the tokens of a conversation's prompt. Raises: DataError if the template refuses it."""
+        """Return the tokens of a conversation's prompt. Raises: DataError if the template refuses it; Refused."""
+        self._check_length(messages, tools)
         return len(self.conversing.begin(NOBODYS, messages, tools))
 
     def answer(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Answer | Refused]:
@@ -55,37 +61,40 @@ class Served:
         groups: dict[Sampling, list[tuple[int, tuple[int, ...]]]] = {}
         for i, request in enumerate(asked):
             try:
+                self._check_length(request.messages, request.tools)
                 ids = self.conversing.begin(NOBODYS, request.messages, request.tools)
                 groups.setdefault(self._sampling(request, len(ids)), []).append((i, ids))
-            except (DataError, Refused) as exc:
-                out[i] = exc if isinstance(exc, Refused) else Refused(400, str(exc))
+            except Exception as exc:
+                out[i] = refusal(exc)
         for sampling, members in groups.items():
             requests = [Request(ids, (_seed(asked[i], seeds[i]),)) for i, ids in members]
             try:
                 completions = self.engine.generate(requests, sampling)
-            except EngineError as exc:
+            except Exception as exc:
                 for i, _ in members:
-                    out[i] = Refused(500, str(exc))
+                    out[i] = refusal(exc)
                 continue
             for (i, ids), (completion,) in zip(members, completions, strict=True):
-                out[i] = self._answer(asked[i], ids, completion)
+                try:
+                    out[i] = self._answer(asked[i], ids, completion)
+                except Exception as exc:
+                    out[i] = refusal(exc)
         return [o if o is not None else Refused(500, "no answer was made") for o in out]
 
-    def _sampling(self, request: Asked, num_prompt: int) -> Sampling:
-        """Return how this request is sampled. Raises: Refused for a value out of range, or a full context."""
-        values = request.decided
-        try:
-            most = min([self.sampling.max_tokens, *(int(values[name]) for name in LIMITS if name in values)])
-            temperature = float(values.get("temperature", self.sampling.temperature))
-            top_p = float(values.get("top_p", self.sampling.top_p))
-            top_k = int(values.get("top_k", self.sampling.top_k))
-            int(values.get("seed", 0))  # used below, where an error would end the server
-        except (TypeError, ValueError) as exc:
-            raise Refused(400, f"a number was expected: {exc}") from exc
-        if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or most < 1:
+    def _check_length(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """Raise Refused for what cannot fit into the context, before the time is spent that its tokens would take."""
+        if self.most_chars is not None and (num := num_chars(messages, tools)) > self.most_chars:
             raise Refused(
-                400, f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}, {most} tokens: out of range"
+                400,
+                f"the request has {num} characters; {self.context} tokens hold at most {self.most_chars}",
             )
+
+    def _sampling(self, request: Asked, num_prompt: int) -> Sampling:
+        """Return how this request is sampled; the wire has checked its values. Raises: Refused for a full context."""
+        values = request.decided
+        most = min([self.sampling.max_tokens, *(values[name] for name in LIMITS if name in values)])
+        temperature = values.get("temperature", self.sampling.temperature)
+        top_p, top_k = values.get("top_p", self.sampling.top_p), values.get("top_k", self.sampling.top_k)
         if self.context is not None:
             most = min(most, self.context - num_prompt)
             if most < 1:
@@ -97,6 +106,17 @@ class Served:
         read = self.conversing.read(completion.token_ids, completion.finish_reason, turn, request.tools)
         was_cut = completion.finish_reason == "length"
         return Answer(secrets.token_hex(8), read.message, len(ids), len(completion.token_ids), was_cut)
+
+
+def refusal(problem: Exception) -> Refused:
+    """Return the answer to a request that failed: it fails alone, whatever was raised."""
+    if isinstance(problem, Refused):
+        return problem
+    if isinstance(problem, DataError):
+        return Refused(400, str(problem))
+    if not isinstance(problem, EngineError):
+        LOG.error("a request failed", exc_info=problem)
+    return Refused(500, f"{type(problem).__name__}: {problem!s:.300}")
 
 
 def _seed(request: Asked, seed: int) -> int:
@@ -125,7 +145,7 @@ def serve_waiting(served: Served, exchange: Exchange, timeout_s: float | None) -
     for pending in waiting:
         if pending.only_counts:
             exchange.give_count(pending, served.count)
-    waiting = [p for p in waiting if not p.only_counts]
+    waiting = [p for p in waiting if not p.only_counts and not p.is_left]
     answers = served.answer([p.asked for p in waiting], [secrets.randbits(62) for _ in waiting])
     for pending, answer in zip(waiting, answers, strict=True):
         exchange.give(pending, answer) if isinstance(answer, Answer) else exchange.refuse(pending, answer)
@@ -161,4 +181,6 @@ def load_served(
     engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id)
     engine.publish(0)
     context = getattr(model.config, "max_position_embeddings", None)
-    return Served(engine, turns_of(Renderer(tokenizer, how)), context, sampling)
+    longest = max(map(len, tokenizer.get_vocab()))
+    most_chars = None if context is None else context * longest
+    return Served(engine, turns_of(Renderer(tokenizer, how)), context, sampling, most_chars)

@@ -11,16 +11,19 @@ from pipeline.environments.gateway.wire import (
     Asked,
     Body,
     Event,
-    Refused,
     arguments_in,
+    flag_in,
+    id_in,
     json_of,
     known_only,
     list_in,
     name_in,
     object_in,
     schema_of,
+    stops_in,
     text_in,
 )
+from pipeline.service import Refused
 from pipeline.types import Call, Message
 
 READ = ("model", "messages", "tools", "stream", "stream_options", "stop", "n", "tool_choice", "response_format")
@@ -45,8 +48,6 @@ def read(body: Body) -> Asked:
     form = body.get("response_format")
     if form is not None and object_in(form, "response_format").get("type") != "text":
         raise Refused(400, "response_format is not supported here; leave it out")
-    stop = body.get("stop")
-    stops = [stop] if isinstance(stop, str) else list_in(body, "stop")
     messages = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(list_in(body, "messages")))
     if not messages:
         raise Refused(400, "messages is empty; give at least one")
@@ -56,9 +57,9 @@ def read(body: Body) -> Asked:
         model=name_in(body, "model", "the request"),
         messages=messages,
         tools=tools,
-        stream=bool(body.get("stream")),
-        with_usage=bool(options.get("include_usage")),
-        stop=tuple(str(s) for s in stops),
+        stream=flag_in(body, "stream"),
+        with_usage=flag_in(options, "include_usage"),
+        stop=stops_in(body, "stop"),
         decided=decided,
     )
 
@@ -106,7 +107,9 @@ def _message(value: Any, where: str) -> Message:
     if role in ("system", "user"):
         return Message(role, content)  # type: ignore[arg-type]
     if role == "tool":
-        return Message("tool", content, answers=message.get("tool_call_id"), name=message.get("name"))
+        return Message(
+            "tool", content, answers=id_in(message, "tool_call_id", where), name=id_in(message, "name", where)
+        )
     if role != "assistant":
         raise Refused(400, f"{where}.role is {role!r}; use system, user, assistant or tool")
     calls = []
@@ -115,7 +118,7 @@ def _message(value: Any, where: str) -> Message:
         call = object_in(entry, place)
         function = object_in(call.get("function"), f"{place}.function")
         arguments = arguments_in(function.get("arguments"), f"{place}.function.arguments")
-        calls.append(Call(str(call.get("id")), name_in(function, "name", f"{place}.function"), arguments))
+        calls.append(Call(str(id_in(call, "id", place)), name_in(function, "name", f"{place}.function"), arguments))
     return Message("assistant", content, tuple(calls))
 
 

@@ -8,16 +8,20 @@ import queue
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.environments.base import CountPrompt
-from pipeline.environments.gateway.wire import Answer, Asked, Body, Refused, cut_at
+from pipeline.environments.gateway.wire import Answer, Asked, Body, cut_at, num_chars
 from pipeline.errors import DataError
+from pipeline.service import Refused
 from pipeline.types import Message
 
+KEPT_CHARS = 4 << 20
+"""Characters of conversations that clients of a served model may continue by an answer's name."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Pending:
     """A request that waits for its answer.
 
@@ -31,6 +35,21 @@ class Pending:
     answer: Answer | None = None
     refused: Refused | None = None
     done: threading.Event = field(default_factory=threading.Event)
+    digest: str = ""
+    """Hash of the request."""
+    is_left: bool = False
+    """The one who asked has gone, and nobody may ask for the answer again."""
+    _calls: list[Callable[[], None]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Have `call` called when there is an outcome: at once if there is one."""
+        with self._lock:
+            is_done = self.done.is_set()
+            if not is_done:
+                self._calls.append(call)
+        if is_done:
+            call()
 
     def settle(self, outcome: Answer | Refused | int) -> None:
         """Give the answer, the refusal or the count to the one who waits."""
@@ -40,14 +59,24 @@ class Pending:
             self.num_tokens = outcome
         else:
             self.answer = outcome
-        self.done.set()
+        with self._lock:
+            self.done.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
 class Exchange:
     """The requests of one agent, and their answers. Its key opens nothing else, and nothing once it is sealed."""
 
-    def __init__(self, number: int, address: str) -> None:
-        """`address`: of the gateway, e.g. http://127.0.0.1:8700."""
+    def __init__(self, number: int, address: str, is_episode: bool = True) -> None:
+        """`address`: of the gateway, e.g. http://127.0.0.1:8700.
+
+        is_episode: the requests are of one episode, so that each may be repeated by a retry; else they are of any
+        clients, nothing of a request stays when it is answered but KEPT_CHARS of answers to begin from, and one whose
+        client leaves is dropped.
+        """
+        self.is_episode = is_episode
         self.key = secrets.token_hex(16)
         self.url = f"{address}/e/{number}"
         self.number = number
@@ -58,6 +87,7 @@ class Exchange:
         self._open: list[Pending] = []
         self._by_body: dict[str, Pending] = {}
         self._by_response: dict[str, tuple[Message, ...]] = {}
+        self._kept_chars = 0
         self._originals: list[tuple[Message, Message]] = []
         """(as the agent got it, as the policy wrote it), where a stop text cut the answer."""
 
@@ -77,7 +107,7 @@ class Exchange:
                 if before not in self._by_response:
                     raise Refused(404, f"previous_response_id={before!r} is no answer of this episode")
                 asked = replace(asked, messages=(*self._by_response[before], *asked.messages))
-            pending = Pending(replace(asked, messages=self._as_written(asked.messages)))
+            pending = Pending(replace(asked, messages=self._as_written(asked.messages)), digest=digest)
             self._open.append(pending)
             self._by_body[digest] = pending
             self.counts["gateway/requests"] += 1
@@ -109,12 +139,12 @@ class Exchange:
                     "ask for an answer, whose usage has its tokens",
                 )
             outcome = count(pending.asked.messages, pending.asked.tools)
-        except DataError as exc:
-            outcome = Refused(400, str(exc))
         except Refused as exc:
             outcome = exc
+        except Exception as exc:  # of this request alone: others wait in the same line
+            outcome = Refused(400 if isinstance(exc, DataError) else 500, f"{exc!s:.500}")
         with self._lock:
-            self._open.remove(pending)
+            self._close(pending)
         pending.settle(outcome)
 
     def give(self, pending: Pending, answer: Answer) -> None:
@@ -122,18 +152,39 @@ class Exchange:
         message = answer.message
         cut = replace(message, content=cut_at(message.content, pending.asked.stop))
         with self._lock:
-            self._open.remove(pending)
-            if cut != message:
+            self._close(pending)
+            if cut != message and self.is_episode:
                 self._originals.append((cut, message))
                 self.counts["gateway/stopped"] += 1
             self._by_response[f"resp_{answer.id}"] = (*pending.asked.messages, message)
+            self._forget_old(answer.id)
         pending.settle(replace(answer, message=cut))
 
     def refuse(self, pending: Pending, refused: Refused) -> None:
         """Answer a request with an error."""
         with self._lock:
-            self._open.remove(pending)
+            self._close(pending)
         pending.settle(refused)
+
+    def leave(self, pending: Pending) -> None:
+        """Note that the one who asked has gone. In an episode its retry may still come."""
+        if not self.is_episode:
+            pending.is_left = True
+            self.refuse(pending, Refused(400, "the client has left"))
+
+    def _close(self, pending: Pending) -> None:
+        if pending in self._open:  # not after a seal
+            self._open.remove(pending)
+        if not self.is_episode:
+            self._by_body.pop(pending.digest, None)
+
+    def _forget_old(self, newest: str) -> None:
+        """Forget the oldest answers that a later request may begin from, until the others are KEPT_CHARS long."""
+        if self.is_episode:
+            return
+        self._kept_chars += num_chars(self._by_response[f"resp_{newest}"])
+        while self._kept_chars > KEPT_CHARS:
+            self._kept_chars -= num_chars(self._by_response.pop(next(iter(self._by_response))))
 
     def seal(self, reason: str) -> None:
         """Refuse all requests from now on, and those that still wait."""

@@ -11,16 +11,19 @@ from pipeline.environments.gateway.wire import (
     Asked,
     Body,
     Event,
-    Refused,
     arguments_in,
+    flag_in,
+    id_in,
     json_of,
     known_only,
     list_in,
     name_in,
     object_in,
     schema_of,
+    stops_in,
     text_in,
 )
+from pipeline.service import Refused
 from pipeline.types import Call, Message
 
 READ = ("model", "messages", "system", "tools", "stream", "stop_sequences", "tool_choice")
@@ -46,8 +49,8 @@ def read(body: Body) -> Asked:
         model=name_in(body, "model", "the request"),
         messages=tuple(messages),
         tools=() if choice == "none" else tuple(map(_tool, list_in(body, "tools"))),
-        stream=bool(body.get("stream")),
-        stop=tuple(str(s) for s in list_in(body, "stop_sequences")),
+        stream=flag_in(body, "stream"),
+        stop=stops_in(body, "stop_sequences"),
         decided=decided,
     )
 
@@ -103,7 +106,7 @@ def _messages(message: Body, where: str) -> list[Message]:
     if role == "assistant":
         calls = tuple(
             Call(
-                str(p.get("id")),
+                str(id_in(p, "id", f"{where}.tool_use")),
                 name_in(p, "name", f"{where}.tool_use"),
                 arguments_in(p.get("input"), f"{where}.input"),
             )
@@ -112,7 +115,11 @@ def _messages(message: Body, where: str) -> list[Message]:
         )
         return [Message(role, text, calls)]
     results = [
-        Message("tool", text_in(p.get("content"), f"{where}.tool_result", ("text",)), answers=str(p.get("tool_use_id")))
+        Message(
+            "tool",
+            text_in(p.get("content"), f"{where}.tool_result", ("text",)),
+            answers=str(id_in(p, "tool_use_id", f"{where}.tool_result")),
+        )
         for p in parts
         if p.get("type") == "tool_result"
     ]

@@ -12,8 +12,9 @@ from pipeline.environments.gateway.wire import (
     Asked,
     Body,
     Event,
-    Refused,
     arguments_in,
+    flag_in,
+    id_in,
     json_of,
     known_only,
     list_in,
@@ -22,6 +23,7 @@ from pipeline.environments.gateway.wire import (
     schema_of,
     text_in,
 )
+from pipeline.service import Refused
 from pipeline.types import Call, Message
 
 __all__ = ["error", "events", "read", "write"]
@@ -38,6 +40,7 @@ def read(body: Body) -> Asked:
     Raises: Refused naming the field that is wrong or not supported.
     """
     decided = known_only(body, READ, DECIDED, HARMLESS)
+    id_in(body, "previous_response_id", "the request")
     if body.get("tool_choice") not in (None, "auto", "none"):
         raise Refused(400, f"tool_choice={body['tool_choice']!r} is not supported here; use auto or none")
     form = object_in(object_in(body.get("text") or {}, "text").get("format") or {"type": "text"}, "text.format")
@@ -56,7 +59,7 @@ def read(body: Body) -> Asked:
         model=name_in(body, "model", "the request"),
         messages=tuple(messages),
         tools=() if body.get("tool_choice") == "none" else tuple(map(_tool, list_in(body, "tools"))),
-        stream=bool(body.get("stream")),
+        stream=flag_in(body, "stream"),
         decided=decided,
     )
 
@@ -112,7 +115,7 @@ def _add(messages: list[Message], item: Body, where: str) -> None:
         return
     if kind == "function_call":
         arguments = arguments_in(item.get("arguments"), f"{where}.arguments")
-        call = Call(str(item.get("call_id")), name_in(item, "name", where), arguments)
+        call = Call(str(id_in(item, "call_id", where)), name_in(item, "name", where), arguments)
         last = messages[-1] if messages and messages[-1].role == "assistant" else None
         if last is not None:
             messages.pop()
@@ -120,7 +123,7 @@ def _add(messages: list[Message], item: Body, where: str) -> None:
         return
     if kind == "function_call_output":
         output = text_in(item.get("output"), f"{where}.output", TEXTS)
-        messages.append(Message("tool", output, answers=str(item.get("call_id"))))
+        messages.append(Message("tool", output, answers=str(id_in(item, "call_id", where))))
         return
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind != "message" or role not in ("system", "user", "assistant"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, BaseModel, Field
+from pydantic_core import from_json
 
 from pipeline.environments.base import ToolSchema
+from pipeline.service import Refused, checked
 from pipeline.types import Call, Message
 
 Body = Mapping[str, Any]
@@ -15,12 +19,29 @@ Event = tuple[str | None, Any]
 """A server-sent event: (its name, if the wire names events; its data)."""
 
 
-class Refused(Exception):
-    """A request that is answered with an error of its wire."""
+LEAST_TEMPERATURE = 1e-3
+"""Smaller ones, but 0, divide logits until they are infinite."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+
+def _not_nearly_0(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}")
+    return value
+
+
+Limit = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Decided(BaseModel):
+    """Values of a request that say how an answer is sampled."""
+
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False), AfterValidator(_not_nearly_0)] | None = None
+    top_p: float | None = Field(None, ge=1e-6, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    seed: int | None = Field(None, ge=-(2**62), le=2**62)
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_output_tokens: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +102,14 @@ def known_only(
 ) -> dict[str, Any]:
     """Return the fields of `decided` that the request sets, with their values.
 
-    Raises: Refused for a field that is in none of the three: an option that is silently ignored would mislead.
+    Raises: Refused for a field that is in none of the three, since an option that is silently ignored would mislead;
+    and for a value of `decided` that is of another type or out of range.
     """
     odd = sorted(name for name in body.keys() - {*read, *decided, *harmless} if body[name] is not None)
     if odd:
         raise Refused(400, f"{odd[0]} is not supported here; leave it out")
-    return {name: body[name] for name in decided if body.get(name) is not None}
+    values = checked(Decided, {name: body[name] for name in decided if body.get(name) is not None})
+    return values.model_dump(exclude_unset=True)
 
 
 def text_in(content: Any, where: str, kinds: Collection[str]) -> str:
@@ -134,10 +157,36 @@ def name_in(value: Body, field: str, where: str) -> str:
     return name
 
 
+def id_in(value: Body, field: str, where: str) -> str | None:
+    """Return a text of an object that may be missing. Raises: Refused for anything else."""
+    text = value.get(field)
+    if text is not None and not isinstance(text, str):
+        raise Refused(400, f"{where}.{field} must be a text, got {text!r:.80}")
+    return text
+
+
+def flag_in(body: Body, name: str) -> bool:
+    """Return a switch of the request, off if it is missing or null. Raises: Refused for anything else."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise Refused(400, f"{name} must be true or false, got {value!r:.80}")
+    return bool(value)
+
+
+def stops_in(body: Body, name: str) -> tuple[str, ...]:
+    """Return the texts at which an answer is cut: one, or a list. Raises: Refused for an empty text, or no text."""
+    stop = body.get(name)
+    stops = [stop] if isinstance(stop, str) else list_in(body, name)
+    for i, text in enumerate(stops):
+        if not isinstance(text, str) or not text:
+            raise Refused(400, f"{name}[{i}] must be a text with at least a character, got {text!r:.80}")
+    return tuple(stops)
+
+
 def arguments_in(text: Any, where: str) -> Mapping[str, Any]:
     """Return the arguments of a call: an object, or JSON of one. Raises: Refused for anything else."""
     try:
-        value = json.loads(text) if isinstance(text, str) else text
+        value = from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False) if isinstance(text, str) else text
     except ValueError as exc:
         raise Refused(400, f"{where} must be JSON of an object: {exc}") from exc
     return object_in({} if value is None else value, where)
@@ -148,7 +197,16 @@ def schema_of(name: str, description: Any, parameters: Any, where: str) -> ToolS
     schema = object_in(
         {"type": "object", "properties": {}} if parameters is None else parameters, f"{where} parameters"
     )
-    return ToolSchema(name, str(description or ""), dict(schema))
+    if description is not None and not isinstance(description, str):
+        raise Refused(400, f"{where} description must be a text, got {description!r:.80}")
+    return ToolSchema(name, description or "", dict(schema))
+
+
+def num_chars(messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
+    """Return the characters of a conversation, those of calls and tools as JSON."""
+    calls = sum(len(call.name) + len(json_of(call)) for m in messages for call in m.calls)
+    described = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
+    return sum(len(m.content) + len(m.name or "") for m in messages) + calls + described
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
