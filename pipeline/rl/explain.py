@@ -120,8 +120,9 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
     if mismatch.stale == "decoupled":
         how = "" if mismatch.prox == "recompute" else f", {mismatch.prox} between pi_gen and pi"
         yield "stale", f"on rows of an older policy pi_old is the policy at batch start{how}"
-    elif mismatch.level != "none":
-        yield "stale", "on rows of an older policy pi_old is pi_gen, and w is 1"
+    elif mismatch.needs_rollout_logprobs:
+        weight = ", and w is 1" if mismatch.level != "none" else ""
+        yield "stale", f"on rows of an older policy the ratio is to pi_gen{weight}; masks compare pi_old to pi_gen"
     if masks.off_policy_delta is not None:
         yield "M", f"0 where A < 0 and mean_t log(pi_gen / pi) > {masks.off_policy_delta:g}, else 1"
     if masks.high_entropy_share is not None:

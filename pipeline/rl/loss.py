@@ -132,7 +132,7 @@ def policy_loss(
     ref, gen = _optional(inputs.ref_logprobs, mask), _optional(inputs.rollout_logprobs, mask)
     old = ratio_logprobs(parts, inputs.stale, own_old, gen)
     advantages = masked(working(inputs.advantages), mask).detach()
-    weight, drops = _weights(parts, inputs, mask, (logprobs.detach(), old, gen, advantages))
+    weight, drops = _weights(parts, inputs, mask, (logprobs.detach(), own_old, gen, advantages), old)
     # A ratio or a mean over the response must not read a dropped token either, or its gradient would come back.
     kept = mask & (weight != 0)
     ratio = log_ratio(parts.ratio, logprobs, old, kept)
@@ -227,13 +227,14 @@ def _stopped(parts: Parts, x: SurrogateInputs) -> dict[str, Tensor]:
 
 
 def _weights(
-    parts: Parts, inputs: LossInputs, mask: Tensor, logs: tuple[Tensor, Tensor, Tensor | None, Tensor]
+    parts: Parts, inputs: LossInputs, mask: Tensor, logs: tuple[Tensor, Tensor, Tensor | None, Tensor], old: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weight of each token [B, T], 0 if it is dropped, and the dropped tokens [B, T] bool by reason.
 
-    `logs`: current, old and engine log-probs, and the advantages.
+    `logs`: current log-probs, the trainer's old ones, the engine's, and the advantages. `old`: what the ratio compares
+    to. Weights go by it, for a ratio to pi_gen needs none; what drops tokens judges the trainer's policy.
     """
-    current, old, gen, advantages = logs
+    current, own_old, gen, advantages = logs
     weight = torch.ones_like(current)
     drops: dict[str, Tensor] = {}
     if parts.needs_rollout_logprobs and gen is None:
@@ -245,7 +246,7 @@ def _weights(
         weight = weight / inputs.mean_weight
     keeps: dict[str, Tensor] = {}
     if parts.mismatch.reject and gen is not None:
-        keeps["rejected"] = rejection_keep(parts.mismatch.reject, old, gen, mask)
+        keeps["rejected"] = rejection_keep(parts.mismatch.reject, own_old, gen, mask)
     if parts.masks.off_policy_delta is not None and gen is not None:
         keeps["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.masks.off_policy_delta)
     if parts.masks.high_entropy_share is not None:

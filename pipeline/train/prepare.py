@@ -291,10 +291,11 @@ def _selected(parts: Parts, batch: TrainBatch, before: Before, advantages: Advan
         old_entropy=before.entropy,
         generator=torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step)),
     )
-    if parts.mismatch.m2 is None:
+    if parts.mismatch.m2 is None or before.old is None:
         return selection
     mask = training_mask(parts, batch.response_mask, batch.truncated)
-    keep = low_moment(before.ratio_old, batch.rollout_logprobs, mask, parts.mismatch.m2)
+    # The trainer's own: the ratio's are the engine's on stale rows under `bypass`, and would differ by nothing.
+    keep = low_moment(before.old, batch.rollout_logprobs, mask, parts.mismatch.m2)
     return replace(selection, low_moment=keep)
 
 

@@ -28,11 +28,14 @@ class Row:
     selected: list[bool] = field(default_factory=list)
     low_moment: list[bool] = field(default_factory=list)
     stale: bool = False
+    trainer: list[float] = field(default_factory=list)
+    """`old` as the trainer computed it, where the ratio compares to another policy."""
     still: list[float] = field(default_factory=list)
     right: bool = False
 
     def __post_init__(self) -> None:
         self.still = self.still or list(self.lp)
+        self.trainer = self.trainer or list(self.old)
         self.low_moment = self.low_moment or [True] * len(self.lp)
         self.high_entropy = self.high_entropy or [True] * len(self.lp)
         self.selected = self.selected or [False] * len(self.lp)
@@ -310,7 +313,7 @@ def rejected(criteria: Sequence[tuple[str, float, float]], row: Row) -> list[boo
     out = [False] * len(row.lp)
     for name, low, high in criteria:
         reduction, estimator = name.split("_")
-        xs = [clamp(old - gen, -20, 20) for old, gen in zip(row.old, row.gen, strict=True)]
+        xs = [clamp(old - gen, -20, 20) for old, gen in zip(row.trainer, row.gen, strict=True)]
         values = [{"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - x - 1}[estimator] for x in xs]
         if reduction != "token":
             values = [{"sum": sum, "mean": mean, "max": max}[reduction](values)] * len(values)

@@ -50,6 +50,19 @@ def test_a_length_and_weights_are_on_the_page() -> None:
     assert page["H"] == ["1 on the 0.2 of all tokens with the highest entropy, else 0"]
 
 
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({}, []),
+        ({"mismatch_level": "token"}, ["the ratio is to pi_gen, and w is 1; masks compare pi_old to pi_gen"]),
+        ({"mismatch_m2": 0.04}, ["the ratio is to pi_gen; masks compare pi_old to pi_gen"]),
+        ({"mismatch_reject": {"max_k2": 0.1}}, ["the ratio is to pi_gen; masks compare pi_old to pi_gen"]),
+    ],
+)
+def test_what_stale_rows_are_compared_to_is_on_the_page(params: dict[str, Any], line: list[str]) -> None:
+    assert lines("grpo", **params).get("stale", []) == [f"on rows of an older policy {text}" for text in line]
+
+
 @pytest.mark.parametrize("name", [n for n in registry.names("algorithms") if n != "custom"])
 def test_every_number_of_every_preset_is_on_its_page(name: str) -> None:
     _, parts = load_algorithm(name)

@@ -83,4 +83,4 @@ def variants() -> dict[str, Parts]:
 
 def rows_like(parts: Parts) -> dict[str, bool]:
     """The kind of random rows that reach every branch of the parts, as arguments of `random_rows`."""
-    return {"per_token": parts.token_advantage, "stale": parts.mismatch.level == "token"}
+    return {"per_token": parts.token_advantage, "stale": parts.mismatch.level == "token" or bool(parts.mismatch.reject)}

@@ -90,6 +90,31 @@ def test_m2po_and_normalised_weights_act_on_the_batch() -> None:
     assert plain["loss/policy"] != pytest.approx(scaled["loss/policy"], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("reason", "params"),
+    [
+        ("rejected", {"mismatch_reject": {"max_k2": 0.5}}),
+        ("rejected", {"mismatch_reject": {"token_k1": 0.5}, "num_minibatches": 2}),
+        ("rejected", {"mismatch_reject": {"sum_k1": 1.0}, "mismatch_level": "token"}),
+        ("second_moment", {"mismatch_m2": 0.5}),
+        ("second_moment", {"mismatch_m2": 0.5, "num_epochs": 2}),
+        ("second_moment", {"mismatch_m2": 0.5, "mismatch_level": "geometric", "mismatch_normalize": True}),
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_what_drops_tokens_judges_stale_rows_whatever_their_ratio(
+    name: str, reason: str, params: dict[str, Any]
+) -> None:
+    dropped = {
+        objective: trained(name, groups_of(), version=4, mismatch_stale=objective, **params)[0][f"masked/{reason}"]
+        for objective in ("bypass", "decoupled")
+    }
+    assert dropped["bypass"] == pytest.approx(dropped["decoupled"], abs=0.05)
+    assert dropped["bypass"] > 0.1
+    if params.keys() & {"num_minibatches", "num_epochs"} == set():
+        assert dropped["bypass"] == dropped["decoupled"]
+
+
 def test_the_approximated_policy_lies_between_its_ends() -> None:
     sampled, current = torch.randn(2, 5, dtype=torch.float64) - 2, torch.randn(2, 5, dtype=torch.float64) - 2
     share = torch.tensor([0.25, 0.25], dtype=torch.float64)
