@@ -15,10 +15,11 @@ from verifiers.mathematics.decide.canonical import (
 )
 from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
 from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.equation_chains import Contradiction, Value, last, value_of
+from verifiers.mathematics.decide.equation_chains import Contradiction, Value, end_of, last, value_of
 from verifiers.mathematics.decide.formulas import derived_values, expressions_equal
 from verifiers.mathematics.decide.matrices import same_matrix
 from verifiers.mathematics.decide.names import name_of, names_agree
+from verifiers.mathematics.decide.piecewise import branches, words_of_condition
 from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
 from verifiers.mathematics.decide.regions import FLIPPED, NEG_INF, NotRegion, looks_like_region, same_region
 from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
@@ -90,6 +91,8 @@ def _match(gold: Node, answer: Node, params: MathParams) -> bool | None:
         if len(wanted) == len(reached) == 1:
             return congruent(gold, answer)
         return _unordered(wanted, reached, params)
+    if gold.op == "piecewise":
+        return _piecewise(gold, end_of(answer), params)
     # (1,2) is a point or an interval; the other side tells which.
     if looks_like_region(gold) or (looks_like_region(answer) and gold.op in {"tuple", "set", "const"}):
         return _regions(gold, answer, params)
@@ -247,6 +250,23 @@ def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
             return False
         return gold.args[:2] == ("(", ")") and _in_order(items, [v.tree for v in values], params)
     return same_matrix(gold, answer, params) if is_vector_sum(answer) else False
+
+
+def _piecewise(gold: Node, answer: Node, params: MathParams) -> bool:
+    """Compare functions given by branches: each value under its own condition, in any order."""
+    if answer.op != "piecewise" or len(answer.args) != len(gold.args):
+        return False
+    left = branches(answer)
+    for value, condition in branches(gold):
+        at = next((i for i, (_, other) in enumerate(left) if _same_condition(condition, other, params)), None)
+        if at is None or not match(value, left.pop(at)[0], params):
+            return False
+    return True
+
+
+def _same_condition(gold: Node, answer: Node, params: MathParams) -> bool:
+    words, others = words_of_condition(gold), words_of_condition(answer)
+    return words == others if words or others else match(gold, answer, params) is True
 
 
 def _regions(gold: Node, answer: Node, params: MathParams) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verifiers.mathematics.read.commands import command
 from verifiers.mathematics.read.cursor import Cursor
 from verifiers.mathematics.read.expressions import function_letters, sum_of
-from verifiers.mathematics.read.lexer import Unreadable, tokens
+from verifiers.mathematics.read.lexer import Token, Unreadable, tokens
 from verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
 from verifiers.mathematics.words.nouns import LABELS
 from verifiers.mathematics.words.tables import words_of
@@ -18,6 +18,8 @@ AFTER_SAYING = words_of("at exactly just simply precisely")
 NOT_LABELS = words_of("that which not if unless or")
 NEGATIONS = words_of("not either neither never about between")
 MODULUS = words_of("pmod mod bmod pod")
+CELL_WORDS = dict.fromkeys(words_of("if for when where whenever 若 当"), "&") | {"and": ",", "or": "or"}
+"""Words in the lines of an environment, as the signs that they stand for."""
 MATRICES = words_of("""
     matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix psmallmatrix bsmallmatrix array tabular
 """)
@@ -279,14 +281,17 @@ def _set(cursor: Cursor, opening: str) -> Node:
 
 
 def _environment(cursor: Cursor) -> Node:
-    """Read what \\begin starts: a matrix, or the lines of a list, system or derivation."""
+    """Read what \\begin starts: a matrix, the lines of a list, system or derivation, or the branches of a function."""
     name = str(cursor.take().value).removeprefix("begin ")
+    _part_conditions(cursor, name)
     rows: list[list[Node]] = [[]]
     cursor.enter()
     while not cursor.is_cmd(f"end {name}"):
         if cursor.take_op("\\\\"):
             rows.append([])
-        elif cursor.take_op("&", ",") is None:
+        elif cursor.take_op("or") and rows[-1]:
+            rows[-1][-1] = Node("either", (rows[-1][-1], _cell(cursor)))
+        elif cursor.take_op("&", ",", ";", "and") is None:
             rows[-1].append(_cell(cursor))
         if cursor.peek().kind == "end" or sum(map(len, rows)) > MAX_ITEMS:
             raise Unreadable("unclosed_environment")
@@ -295,12 +300,26 @@ def _environment(cursor: Cursor) -> Node:
     rows = [row for row in rows if row]
     if not rows:
         raise Unreadable("empty_environment")
+    if all(len(row) > 1 and row[0].op != "rel" and all(has(c, "rel", "word") for c in row[1:]) for row in rows):
+        return Node("piecewise", tuple(Node("branch", (row[0], collected("both", row[1:]))) for row in rows))
     # Cells with relation signs are equations, whatever the environment is called.
     if name not in MATRICES or any(c.op == "rel" for row in rows for c in row):
         return collected("list", (c for row in rows for c in row))
     if name in {"array", "matrix", "tabular"} and len(rows) == len(rows[0]) == 1:
         return rows[0][0]
     return Node("det", (_matrix(rows),)) if name == "vmatrix" else _matrix(rows)
+
+
+def _part_conditions(cursor: Cursor, name: str) -> None:
+    """Put a mark between cells in the place of "if" up to the end of the environment, and leave "is" out."""
+    start = end = cursor.at
+    while cursor.tokens[end].kind != "end" and cursor.tokens[end].value != f"end {name}":
+        end += 1
+    row = [t._replace(value=t.value.lower()) if t.kind == "word" else t for t in cursor.tokens[start:end]]
+    parted = [
+        Token("op", CELL_WORDS[t.value], t.spaced) if t.kind == "word" and t.value in CELL_WORDS else t for t in row
+    ]
+    cursor.tokens[start:end] = [t for t in parted if t.kind != "word" or t.value not in SAYING]
 
 
 def _cell(cursor: Cursor) -> Node:
@@ -311,6 +330,8 @@ def _cell(cursor: Cursor) -> Node:
             cursor.at += 1
         sign = _relation_sign(cursor)
         if sign is None:
-            return collected("rel", chain)
+            modulus = _modulus(cursor)
+            tree = collected("rel", chain)
+            return tree if modulus is None else _congruent(tree, modulus)
         cursor.take_op("&")
         chain += [sign, sum_of(cursor)]

@@ -36,6 +36,17 @@ ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
 CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(?![A-Za-z]))")
 """The start of a line that continues a derivation with a sign: x &= 1 + 2 \\\\ &= 3."""
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
+EQUATION = re.compile(r"\s*(?:\\left)?(\\?[A-Za-z]{1,9}(?:_(?:\w|\{\w{1,9}\}))?'{0,2}(?:\([^()=]{1,20}\))?)\s*=(?!=)")
+"""The beginning of an equation that is solved for a name."""
+SPACE = re.compile(r"(?:\\[,;:! ]|\\(?:q?quad|enspace)(?![A-Za-z])|\\hspace\*?\s?\{[^{}]{1,9}\}|~|\s)+")
+CASES = re.compile(r"\\begin\{([dr]?cases)\}.*?\\end\{\1\}", re.DOTALL)
+LEFT_BRACE = re.compile(
+    r"(?:\\left\s*)?\\[l{](?:brace)?\s*\\begin\{(array|aligned|matrix|gathered)\}(?:\{[lcr| ]*\})?"
+    r"((?:(?!\\begin).)*?)\\end\{\1\}(?:\s*\\right\s*\.)?(?!\s*(?:\\right)?\s*\\[r}])",
+    re.DOTALL,
+)
+"""An environment with a brace on its left only, which is one of cases."""
+WIDE = re.compile(r"\\q?quad(?![A-Za-z])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
 PLAIN_ROOT = re.compile(r"\\root\s*\{?\s*(\w{1,9})\s*\}?\s*\\of\b\s*(?=[\w{\\])")
@@ -121,6 +132,8 @@ class Reading:
             return num(int(text))
         if self.nothing in KINDS and not text.startswith("\\{\\"):
             return KINDS[self.nothing or ""]
+        if text.count("=") > 1 and (listed := side_by_side(text)) is not None:
+            text = listed
         try:
             return parse(rewritten(text))
         except Unreadable as exc:
@@ -150,6 +163,26 @@ class Reading:
         above, below = map(num, parts)
         value = above if below == ONE else Node("div", (above, below))
         return value if bare == self.plain else Node("percent", (value,))
+
+
+def side_by_side(text: str) -> str | None:
+    """Return equations with nothing but space between them as a list; None for any other text.
+
+    Read as they stand, y=2x y=-x would be a chain that ends in -x. A wide space parts equations of any names, a narrow
+    one those that are solved for the same name.
+    """
+    if "\\begin" in text or (first := EQUATION.match(text)) is None:
+        return None
+    parts, start = [], 0
+    for gap in SPACE.finditer(text):
+        begins = EQUATION.match(text, gap.end())
+        is_wide = "quad" in gap[0] or "hspace" in gap[0] or len(gap[0].strip()) > 3
+        if begins is None or gap.start() == 0 or text[: gap.start()].count("{") != text[: gap.start()].count("}"):
+            continue
+        if is_wide or (begins[1] == first[1] and text[gap.start() - 1] not in "=,;+-*/&"):
+            parts.append(text[start : gap.start()].rstrip(",; "))
+            start = gap.end()
+    return ", ".join([*parts, text[start:]]) if parts else None
 
 
 def clean(text: str, comma_is_decimal: bool = False) -> str:
@@ -249,6 +282,9 @@ def rewritten(text: str) -> str:
         text = ROW_SPACE.sub(r"\\\\", text)
     if "\\\\" in text:
         text = CONTINUED.sub(" ", text)
+        text = LEFT_BRACE.sub(r"\\begin{cases}\2\\end{cases}", text)
+    if "quad" in text:
+        text = CASES.sub(lambda m: WIDE.sub(" & ", m[0]), text)
     if "=" in text:
         text = with_named_labels(text)
     if "C" in text or "P" in text:

@@ -21,7 +21,7 @@ class Node(NamedTuple):
     Collections: list(*), either(*) and both(*) for items joined by commas, by or, by and; tuple(open, close, *),
     set(*), builder(what, condition), matrix(*rows).
     Statements: rel(e0, sign, e1, ...), union(a, b), inter(a, b), minus(a, b), ratio(*), mod(value, modulus),
-    undone(what) an integral, sum or limit that was not evaluated, dots.
+    piecewise(*branches) of branch(value, condition), undone(what) an integral, sum or limit not evaluated, dots.
     """
 
     op: str
