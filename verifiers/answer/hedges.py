@@ -21,9 +21,22 @@ OF_ANOTHER = re.compile(
     r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative)\s+$",
     re.IGNORECASE,
 )
+TAKEN_BACK = re.compile(
+    r"(?:\b(?:wait|no|nope|sorry|actually|correction|oops|hmm|but|however|scratch that|on second thought|my mistake"
+    r"|(?:that|this|it) (?:is|was) (?:wrong|incorrect|not right|not correct)"
+    r"|i (?:was wrong|made an? (?:mistake|error)))\b"
+    r"|that['’]s (?:wrong|incorrect|not right))[\s,:;.!—–-]{1,4}"
+    r"(?:[a-z' ]{0,30}?\b(?:it|that|this|answer|result|value)\s(?:is|was|equals|(?:should|must|has to|would) be)\s+"
+    rf"(?:actually\s|really\s|in fact\s)?)?({VALUE})"
+    r"(?=[\s$*]*(?:\\[)\]])?[.!]?\**(?:\s+(?-i:[A-Z\\])|\s*\n|\s*$|;))",
+    re.IGNORECASE,
+)
+"""Words behind an answer that put another value in its place: "wait, no, it is 43"."""
 SUPPOSITION = re.compile(r"(?:^|[.!?\n]\s*)(?:so\s+)?if\b[^.!?\n]*$", re.IGNORECASE)
 
 
+MAX_REST = 400
+"""Characters behind an answer in which it may be taken back."""
 BARE_LINE = re.compile(r"\s*[-*]{0,2}\s*(?:\w[.)]\s)?\**([^\s*:](?:[^:\n]|:(?=\S)){0,40}?)[*.]{0,3}\s*?(?:\n|$)")
 """A line that holds a candidate and nothing else; a heading ends with a colon."""
 
@@ -32,6 +45,12 @@ def beside(text: str, start: int, end: int) -> str | None:
     """Return the candidate offered next to a box in text[start:end]: "or 5" behind it, "either 5 or" before it."""
     hedge = OR_ELSE.match(text, end) or EITHER.search(text[max(0, start - 120) : start])
     return hedge[1] if hedge else None
+
+
+def taken_back(rest: str) -> str | None:
+    """Return the value that `rest`, the text behind an answer, puts in its place; None if the answer stays as it is."""
+    later = TAKEN_BACK.search(rest[:MAX_REST])
+    return later[1].strip("$ ") if later else None
 
 
 def listed_below(content: str, rest: str) -> str | None:

@@ -27,6 +27,10 @@ BETWEEN = re.compile(
 )
 """Text between two boxes that makes them one list: "or", "and", commas, the name of the next value."""
 FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+END_TOKENS = re.compile(
+    r"(?:\s{0,9}(?:<\|[A-Za-z_]{1,40}\|>|<｜[^<>|｜]{1,40}｜>|</s>|<eos>|<end_of_turn>|<end_of_utterance>)){1,9}\Z"
+)
+"""Tokens that end a text or a turn, where a decoder has left them in it."""
 FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f")
 """Characters that are letters or marks by their category and yet show nothing."""
 MAX_LAYERS = 16
@@ -86,7 +90,7 @@ def after_thinking(attempt: Attempt) -> Answer:
     opened_by_prompt = closed < 0 and attempt.prompt.rstrip().endswith(OPENING_TAGS)
     if opened_by_prompt or any(tag in text[start:] for tag in OPENING_TAGS):
         return Answer(None, "unclosed_thinking")
-    text = text[start:].strip()
+    text = END_TOKENS.sub("", text[start:].strip()).rstrip()
     return Answer(None, "empty_answer") if is_blank(text) else Answer(text, "response")
 
 
@@ -118,7 +122,8 @@ def last_box(text: str) -> Answer:
     contents.reverse()
     if all(is_blank(content) for content in contents):
         return Answer(None, "empty_box")
-    joined, alternative = joiner.join(dict.fromkeys(contents)), hedges.beside(text, first, boxes[-1][2] + 1)
+    joined, end = joiner.join(dict.fromkeys(contents)), boxes[-1][2] + 1
+    alternative = hedges.beside(text, first, end) or hedges.taken_back(text[end:])
     return Answer(joined, "boxed", joined, tuple(contents), alternative, is_other_language(text))
 
 

@@ -47,6 +47,9 @@ NOTATION = re.compile(r"[\d$\\=<>]")
 ONE_TOKEN = re.compile(r"[!-~]+")
 NAME = re.compile(r"(?:\(?[A-Z][\w.'’)-]{0,30}[ ]){1,6}[A-Z][\w.'’-]{0,30}(?=\s*(?:\n|$))")
 """A line of capitalised words and initials, in which a dot ends no sentence: J. R. R. Tolkien, St. Lucia, B. Oslo."""
+VALUE_OF = re.compile(r"(?:so |thus |hence |therefore,? )?the\s[^.\n]{1,120}?\s(?:is|are|equals)\s", re.IGNORECASE)
+"""A sentence behind an announcement that says again what it is of: Final answer: The largest n is 34."""
+VERB = re.compile(r"\b(?:is|are|equals|was|were)\b")
 ENDINGS = (".", "!", "*", "。")
 FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za-z]*(?:\b[a-z]{1,4}\b[^A-Za-z]*)?")
 
@@ -75,7 +78,8 @@ def _behind(text: str, cue: re.Match[str]) -> Answer:
     if not rest.strip("* .`\n"):
         return Answer(None, "empty_cue")
     content = _until_sentence_end(rest)
-    alternative = hedges.listed_below(content, rest[len(content) :]) if below else None
+    later = rest[len(content) :]
+    alternative = (hedges.listed_below(content, later) if below else None) or hedges.taken_back(later)
     if rest[len(content) : len(content) + 1] == "?" or (content.endswith("?") and NOTATION.search(content)):
         return Answer(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
@@ -86,6 +90,9 @@ def _behind(text: str, cue: re.Match[str]) -> Answer:
     if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
         return Answer(None, "no_conclusion")
     content = VERB_ENDING.sub("", content) if other else content
+    again = VALUE_OF.match(content)
+    if again is not None and NOTATION.search(value := content[again.end() :]) and not VERB.search(value):
+        content = value
     return (
         Answer(content, "cue", alternative=alternative, other_language=other) if content else Answer(None, "empty_cue")
     )

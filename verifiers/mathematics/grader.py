@@ -19,7 +19,7 @@ from verifiers.mathematics.decide.equality import approximate
 from verifiers.mathematics.decide.equation_chains import last
 from verifiers.mathematics.decide.quantities import explicitly_rounded
 from verifiers.mathematics.policy import DEFAULT, MathParams
-from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold
+from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold, choices_in
 from verifiers.mathematics.read.clock import same_time
 from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.read.syntax_tree import COLLECTIONS, IMAGINARY, Node, has, is_constant, nodes
@@ -50,7 +50,7 @@ YES_NO = {"yes", "no"}
 class Gold:
     """A gold answer, read once: its reading and the type it decides."""
 
-    __slots__ = ("choice", "reading", "rounded", "text")
+    __slots__ = ("choice", "choices", "reading", "rounded", "text")
 
     def __init__(self, text: str, params: MathParams) -> None:
         self.text = text
@@ -62,6 +62,8 @@ class Gold:
             if bare.tree is not None and is_constant(bare.tree) and self.reading.text[:1] in "\\~a≈r":
                 self.reading, self.rounded = bare, True
         self.choice = choice_of_gold(self.reading.text)
+        several = choices_in(self.reading.text)
+        self.choices = several if "," in text or ";" in text or "and" in text else None  # ACE may name a triangle
 
 
 def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = "", truncated: bool = False) -> Verdict:
@@ -202,6 +204,8 @@ def equivalent(gold: Gold, answer: Reading, params: MathParams) -> bool | None:
     """True if the answer equals the gold; None if that could not be decided."""
     wanted = gold.reading
     if answer.text == wanted.text:
+        return True
+    if gold.choices is not None and choices_in(answer.text) == gold.choices:
         return True
     if gold.choice is not None:
         return _chosen(gold.choice, answer, params)

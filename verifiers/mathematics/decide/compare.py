@@ -21,7 +21,13 @@ from verifiers.mathematics.decide.matrices import same_matrix
 from verifiers.mathematics.decide.names import name_of, names_agree
 from verifiers.mathematics.decide.piecewise import branches, words_of_condition
 from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
-from verifiers.mathematics.decide.regions import FLIPPED, NEG_INF, NotRegion, looks_like_region, same_region
+from verifiers.mathematics.decide.regions import (
+    FLIPPED,
+    NEG_INF,
+    NotRegion,
+    looks_like_region,
+    same_region,
+)
 from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.read.syntax_tree import (

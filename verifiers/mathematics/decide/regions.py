@@ -7,11 +7,23 @@ them, and union, intersection, difference and equality are those of sets of cell
 from __future__ import annotations
 
 from verifiers.mathematics.decide.equality import approximate, same
-from verifiers.mathematics.read.syntax_tree import COLLECTIONS, EMPTY, INF, REALS, Node, children, is_constant, neg
+from verifiers.mathematics.read.syntax_tree import (
+    COLLECTIONS,
+    EMPTY,
+    INF,
+    REALS,
+    Node,
+    children,
+    is_constant,
+    neg,
+    sym,
+    with_children,
+)
 from verifiers.mathematics.words.tables import words_of
 
 MAX_ENDS = 40
 NEG_INF = neg(INF)
+SIZES = words_of("< > <= >=")
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 NUMBERLESS = words_of("R Z N Q empty")
 OPERATIONS = words_of("union inter minus builder")
@@ -39,6 +51,10 @@ def same_region(gold: Node, answer: Node) -> bool:
 
     Raises: NotRegion if one of them is no such set.
     """
+    if gold.op == "rel" or (gold.op in COLLECTIONS and all(a.op == "rel" for a in gold.args)):
+        # An interval as gold asks for the inequality to be solved.
+        gold, answer = without_abs(gold), without_abs(answer)
+    gold, answer = _with_names(gold), _with_names(answer)
     names = {n for n in (_variable(gold), _variable(answer)) if n is not None}
     if len(names) > 1:
         return False
@@ -47,6 +63,38 @@ def same_region(gold: Node, answer: Node) -> bool:
         _collect(tree, ends)
     line = _Line(ends)
     return line.cells(gold) == line.cells(answer)
+
+
+def without_abs(tree: Node) -> Node:
+    """Return the tree with |x - 1| < 2 as -2 + 1 < x < 2 + 1, and |x| > 2 as x < -2 or x > 2."""
+    if tree.op in COLLECTIONS:
+        return with_children(tree, without_abs)
+    if tree.op != "rel" or len(tree.args) != 3 or tree.args[1] not in SIZES:
+        return tree
+    left, sign, right = tree.args
+    if left.op != "abs":
+        left, sign, right = right, FLIPPED[sign], left
+    if left.op != "abs" or not is_constant(right):
+        return tree
+    (inner,) = left.args
+    terms = inner.args if inner.op == "add" else (inner,)
+    names = [t for t in terms if not is_constant(t)]
+    if len(names) != 1 or names[0].op != "sym":
+        return tree
+    shifts = [neg(t) for t in terms if is_constant(t)]
+    low, high = (Node("add", (end, *shifts)) if shifts else end for end in (neg(right), right))
+    if sign in {"<", "<="}:
+        return Node("rel", (low, sign, names[0], sign, high))
+    return Node("either", (Node("rel", (names[0], FLIPPED[sign], low)), Node("rel", (names[0], sign, high))))
+
+
+def _with_names(tree: Node) -> Node:
+    """Return the tree with a name for the value of a function at a number, such as f(2), in its relations."""
+    if tree.op in COLLECTIONS:
+        return with_children(tree, _with_names)
+    if tree.op != "rel":
+        return tree
+    return Node("rel", tuple(sym(str(m)) if isinstance(m, Node) and m.op == "call" else m for m in tree.args))
 
 
 def _variable(tree: Node) -> str | None:

@@ -20,6 +20,8 @@ FRAMED = re.compile(
     r"(?:<|\\langle|\\lbrack|\\\{|\\lbrace)\s*\{?([A-Za-z])\}?\s*(?:>|\\rangle|\\rbrack|\\\}|\\rbrace)|\{([A-Za-z])\}"
 )
 """A letter in the brackets that are put around choices: <D>, \\langle D \\rangle, \\{D\\}, \\circled{D}."""
+BRACKETS = str.maketrans(dict.fromkeys("()[]{}$.*", " "))
+SEVERAL = re.compile(r"\s*[A-J](?:\s*(?:[,;&/]|\band\b|,\s*and\b)?\s*[A-J])+\s*")
 OTHER_CHOICE = re.compile(
     r"(?:^|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
     r"|\(\s*(?:false|wrong|incorrect)\s*\)|\b(?:is|was) (?:false|wrong|incorrect)\b|\?$|^(?:and|&|=)\s"
@@ -34,8 +36,19 @@ class Choice(NamedTuple):
     shown: str
 
 
+def choices_in(text: str) -> frozenset[str] | None:
+    """Return the letters of several choices in any decoration: A, C and E, (A), (C), ACE; None for another text."""
+    bare = SPACING.sub(" ", STYLE.sub("", FRAMES.sub("", text))).translate(BRACKETS)
+    if SEVERAL.fullmatch(bare) is None:
+        return None
+    letters = re.findall(r"\b[A-J]\b|[A-J](?=[A-J])|(?<=[A-J])[A-J]", bare)
+    return frozenset(letters) if len(letters) == len(set(letters)) else None
+
+
 def choice_of_gold(text: str) -> Choice | None:
     """Return the choice that a gold answer is, such as C, (C), C. or (C) 42; None if it is not a choice."""
+    if choices_in(text) is not None:
+        return None
     bare = STYLE.sub("", text).replace("{", "").replace("}", "").strip("$ .") if "\\" in text else text.strip("$ ")
     parts = CHOICE_GOLD.fullmatch(bare)
     return None if parts is None else Choice(_letter(parts), parts[5].strip(". "))

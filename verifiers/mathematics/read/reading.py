@@ -139,8 +139,8 @@ class Reading:
         except Unreadable as exc:
             self.problem = str(exc)
             # A wide space may separate items, but more often only sets off a unit or a condition: it is tried last.
-            if "quad" in text and (listed := QUAD.sub(", ", text)) != text:
-                return Reading(listed).tree
+            if "quad" in text and (parted := QUAD.sub(", ", text)) != text:
+                return Reading(parted).tree
         except RecursionError:
             self.problem = "too_deep"
         return _ratio_in_words(self.plain)
@@ -168,7 +168,7 @@ class Reading:
 def side_by_side(text: str) -> str | None:
     """Return equations with nothing but space between them as a list; None for any other text.
 
-    Read as they stand, y=2x y=-x would be a chain that ends in -x. A wide space parts equations of any names, a narrow
+    Read from left to right, y=2x y=-x would be a chain that ends in -x. A wide space parts equations of any names, a narrow
     one those that are solved for the same name.
     """
     if "\\begin" in text or (first := EQUATION.match(text)) is None:
