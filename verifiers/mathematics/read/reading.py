@@ -168,8 +168,8 @@ class Reading:
 def side_by_side(text: str) -> str | None:
     """Return equations with nothing but space between them as a list; None for any other text.
 
-    Read from left to right, y=2x y=-x would be a chain that ends in -x. A wide space parts equations of any names, a narrow
-    one those that are solved for the same name.
+    Read from left to right, y=2x y=-x would be a chain that ends in -x. A wide space parts equations of any names, a
+    narrow one those that are solved for the same name.
     """
     if "\\begin" in text or (first := EQUATION.match(text)) is None:
         return None
