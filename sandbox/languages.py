@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import IsolationError
-from sandbox import compare
+from sandbox import canary, compare
 from sandbox.pool import Pool
 from sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
@@ -133,7 +133,7 @@ def require_walls(pool: Pool) -> None:
 
 
 class _BuiltProgram:
-    """A program that is built once and run on one input after another. Results are kept when a worker dies."""
+    """A program that is built once and run on one input after another. All is repeated when a worker dies."""
 
     def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
         self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
@@ -141,9 +141,14 @@ class _BuiltProgram:
         self.results: list[TestResult] = []
 
     def run(self, worker: Worker) -> None:
-        """Build the program and run the inputs that are left. Raises: WorkerDied."""
+        """Build the program and run it, on a worker that then runs a known program rightly. Raises: WorkerDied."""
+        self.binary, self.results, was_fresh = None, [], worker.runs == 0
+        self._run(worker)
+        canary.confirm(worker, was_fresh, frames.STDIN)
+
+    def _run(self, worker: Worker) -> None:
         language = self.language
-        if language.build and self.binary is None:
+        if language.build:
             command = ["/bin/sh", "-c", language.build]
             ended = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
             status, error = _status(ended, _BUILD)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from pipeline.errors import IsolationError
-from sandbox import keepers, process
+from sandbox import canary, keepers, process
 from sandbox.isolation import WALLS, Isolation, examine, explain
 from sandbox.process import Worker, WorkerDied
+from sandbox.worker import frames
 
 T = TypeVar("T")
 _ATTEMPTS = 4
@@ -79,14 +80,14 @@ class Pool:
         return self._isolation
 
     def use(self, act: Callable[[Worker], T]) -> T:
-        """Return `act(worker)`, with a worker that nobody else holds. If it dies meanwhile, another repeats the act.
+        """Return `act(worker)`, with a worker that nobody else holds. If it dies, a fresh one repeats the act.
 
         Raises: IsolationError; WorkerDied when several workers in a row died.
         """
         with self._free:
             for attempt in itertools.count(1):
                 try:
-                    with self._holding() as worker:
+                    with self._holding(fresh=attempt > 1) as worker:
                         return act(worker)
                 except WorkerDied:
                     if attempt == _ATTEMPTS or self._closed:
@@ -113,11 +114,14 @@ class Pool:
             return self._keeper
 
     @contextlib.contextmanager
-    def _holding(self) -> Iterator[Worker]:
+    def _holding(self, fresh: bool) -> Iterator[Worker]:
         with self._lock:
             if self._closed:
                 raise IsolationError(_IS_CLOSED)
             worker = self._idle.pop() if self._idle else None
+        if worker is not None and fresh and worker.runs:  # what has spoilt one may have spoilt all
+            self._discard(worker)
+            worker = None
         if worker is None:
             worker = self._start()
         try:
@@ -125,11 +129,13 @@ class Pool:
         except BaseException:  # the worker may still be busy with the run, and a fresh one is cheap
             self._discard(worker)
             raise
+        if worker.runs >= canary.OFTEN:
+            canary.check(worker, frames.STDIN, frames.FUNCTION)
         self._put_back(worker)
 
     def _put_back(self, worker: Worker) -> None:
         with self._lock:
-            keep = not self._closed
+            keep = worker.is_fit and not self._closed
             if keep:
                 self._idle.append(worker)
         if not keep:
@@ -174,7 +180,7 @@ class Pool:
                 if isolation.level < self.min_level:
                     worker.close()
                     raise IsolationError(explain(isolation, self.min_level))
-                self._interpreter, self._isolation = interpreter, isolation
+                self._interpreter, self._isolation, worker.runs = interpreter, isolation, 0
                 return worker
         if self._interpreter:
             raise WorkerDied("; ".join(complaints))

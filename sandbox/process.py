@@ -41,7 +41,7 @@ _ENVIRONMENT = {
 
 
 class WorkerDied(Exception):
-    """The worker is gone or does not answer. Another worker can repeat the run."""
+    """The worker is gone, does not answer, or runs programs wrongly. Another worker can repeat the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,15 @@ class Worker:
     stands: dict[str, bool] = field(default_factory=dict)
     tried: dict[str, bool] = field(default_factory=dict)
     """The walls that held around a program of this keeper, in a trial of each; empty for other workers."""
+    runs: int = 0
+    """Processes that it has run since it was last known to run programs rightly."""
+    is_fit: bool = True
+    """False if it has run a known program wrongly, and must run no other."""
 
     def execute(self, order: frames.Order, payload: bytes) -> ProcessResult:
         """Return the result of one order. Raises: WorkerDied."""
         payload_fd, out_fd, err_fd, log_fd = self.files
+        self.runs += 1
         try:
             for fd in (out_fd, err_fd, log_fd) if self.has_errors else (out_fd, log_fd):
                 os.ftruncate(fd, 0)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from sandbox import compare
+from sandbox import canary, compare
 from sandbox.pool import Pool
-from sandbox.process import ERROR_CHARACTERS, ProcessResult, WorkerDied, order, signal_name, tail
+from sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
 from sandbox.worker import codec, frames
 
@@ -119,26 +119,47 @@ def _with_verdict(result: TestResult, verdict: TestResult) -> TestResult:
 
 
 class _Progress:
-    """The tests of one program until each has a verdict. Verdicts are kept when a worker dies."""
+    """The tests of one program until each has a verdict. Those that passed are kept when a worker dies."""
 
     def __init__(self, program: bytes, mode: Mode, todo: list[Case], limits: Limits, stop: bool) -> None:
         self.program, self.mode, self.cases, self.limits, self.stop = program, mode, todo, limits, stop
         self.results: dict[int, TestResult] = {}
         self.alone: set[int] = set()
         """Tests that failed in a shared process, and run again in a process of their own."""
+        self.silent: set[int] = set()
+        """Tests without a record, whose output alone decided."""
         self.kills: dict[int, int] = {}
         self.wall_s = 0.0
 
-    def run(self, worker: Any) -> RunResult:
-        """Run the tests that are left. Raises: WorkerDied; another worker can then do the rest."""
+    def run(self, worker: Worker) -> RunResult:
+        """Run the tests that are left. Raises: WorkerDied; another worker can then do the rest.
+
+        A right output proves itself. Any other result counts only once its worker has run a known program rightly.
+        """
+        was_fresh = worker.runs == 0
+        try:
+            self._run_rest(worker)
+            if not all(map(self._is_proven, self.results)):
+                canary.confirm(worker, was_fresh, _KINDS[self.mode])
+        except WorkerDied:
+            self.results = {number: result for number, result in self.results.items() if self._is_proven(number)}
+            raise
+        count = len(self.cases) if not self.stop else _first_gap(self.results)
+        return RunResult(tuple(self.results[i] for i in range(count)), worker.level, len(self.cases), self.wall_s)
+
+    def _is_proven(self, number: int) -> bool:
+        """True if the test has passed by a comparison, which the state of a worker cannot do for it."""
+        expected, result = self.cases[number].expected, self.results[number]
+        is_compared = expected is not None and expected is not ANYTHING  # never ==: it may be anything
+        return result.passed and is_compared and number not in self.silent
+
+    def _run_rest(self, worker: Worker) -> None:
         while (batch := self._next()) and not (self.stop and self._has_failure()):
             start = time.monotonic()
             payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
             ended = worker.execute(order(_KINDS[self.mode], self.limits, len(batch)), payload)
             self.wall_s += time.monotonic() - start
             self._take(batch, ended)
-        count = len(self.cases) if not self.stop else _first_gap(self.results)
-        return RunResult(tuple(self.results[i] for i in range(count)), worker.level, len(self.cases), self.wall_s)
 
     def _has_failure(self) -> bool:
         """True if a test has failed and none before it is open."""
@@ -196,6 +217,7 @@ class _Progress:
             # os._exit(0) leaves no record, and a program may end so: its output decides.
             record = frames.Record(0, frames.FINISHED, len(ended.out), len(ended.err), b"")
             self.results[number] = self._verdict(number, record, ended.out, ended.err, exit)
+            self.silent.add(number)
             return
         else:
             status = "memory_limit" if peak > limits.memory_mib else status
