@@ -21,7 +21,7 @@ _PROGRAMS = {
 def confirm(worker: Worker, was_fresh: bool, kind: int) -> None:
     """Check a worker after results of this kind that nothing else proves, and retire it where it fails.
 
-    What came from a worker that `was_fresh` before is its program's own doing and stands in either case.
+    What came from a worker that `was_fresh` before is its program's own doing and stays in either case.
     Raises: WorkerDied where an earlier program may have spoilt the results, so that another worker must repeat them.
     """
     if not check(worker, kind) and not was_fresh:
