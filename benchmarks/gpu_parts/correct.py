@@ -221,7 +221,7 @@ PARTS = (
         "update = CPU",
         "One update with each preset of an algorithm gives the metrics and weights that it gives on the CPU.",
         "metrics within 1e-4, weights within 2e-5",
-        60,
+        120,
         update_as_cpu,
     ),
     Part(

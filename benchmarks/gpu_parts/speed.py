@@ -17,7 +17,7 @@ from benchmarks.gpu_parts.correct import NO_END, requests_of
 from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, made, rows_of, train_once
 from benchmarks.gpu_parts.part import Part, Row, in_child
 
-NAMES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B")
+NAMES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B")
 PROMPT, RESPONSE = 64, 512
 DECODE_GOALS = {"Qwen/Qwen3-0.6B": 0.6}
 """The share of the bound of weights and KV cache that a decode step of 64 to 256 rows is to reach, by model."""
@@ -194,7 +194,7 @@ def deterministic(machine: Machine) -> Iterator[Row]:
     most = machine.ceilings()
     for on in (False, True):
         with switched(TrainConfig(deterministic=on), str(machine.device)):
-            for name in machine.shapes(NAMES[1]):
+            for name in machine.shapes(NAMES[0]):
                 speed = update_speed(machine, name, torch.bfloat16, machine.pick(8192, 64), {}, most)
                 yield {"model": name, "deterministic": on, **speed}
                 machine.empty()
@@ -209,7 +209,7 @@ def against_trl(machine: Machine) -> Iterator[Row]:
     from pipeline.data.tokenizer import character_tokenizer
     from pipeline.models.load import save_folder
 
-    for name in machine.shapes(NAMES[0], NAMES[1]):
+    for name in machine.shapes(NAMES[0], NAMES[2]):
         work = machine.pick(
             Work("full", 1, new_tokens=256, micro_rows=32, device="cuda", dtype="bfloat16"),
             Work("full", 1, prompts=2, group=2, new_tokens=4, micro_rows=4),

@@ -133,7 +133,7 @@ PARTS = (
         "demo fp32",
         "`make demo` on the GPU learns what it learns on the CPU.",
         "pass@1 at least .85 (arithmetic) and .90 (induction), in 1 to 2.5 minutes",
-        170,
+        240,
         demo_float32,
     ),
     Part(
@@ -147,7 +147,7 @@ PARTS = (
         "demo bf16",
         "The demo in bfloat16 with float32 masters learns as much.",
         "pass@1 within .03 of the demo in float32",
-        170,
+        240,
         demo_bfloat16,
     ),
 )

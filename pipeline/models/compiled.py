@@ -110,7 +110,9 @@ def _try(compiling: Compiling, block: Any, inputs: tuple[Any, ...], named: dict[
     except Exception as exc:  # of a compiler, which has no common error class
         compiling.give_up(f"{type(exc).__name__}: {exc}")
         return
-    allowed = 3e-2 if inputs[0].dtype in HALF else 1e-3
+    allowed = (
+        2**-4 if inputs[0].dtype in HALF else 1e-3
+    )  # bfloat16 has 8 digits, and the greatest of many gaps is taken
     if gap <= allowed:  # NaN is not
         compiling.holds = True
     else:

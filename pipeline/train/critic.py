@@ -23,6 +23,7 @@ from pipeline.rl.parts import Critic
 from pipeline.rl.reduce import AllReduce, identity
 from pipeline.train.backend import CriticBackend
 from pipeline.train.collate import Micro
+from pipeline.train.device import fixed_order
 from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.sharded import Sharded
@@ -89,7 +90,8 @@ class TorchCritic:
         if self.within is not None:
             self.within.backward(loss)
         else:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with fixed_order():
+                loss.backward()  # type: ignore[no-untyped-call]
 
     def require_finite(self) -> None:
         """Sum the gradient over ranks, and raise NonFiniteError if it is not finite."""

@@ -58,7 +58,7 @@ def switched(config: TrainConfig, device: str) -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Within the block, use kernels that give the same bytes each time; an operation that has none warns."""
+    """Within the block, use kernels that give the same bytes each time; an operation without one warns."""
     was_on = torch.are_deterministic_algorithms_enabled()
     was_lenient = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # its attribute is a property, which its type does not show
@@ -76,3 +76,28 @@ def _deterministic() -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
         torch.backends.cuda.enable_cudnn_sdp(attention)
         torch.backends.cudnn.deterministic = convolution
+
+
+@contextmanager
+def fixed_order() -> Iterator[None]:
+    """Within the block, a backward pass adds up in one order, if `switched` made kernels deterministic.
+
+    Attention has a backward kernel that does so, and torch takes it only where an operation without one is an error. In
+    a forward pass such an operation may be one that torch cannot prove repeatable, as a sum along rows, so there it
+    only warns. Raises: RunError for an operation whose backward has no such kernel.
+    """
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as exc:
+        if "deterministic implementation" not in str(exc):
+            raise
+        raise RunError(
+            f"train.deterministic=true, and a backward pass cannot repeat its bytes: {exc}. With "
+            "train.deterministic=false the run trains, and two runs of one seed differ in the last digits"
+        ) from exc
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)

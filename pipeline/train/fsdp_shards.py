@@ -22,6 +22,7 @@ from pipeline.models.divided_table import gather
 from pipeline.models.saved_names import pieces
 from pipeline.models.unloaded import Files, weights_of
 from pipeline.train.checkpoint import Rest
+from pipeline.train.device import fixed_order
 from pipeline.train.fsdp_division import divided, mesh_of, own_rows
 from pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from pipeline.train.ranks import Ranks, answered
@@ -72,7 +73,7 @@ class FsdpShards:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient, added over ranks: a loss here is a rank's share of a sum."""
-        with _answered_amid():
+        with _answered_amid(), fixed_order():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def restart(self, optimizer: OptimizerConfig) -> None:

@@ -17,6 +17,7 @@ from pipeline.models.scalar_head import score_of, with_scalar_head
 from pipeline.models.widths import padded_width
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
+from pipeline.train.device import fixed_order
 from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 
@@ -162,7 +163,8 @@ class RewardModel:
         return compute(self.model)
 
     def _backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        with fixed_order():
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _step(self, rate: float) -> float:
         parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]

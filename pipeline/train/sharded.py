@@ -20,6 +20,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
 from pipeline.train.computing import Computing
 from pipeline.train.deepspeed_internals import forbid_shared_memory, forget_gradients, link_moments, master_weights
+from pipeline.train.device import fixed_order
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm
 from pipeline.train.ranks import Ranks, collectives
 
@@ -51,7 +52,8 @@ class Sharded:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
-        self.engine.backward(loss * self.scale)
+        with fixed_order():
+            self.engine.backward(loss * self.scale)
 
     def restart(self, optimizer: OptimizerConfig) -> None:
         """Reset the optimiser to these settings, with moments and step count 0."""

@@ -20,6 +20,7 @@ from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved
 from pipeline.train.backend import Backend, T, Who, compiling_of, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
+from pipeline.train.device import fixed_order
 from pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base, refreshed
@@ -74,7 +75,8 @@ class TorchBackend(Backend):
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        with fixed_order():
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> dict[str, float]:
         """Take one AdamW update; see `Backend.step`."""

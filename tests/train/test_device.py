@@ -13,11 +13,11 @@ from pipeline.errors import RunError
 from pipeline.models import widths
 from pipeline.models.widths import forward_width, padded_width
 from pipeline.train.collate import collate
-from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, switched
+from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, switched
 from pipeline.train.micros import micros_of
 from pipeline.train.ranks import collectives, use_own_gpu
 from pipeline.train.step import update
-from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, weights
+from tests.train.batches import OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,38 @@ def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with switched(TrainConfig(), "cuda"):
         assert switches()[-2:] == ("0", ":16:8")
     assert switches()[-2:] == ("0", ":16:8")
+
+
+class TestBackward:
+    def test_it_is_strict_where_a_gpus_kernels_are_deterministic(self) -> None:
+        """Torch takes attention's repeatable backward only in strict mode; a forward pass stays lenient."""
+        before = switches()
+        with switched(TrainConfig(), "cuda"):
+            lenient = switches()
+            with fixed_order():
+                assert switches()[:2] == (True, False)
+            assert switches() == lenient
+            with pytest.raises(RunError, match=r"train\.deterministic=true, .*histc .*=false"), fixed_order():
+                raise RuntimeError("histc does not have a deterministic implementation")
+            with pytest.raises(RuntimeError, match="out of memory"), fixed_order():
+                raise RuntimeError("out of memory")
+            assert switches() == lenient
+        with fixed_order():
+            assert switches() == before
+
+    @pytest.mark.parametrize("name", ["grpo", "ppo"])
+    def test_the_policy_and_its_critic_learn_within_it(self, name: str) -> None:
+        parts, backend = parts_of(name), backend_of()
+        if parts.critic is not None:
+            backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+        seen: list[bool] = []
+        learners = [backend.model] if backend.critic is None else [backend.model, backend.critic.head]
+        for parameter in (next(m.parameters()) for m in learners):
+            parameter.register_hook(lambda _: seen.append(torch.is_deterministic_algorithms_warn_only_enabled()))
+        with switched(TrainConfig(), "cuda"):
+            update(backend, parts, groups_of(), settings_of(parts))
+        assert len(seen) >= len(learners)
+        assert not any(seen)
 
 
 def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu() -> None:
