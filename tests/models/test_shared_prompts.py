@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -133,7 +134,19 @@ def test_a_model_whose_states_differ_is_refused(monkeypatch: pytest.MonkeyPatch)
     model = tiny("gpt2")
     plain = SharedPrompts.attend
     monkeypatch.setattr(SharedPrompts, "attend", lambda self, q, k, v, *rest: plain(self, q, k, 1.01 * v, *rest))
-    assert not shared_prompts.is_proved(model)
+    with pytest.warns(UserWarning, match="packed rows of this gpt2 are not what they are alone, so rows are padded"):
+        assert not shared_prompts.is_proved(model)
+
+
+@pytest.mark.parametrize(("part", "good"), [(1 + 2**-6, True), (0.5, False)])
+def test_in_bfloat16_rounding_is_allowed_and_another_attention_is_not(
+    part: float, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("gpt2").to(torch.bfloat16)
+    plain = SharedPrompts.attend
+    monkeypatch.setattr(SharedPrompts, "attend", lambda self, q, k, v, *rest: plain(self, q, k, part * v, *rest))
+    with contextlib.nullcontext() if good else pytest.warns(UserWarning, match="so rows are padded"):
+        assert shared_prompts.is_proved(model) is good
 
 
 def test_a_forward_without_prompts_is_what_it_was() -> None:
