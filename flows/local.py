@@ -65,7 +65,7 @@ def _run_flow(
 
     progress = for_terminal()
     if server is not None:
-        progress.say(f"watch this run at {server.address}")
+        progress.say(f"watch this run at {server.address} (login: {server.login_place})")
     try:
         # the embedded server ends with this process, so nobody reads a heartbeat; each flow would wait for its thread
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if server is not None else {}):

@@ -54,6 +54,7 @@ def serve_here(home: Path, port: int, recipes: Path, start_timeout_s: float, say
     try:
         pair.start()
         say(f"UI, runner and deployments are at {pair.server.address}, logs in {home}; Ctrl-C ends them")
+        say(f"the UI asks for a login: it is in {pair.server.login_place}")
         while True:
             time.sleep(LOOK_EVERY_S)
             for line in pair.revive():

@@ -6,8 +6,10 @@ run does not need. It ends with its parent even if that is killed, so no run lea
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +25,8 @@ from pipeline.errors import RunError
 from pipeline.own_programs import module_command
 
 PR_SET_PDEATHSIG = 1
+LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
+"""Variable with the login of a server, NAME:PASSWORD. Clients have it in PREFECT_API_AUTH_STRING."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -38,6 +42,8 @@ class EmbeddedServer:
         self.port = free_port() if port is None else port
         self.log = log
         home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)  # database and logs hold what the runs' recipes and prompts say
+        self.login, self.login_place = login_of(home)
         own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -56,8 +62,15 @@ class EmbeddedServer:
         return f"http://127.0.0.1:{self.port}"
 
     def settings(self, home: Path) -> Mapping[str, str]:
-        """Return the environment variables that server and clients need."""
+        """Return the environment variables that server and clients need.
+
+        A flow runs the code that its recipe names. So each request needs the login, and no page of another origin may
+        send one.
+        """
         return {
+            "PREFECT_SERVER_API_AUTH_STRING": self.login,
+            "PREFECT_API_AUTH_STRING": self.login,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.address,
             "PREFECT_HOME": str(home),
             "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
             "PREFECT_API_URL": f"{self.address}/api",
@@ -93,6 +106,34 @@ class EmbeddedServer:
                 self.process.wait()
 
 
+def login_of(home: Path) -> tuple[str, str]:
+    """Return the login of the server whose files are in `home`, and where it is from: the environment, or a file.
+
+    The file is made at the first start, and only its owner may read it.
+    """
+    if login := os.environ.get(LOGIN):
+        return login, f"the variable {LOGIN}"
+    path = home / "login"
+    with contextlib.suppress(FileExistsError):
+        write_new(path, f"verizero:{secrets.token_urlsafe(24)}\n".encode())
+    login = path.read_text(encoding="utf-8").strip()
+    if not login:
+        raise RunError(f"{path} is empty; delete it, and the next start makes a new login")
+    return login, str(path)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read. Raises: FileExistsError if it is there."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.link(part, path)  # whole or not at all, also where two processes start at once
+    finally:
+        part.unlink()
+
+
 def answers(api: str) -> bool:
     """True if a Prefect server answers at `api`, an address of this machine that ends in /api."""
     place = urlsplit(api)
@@ -117,13 +158,14 @@ def serve(port: int, services: bool) -> None:
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
+    os.umask(0o077)  # the database is for its owner alone
     lock_early()
     app = create_app(ephemeral=not services)  # an ephemeral server has no scheduler and marks no late runs
     if not services:
         app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
         app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page there
     # Open browser tabs hold websockets, so a graceful end needs a limit.
-    app.add_middleware(SameHostOnly)
+    app.add_middleware(SameHostOnly, port=port)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 

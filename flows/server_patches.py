@@ -1,4 +1,4 @@
-"""Two changes of Prefect's server: browsers ask no other host, and writers of its database wait for each other."""
+"""Changes of Prefect's server: browsers and pages of other hosts stay out, and writers of its database wait."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ SAME_HOST = b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; conn
 
 
 class SameHostOnly:
-    """ASGI middleware that stops browsers from sending the UI's requests to any other host."""
+    """ASGI middleware for a server on loopback: nobody reaches it by another name, and it reaches no other host.
 
-    def __init__(self, app: Any) -> None:
+    A page of a stranger can make a name of its own point to this machine. The name is then in Host or Origin.
+    """
+
+    def __init__(self, app: Any, port: int) -> None:
         self.app = app
+        self.names = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost", "[::1]")}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request to the app, and add the policy to its answer."""
+        """Pass the request to the app, and add the policy to its answer; refuse other names."""
+        if scope["type"] in ("http", "websocket") and not self.is_ours(scope["headers"]):
+            await refuse(scope["type"], receive, send)
+            return
 
         async def with_policy(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -23,6 +30,25 @@ class SameHostOnly:
             await send(message)
 
         await self.app(scope, receive, with_policy if scope["type"] == "http" else send)
+
+    def is_ours(self, headers: Any) -> bool:
+        """True if Host is a name of this server, and Origin, where there is one, the same."""
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        wanted = {b"http://" + name for name in self.names}
+        return len(hosts) == 1 and hosts[0].lower() in self.names and all(o.lower() in wanted for o in origins)
+
+
+async def refuse(kind: str, receive: Any, send: Any) -> None:
+    """Answer a request with 421, or close a websocket that is not open yet."""
+    if kind == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": "another host"})
+        return
+    text = b"this server answers to its own address alone; open the one that was printed"
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(text)).encode())]
+    await send({"type": "http.response.start", "status": 421, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
 
 
 def lock_early() -> None:

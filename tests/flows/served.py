@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from flows.server import QUIET, answers, free_port
+from flows.server import LOGIN, QUIET, answers, free_port
 from pipeline.config.load import dump
 from pipeline.files import locked
 from tests import processes
@@ -49,6 +49,7 @@ def page_of(chromium: Any) -> Iterator[Any]:
     asked: set[str] = set()
     page = chromium.new_page(viewport={"width": 1280, "height": 1200}, color_scheme="light", reduced_motion="reduce")
     page.set_default_timeout(120_000)
+    page.add_init_script("localStorage.setItem('prefect-password', btoa('tests:secret'))")  # as after the UI's login
     page.on("requestfinished", lambda r: asked.add(urlsplit(r.url).hostname or "data"))
     page.on("requestfailed", lambda r: asked.add(r.failure) if "csp" not in str(r.failure) else None)
     yield page
@@ -64,10 +65,10 @@ class Served:
         self.log = folder / "serve.log"
         # One client, because each loads the certificates for TLS; a connection each, because the server may be killed.
         alone = httpx.Limits(max_keepalive_connections=0)
-        self.client = httpx.Client(base_url=f"{self.address}/api", timeout=60, limits=alone)
+        self.client = httpx.Client(base_url=f"{self.address}/api", timeout=60, limits=alone, auth=("tests", "secret"))
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", LOGIN: "tests:secret"}
         self.process = self.serve()
 
     def serve(self) -> Any:
@@ -105,6 +106,7 @@ class Served:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A `verizero` command whose PREFECT_API_URL names this server."""
         environment = {**self.environment, "PREFECT_API_URL": f"{self.address}/api", "DO_NOT_TRACK": "1"}
+        environment["PREFECT_API_AUTH_STRING"] = environment[LOGIN]
         completed: subprocess.CompletedProcess[str] = warm(FLOWS).call(
             subprocess.run,
             [sys.executable, "-m", "pipeline.cli", *words],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pipeline.commands.campaign import read_record
@@ -200,3 +201,18 @@ def test_in_the_browser_the_artifacts_of_a_run_open(served: Served, browser: Any
     browser.screenshot(path=PICTURES / "artifact.png")
     browser.goto(f"{served.address}/v2/artifacts")
     browser.get_by_text("small-rounds").first.wait_for()
+
+
+def test_nobody_starts_code_without_the_login_or_from_another_page(served: Served) -> None:
+    train = f"{served.address}/api/deployments/{served.deployment('train')['id']}/create_flow_run"
+    body = {"parameters": {"recipe": "small"}}
+    assert httpx.post(train, json=body).status_code == 401
+    assert httpx.post(train, json=body, auth=("tests", "wrong")).status_code == 401
+    for odd in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        assert httpx.post(train, json=body, auth=("tests", "secret"), headers=odd).status_code == 421
+    home = served.folder / "home"
+    assert home.stat().st_mode & 0o77 == 0
+    page = httpx.options(
+        train, headers={"origin": served.address, "access-control-request-method": "POST"}, auth=("tests", "secret")
+    )
+    assert page.headers.get("access-control-allow-origin") in (served.address, None)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flows.server import LOGIN, login_of
 from flows.server_patches import SameHostOnly
+from pipeline.errors import RunError
 
 
 def test_answers_carry_the_policy() -> None:
@@ -17,8 +22,60 @@ def test_answers_carry_the_policy() -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(SameHostOnly(app)({"type": "http", "answer": "http.response.start"}, None, send))
-    asyncio.run(SameHostOnly(app)({"type": "websocket", "answer": "websocket.accept"}, None, send))
+    own = {"headers": [(b"host", b"127.0.0.1:9")]}
+    asyncio.run(SameHostOnly(app, 9)({"type": "http", "answer": "http.response.start", **own}, None, send))
+    asyncio.run(SameHostOnly(app, 9)({"type": "websocket", "answer": "websocket.accept", **own}, None, send))
     (_, (name, policy)), plain = (message["headers"] for message in sent)
     assert (name, plain) == (b"content-security-policy", [(b"a", b"b")])
     assert b"connect-src 'self'" in policy
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_answered"),
+    [
+        ({"host": "127.0.0.1:9"}, True),
+        ({"host": "localhost:9", "origin": "http://localhost:9"}, True),
+        ({"host": "127.0.0.1:9", "origin": "http://evil.example"}, False),
+        ({"host": "127.0.0.1:9", "origin": "null"}, False),
+        ({"host": "127.0.0.1:9", "origin": "http://127.0.0.1:8"}, False),
+        ({"host": "evil.example:9"}, False),
+        ({"host": "evil.example"}, False),
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_other_names_and_pages_of_other_origins_are_refused(
+    kind: str, headers: dict[str, str], is_answered: bool
+) -> None:
+    asked: list[Any] = []
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
+    asyncio.run(SameHostOnly(app, 9)(scope, receive, send))
+    assert bool(asked) == is_answered
+    if not is_answered:
+        assert sent[0].get("status", sent[0].get("code")) in (421, 1008)
+
+
+def test_a_login_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LOGIN, raising=False)
+    first, place = login_of(tmp_path)
+    assert login_of(tmp_path) == (first, place)
+    assert place == str(tmp_path / "login")
+    assert (tmp_path / "login").stat().st_mode & 0o777 == 0o600
+    assert len(first) > 30
+    assert [p.name for p in tmp_path.iterdir()] == ["login"]
+    (tmp_path / "login").write_text("")
+    with pytest.raises(RunError, match="login is empty; delete it"):
+        login_of(tmp_path)
+    monkeypatch.setenv(LOGIN, "me:mine")
+    assert login_of(tmp_path) == ("me:mine", f"the variable {LOGIN}")

@@ -54,6 +54,7 @@ def worker(server: ServerAlone, tmp_path: Path) -> Iterator[FarProgram]:
     done = server.command("deploy", "--pool", "here", "--recipes", "recipes")
     assert done.returncode == 0, done.stderr
     settings = {"PREFECT_API_URL": f"{server.address}/api", "PREFECT_HOME": str(tmp_path), "DO_NOT_TRACK": "1"}
+    settings["PREFECT_API_AUTH_STRING"] = "tests:secret"
     log = tmp_path / "worker.log"
     process = server.program(["prefect", "worker", "start", "--pool", "here"], log, **settings)
     try:
