@@ -41,6 +41,11 @@ BY_ROW = "an episode whose history was rewritten has a ratio for each of its row
 """The departure of an algorithm with one ratio per response, where an episode has several rows."""
 
 
+def one_update(steps: int) -> str:
+    """Return the departure of an algorithm whose paper takes several optimiser steps on each batch."""
+    return f"a batch is one optimiser step; the paper takes {steps} (num_minibatches), and clips from the second on"
+
+
 class AlgorithmParams(BaseModel):
     """Frozen; unknown keys are refused. Defaults live in the subclass, or in the catalog for the options of a part."""
 
@@ -125,7 +130,8 @@ class PolicyParams(AlgorithmParams):
     mismatch_m2: float | None = Field(
         None,
         gt=0,
-        description="M2PO: drop the worst tokens until the mean square of log(pi_old / pi_gen) is below this",
+        description="drop the worst tokens until the mean square of log(pi_old / pi_gen) is below this: M2PO as AReaL "
+        "has it; the paper's own has pi in place of pi_old",
     )
     mismatch_stale: StaleObjective = Field(
         "bypass",

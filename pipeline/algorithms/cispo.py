@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.algorithms.base import GroupNormParams, option
+from pipeline.algorithms.base import GroupNormParams, one_update, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2506.13585 eq. 4 and 5"
-DEPARTURES: tuple[str, ...] = ("clip_high 4 is an absolute cap of 5, as in 2510.13786; the paper tunes it per run",)
+DEPARTURES: tuple[str, ...] = (
+    "clip_high 4 is an absolute cap of 5, as in 2510.13786; the paper tunes it per run",
+    one_update(16),
+)
 
 
 class Params(GroupNormParams):

@@ -17,6 +17,7 @@ from pipeline.rl.parts import Part, Parts
 SOURCE = "arXiv:2602.04879"
 DEPARTURES: tuple[str, ...] = (
     "the binary divergences alone; the paper has others over the most likely tokens",
+    "a weight is at most ratio_cap, 20, as in verl at commit 1dda039b9c; the paper has no such bound",
     "pi_old is the trainer's at batch start where the rollouts are fresh; the paper compares to the engine's",
 )
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.algorithms import grpo
-from pipeline.algorithms.base import BY_ROW, ClipHigh, ClipLow, KlCoef, KlIn
+from pipeline.algorithms.base import BY_ROW, ClipHigh, ClipLow, KlCoef, KlIn, one_update
 from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2507.18071 eq. 5 to 7"
-DEPARTURES: tuple[str, ...] = (BY_ROW,)
+DEPARTURES: tuple[str, ...] = (BY_ROW, one_update(4))
 
 
 class Params(grpo.Params):

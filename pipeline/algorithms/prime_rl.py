@@ -12,7 +12,7 @@ from pipeline.algorithms import dppo
 from pipeline.algorithms.base import option
 from pipeline.rl.parts import Parts
 
-SOURCE = "prime-rl's default loss; arXiv:2602.04879, 2602.02276"
+SOURCE = "prime-rl's default loss at commit 559b44772e (August 2026); arXiv:2602.04879, 2602.02276"
 DEPARTURES: tuple[str, ...] = (
     "the first term has prime-rl's gradient, that of M_t r_t A_i, and another value",
     "pi_old is the trainer's at batch start where the rollouts are fresh; prime-rl's is the engine's",

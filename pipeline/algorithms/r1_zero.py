@@ -6,12 +6,13 @@ J as in GRPO, with pi_ref replaced by pi at the start of each round
 from __future__ import annotations
 
 from pipeline.algorithms import grpo
-from pipeline.algorithms.base import KlCoef, ReferenceName
+from pipeline.algorithms.base import KlCoef, ReferenceName, one_update
 
 SOURCE = "arXiv:2501.12948; 2402.03300"
 DEPARTURES: tuple[str, ...] = (
     "the reference moves once a round; the paper replaces it every 400 steps",
-    "the clip is GRPO's 0.2",
+    "the clip is GRPO's 0.2; the supplement of doi:10.1038/s41586-025-09422-z has 10, which hardly ever acts",
+    one_update(16),
 )
 
 

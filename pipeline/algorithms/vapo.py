@@ -8,13 +8,16 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipeline.algorithms import ppo
-from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, option
+from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, one_update, option
 
 SOURCE = "arXiv:2504.05118 section 4"
 DEPARTURES: tuple[str, ...] = (
     *ppo.DEPARTURES,
     "the log-likelihood of right responses (eq. 12) is off until nll_coef gives it a weight; the paper has 0.1",
     "the critic warms up on the policy's own responses, without a stage before training",
+    "values are clipped as in PPO (value_clip 0.2), which the paper does not have; value_clip: null takes it away",
+    "the critic learns at the policy's rate; the paper's has twice the policy's (critic_learning_rate)",
+    one_update(16),
 )
 
 

@@ -157,9 +157,15 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "sampling", "groups whose rewards are all equal are replaced by new prompts"
     if parts.temperature_end is not None:
         yield "sampling", f"temperature falls linearly to {parts.temperature_end:g}"
+    yield from _updates(parts)
+
+
+def _updates(parts: Parts) -> Iterator[tuple[str, str]]:
     updates = parts.updates
     stop = "" if updates.max_kl is None else f", until k3(pi_old, pi) > {updates.max_kl:g}"
     yield "updates", f"{updates.num_epochs} passes of {updates.num_minibatches} optimiser steps on each batch{stop}"
+    if parts.ratio != "none" and updates.num_epochs * updates.num_minibatches == 1:
+        yield "updates", "so pi is pi_old on rows of the newest policy: r is 1 there, and nothing that bounds r acts"
 
 
 def _cut(keep: bool, setting: Setting) -> Iterator[tuple[str, str]]:

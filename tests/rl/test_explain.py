@@ -31,6 +31,17 @@ def test_grpo_is_its_equation() -> None:
     assert "clip_high is 0.25, the preset has 0.2" in page["departs"]
 
 
+def test_one_step_a_batch_is_said_to_bound_nothing_on_fresh_rows() -> None:
+    note = "so pi is pi_old on rows of the newest policy: r is 1 there, and nothing that bounds r acts"
+    assert note in lines("dapo")["updates"]
+    assert note not in lines("dapo", num_minibatches=16)["updates"]
+    assert note not in lines("ppo", num_epochs=2)["updates"]
+    assert "updates" in lines("rloo")
+    assert note not in lines("rloo")["updates"]
+    for name, steps in {"dapo": 16, "cispo": 16, "vapo": 16, "r1_zero": 16, "gspo": 4}.items():
+        assert any(f"the paper takes {steps} (num_minibatches)" in text for text in lines(name)["departs"]), name
+
+
 def test_a_cap_of_the_kl_is_on_the_page() -> None:
     assert "- 0.04 (min(exp(d) - d - 1, 10)) ]" in lines("grpo", kl_cap=10.0)["maximise"][0]
     assert "0.05 (min(exp(d) - d - 1, 8))" in lines("ppo", kl_form="k3", kl_cap=8.0)["reward"][0]
