@@ -28,12 +28,13 @@ from pipeline.commands import (
     sandbox,
     serve,
     train,
+    try_out,
     verify,
 )
 from pipeline.errors import VerizeroError
 
-COMMANDS = [train, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose, doctor]
-COMMANDS += [sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]
+COMMANDS = [train, try_out, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose]
+COMMANDS += [doctor, sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]
 """In the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
 
 
