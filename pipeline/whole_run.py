@@ -59,6 +59,7 @@ def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
             except RolledBack:
                 left = upcoming(run, state, items[-1])
                 continue
+            state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
         if not left or left[0].kind != "evaluate":
             causes: list[str] = []

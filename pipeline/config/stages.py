@@ -68,6 +68,11 @@ class StageSection(Section):
         """Return the steps of each item, in order: one item with all steps, or 0 if they follow from the data."""
         return [getattr(self, "steps", None) or 0]
 
+    @property
+    def length_of_item(self) -> float:
+        """The steps of an item, or its epochs; 0 for a kind that has neither."""
+        return float(getattr(self, "steps", None) or getattr(self, "epochs", None) or 0)
+
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return field -> (earlier stage that the field names, file needed from that stage's folder)."""
         return {}
@@ -225,6 +230,11 @@ class RoundsConfig(StageSection):
     def has_reference(self) -> bool:
         """True if the stage may have a reference policy; the algorithm or `reference` sets its schedule."""
         return True
+
+    @property
+    def length_of_item(self) -> float:
+        """The steps of a round."""
+        return float(self.steps_per_round)
 
     def steps_of_items(self) -> list[int]:
         """Return the steps of each round."""

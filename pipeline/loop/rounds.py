@@ -128,20 +128,26 @@ def begin_round(session: Session, item: Item) -> None:
     """Prepare the first step of a round: fresh optimisers in round 1, and the reference as its schedule says."""
     backend, state, setup = session.workers.backend, session.state, session.setup
     reference = reference_config(setup)
+    is_new = state.step == 0 and item.round == 1
+    start_optimizers(backend, setup, is_new)
     if state.step == 0:
-        if item.round == 1:
-            start_optimizers(backend, setup)
         moves_now = item.round == 1 or reference.schedule == "every_round"
         if reference.schedule != "none" and moves_now:
             refresh_reference(backend, state)
 
 
-def start_optimizers(backend: Backend, setup: StageSetup) -> None:
-    """Start fresh optimisers, whose schedules span every update of all rounds; and the critic, if there is one."""
+def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
+    """Start fresh optimisers, whose schedules span every update of all rounds; and the critic, if there is one.
+
+    A stage that is not new keeps its own, with the length that the recipe has now.
+    """
     rounds, parts = setup.rounds, setup.algorithm
     num_steps = rounds.rounds * rounds.steps_per_round
     updates_each = parts.updates.num_epochs * parts.updates.num_minibatches
     warmup = 0 if parts.critic is None else min(num_steps, parts.critic.warmup_steps)
+    if not is_new:
+        backend.set_length((num_steps - warmup) * updates_each, num_steps * updates_each)
+        return
     backend.start(rounds.optimizer, (num_steps - warmup) * updates_each)
     if parts.critic is not None and setup.config.rl is not None:
         rate = parts.critic.learning_rate or rounds.optimizer.learning_rate

@@ -24,6 +24,7 @@ from pipeline.models.gguf_file import digest, is_gguf, located
 from pipeline.report.progress import Progress
 from pipeline.run.aside import RECORD, put_aside
 from pipeline.run.data import RunData
+from pipeline.run.lengths import is_of_length, obstacle
 from pipeline.run.state import read_state
 from pipeline.train import checkpoint
 
@@ -134,42 +135,80 @@ def write_record(folder: Path, begun: Sequence[Fingerprint]) -> None:
 def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
     """Return the checkpoint to resume from: `newest`, or the end of the last unchanged stage.
 
-    Results of later stages are moved to `folder`/stale/N, and the reason is reported.
+    A stage of which only more is asked now continues from its own last checkpoint, where nothing in it depended on its
+    length. Results of later stages are moved to `folder`/stale/N, and the reason is reported.
     Raise RunError if the first stage changed, so that there is nothing to resume from.
     """
     begun = read_record(folder)
     index = next((i for i, f in enumerate(begun) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
     if index is None:
         return newest
-    changes = _changes(begun[index], now[index] if index < len(now) else None)
-    ends = read_state(newest).stage_ends
-    # Stages before the first change whose end has a checkpoint.
-    good = [f.name for f in begun[:index] if f.name in ends]
-    while good and (bad := checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}")) is not None:
-        if not bad.is_damaged:
-            raise RunError(f"the checkpoint at the end of {good[-1]} cannot be used: {bad}; make it readable")
-        progress.say(f"the checkpoint at the end of {good[-1]} is damaged ({bad}); using an earlier one")
+    before, after = begun[index], now[index] if index < len(now) else None
+    why, state = _brief(_changes(before, after)), read_state(newest)
+    ends = {name: newest.parent / f"{number:08d}" for name, number in state.stage_ends.items()}
+    if state.stage.name == before.name:
+        ends[before.name] = newest
+    is_longer = False
+    if after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends:
+        is_longer = is_of_length(before.kind, before.fields, after.fields)
+    # The stages whose end has a checkpoint, up to the first change.
+    good = _whole([f.name for f in begun[: index + is_longer] if f.name in ends], ends, progress)
+    if after is not None and is_longer and good and good[-1] == before.name:
+        reason = obstacle(before.kind, before.fields, after.fields, read_state(ends[before.name]))
+        if reason is None:
+            return _continue(folder, begun, after, ends[after.name], why, progress)
         good.pop()
+        why += f"; {before.name} cannot continue with that, as {reason}"
     if not good:
+        kept = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
+        model = folder / "model" if (folder / "model").is_dir() else newest / "model"
         raise RunError(
-            f"{folder} was started with another recipe or other data: {_brief(changes)}; there is no stage before "
-            f"{begun[index].name} to resume from. Undo the change, give this run another name (--set name=…), or "
-            "delete the folder"
+            f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
+            f"resume from. {f'Keep {kept}' if is_longer else 'Undo the change'}, or start a new run from the model of "
+            f"this one (--set name=… --set model.path={model}), or from the beginning (--set name=…)"
         )
-    end = newest.parent / f"{ends[good[-1]]:08d}"
     stale = [f.name for f in begun[len(good) :]]
-    where = put_aside(folder, end, stale)
+    where = put_aside(folder, ends[good[-1]], stale)
     # After the move: if killed before, the next start finds the same difference and moves the rest.
     write_record(folder, begun[: len(good)])
     if where is not None:
         is_single = len(stale) == 1
-        which = stale[0] if is_single else f"{', '.join(stale[:-1])} and {stale[-1]}"
         progress.say(
-            f"{which} {'is' if is_single else 'are'} stale: {_brief(changes)}; {'runs' if is_single else 'they run'} "
+            f"{_listed(stale)} stale: {why}; {'runs' if is_single else 'they run'} "
             f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
             f"{where.relative_to(folder)}"
         )
+    return ends[good[-1]]
+
+
+def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
+    """Return the stages up to the last one whose checkpoint in `ends` is whole."""
+    while names and (bad := checkpoint.fault(ends[names[-1]])) is not None:
+        if not bad.is_damaged:
+            raise RunError(f"the checkpoint at the end of {names[-1]} cannot be used: {bad}; make it readable")
+        progress.say(f"the checkpoint at the end of {names[-1]} is damaged ({bad}); using an earlier one")
+        names = names[:-1]
+    return names
+
+
+def _continue(
+    folder: Path, begun: Sequence[Fingerprint], longer: Fingerprint, end: Path, why: str, progress: Progress
+) -> Path:
+    """Put aside the stages after the one that is longer now, note its new length, and return its checkpoint `end`."""
+    names = [f.name for f in begun]
+    index = names.index(longer.name)
+    later = names[index + 1 :]
+    where = put_aside(folder, end, later) if later else None
+    write_record(folder, [*begun[:index], longer])
+    aside = (
+        f"; {_listed(later)} stale, and the earlier results are kept in {where.relative_to(folder)}" if where else ""
+    )
+    progress.say(f"{longer.name} continues: {why}{aside}")
     return end
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
 
 
 def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:

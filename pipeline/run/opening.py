@@ -48,6 +48,7 @@ from pipeline.run.data import RunData, prepare_data
 from pipeline.run.episodes import build_episodes, check_template
 from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.run.graders import bind_grader, build_graders
+from pipeline.run.lengths import take_up
 from pipeline.run.origin import write_origin
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of
@@ -144,6 +145,7 @@ def open_session(
     start = ranks.agree(lambda: find_checkpoint(shared, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
+    take_up(config, state)
     tokenizer = data.renderer.tokenizer
     backend = build_backend(config, build_policy(config, tokenizer, start), ranks)
     if start is not None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import saves_in_background
-from pipeline.config.stages import BASE
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, partial_path, replace_folder
 from pipeline.report.memory import note_peak
 from pipeline.run import collapse
-from pipeline.run.schedule import position, schedule
+from pipeline.run.schedule import at_end_of_stage
 from pipeline.run.session import Run, Session, Workers
-from pipeline.run.state import RunState, StoreMark
+from pipeline.run.state import StoreMark
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.checkpoint import Rest
@@ -47,7 +46,7 @@ def save(session: Session) -> None:
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     WATCH.begins(f"{recorder.where}: checkpoint")
     finish_checkpoint(run, workers)
-    is_last = is_at_end_of_stage(run, state)
+    is_last = at_end_of_stage(run.recipe, state)
     if is_last:
         state.stage_ends[state.stage.name] = state.next_checkpoint
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
@@ -106,13 +105,6 @@ def finish_checkpoint(run: Run, workers: Workers) -> None:
     if unfinished is not None:
         unfinished.result()
         run.ranks.barrier()
-
-
-def is_at_end_of_stage(run: Run, state: RunState) -> bool:
-    """True if all items of the present stage are done."""
-    items = schedule(run.recipe)
-    left = items[position(items, state.num_done, state.is_evaluated) :]
-    return state.step == 0 and (not left or left[0].stage not in (BASE, state.stage.name))
 
 
 def save_final(run: Run, backend: Backend) -> Path:

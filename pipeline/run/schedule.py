@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE, Stage, StageSection
+from pipeline.run.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,13 @@ def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[I
         due = not section.in_rounds or number % config.evaluation.every_rounds == 0 or number == len(sizes)
         if config.data.evaluation and section.trains_policy and due:
             yield Item("evaluate", stage.name, f"after {label}", round_)
+
+
+def at_end_of_stage(config: RunConfig, state: RunState) -> bool:
+    """True if all items of the state's stage are done."""
+    items = schedule(config)
+    left = items[position(items, state.num_done, state.is_evaluated) :]
+    return state.step == 0 and (not left or left[0].stage not in (BASE, state.stage.name))
 
 
 def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:

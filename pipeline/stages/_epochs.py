@@ -110,6 +110,8 @@ def train_tokens(
     every, total = section.evaluate_every, num_steps(section.steps, section.epochs, len(rows), section.batch_size)
     if session.state.step == 0:
         session.workers.backend.start(section.optimizer, total)
+    else:
+        session.workers.backend.set_length(total)
     for until in chunks(session, item, total, every):
         wrap("train", train_tokens_until)(session, item, rows, section, until)
         if until < total and every is not None and until % every == 0 and session.run.data.evaluation:

@@ -43,6 +43,9 @@ def require_written_by(backend: str, folder: Path, file: str) -> None:
 class CriticBackend(Protocol):
     """A critic: values with gradient, and optimiser steps of its own."""
 
+    total_steps: int
+    """Updates that the schedule of its optimiser spans."""
+
     def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere.
 
@@ -80,6 +83,8 @@ class Backend(Protocol):
     critic: CriticBackend | None
     """None before `start_critic`."""
     train_config: TrainConfig
+    total_steps: int
+    """Updates that the optimiser's schedule spans."""
     rerouted: Rerouted | None = None
     """Choices of experts that routers would have made differently; None where they are not counted."""
     compiling: Compiling | None = None
@@ -88,6 +93,12 @@ class Backend(Protocol):
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
         ...
+
+    def set_length(self, total_steps: int, critic_steps: int = 0) -> None:
+        """Let the schedules of a stage that continues span so many updates; they may be others than at its start."""
+        self.total_steps = total_steps
+        if self.critic is not None:
+            self.critic.total_steps = critic_steps
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a critic that has learned nothing: a head on the policy's backbone if `shared`, else on a copy of it."""

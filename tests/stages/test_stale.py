@@ -113,9 +113,9 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path
 
 @pytest.mark.integration
 def test_the_last_stage_alone(base: Path, tmp_path: Path) -> None:
-    (said,) = go(short("stages.2.with.steps=5"), base)
-    assert said.startswith("sft_again is stale: sft.steps was 3, is 5; runs again from the end of rl; ")
-    assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
+    (said,) = go(short("stages.2.with.batch_size=5"), base)
+    assert said.startswith("sft_again is stale: sft.batch_size was 16, is 5; runs again from the end of rl; ")
+    assert fingerprint(base / "run") == fresh(short("stages.2.with.batch_size=5"), tmp_path)
 
 
 @pytest.mark.integration
@@ -208,6 +208,8 @@ def test_a_checkpoint_that_cannot_be_trusted_sends_it_further_back(base: Path, t
     state = json.loads((max((base / "run" / "checkpoints").iterdir()) / "state.json").read_text())
     end_of_rl = base / "run" / "checkpoints" / f"{state['stage_ends']['rl']:08d}"
     (end_of_rl / "trainer.pt").write_bytes(b"torn")
-    (said,) = go(short("stages.2.with.steps=5"), base)
-    assert said.startswith("rl and sft_again are stale: sft.steps was 3, is 5; they run again from the end of sft")
-    assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
+    (said,) = go(short("stages.2.with.batch_size=5"), base)
+    assert said.startswith(
+        "rl and sft_again are stale: sft.batch_size was 16, is 5; they run again from the end of sft"
+    )
+    assert fingerprint(base / "run") == fresh(short("stages.2.with.batch_size=5"), tmp_path)

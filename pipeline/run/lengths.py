@@ -1,0 +1,82 @@
+"""Continuing a stage of which the recipe now asks more rounds, steps or epochs.
+
+What the stage did so far stays valid if none of it depended on its length. A learning rate that is falling does, and so
+does a temperature that goes to `temperature_end`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.config.run import RunConfig
+from pipeline.config.sections import OptimizerConfig
+from pipeline.run.schedule import at_end_of_stage
+from pipeline.run.state import RunState
+from pipeline.train.optimizer import schedule
+
+ROUNDS = ("rounds", "steps_per_round")
+LENGTHS = {
+    **dict.fromkeys(("sft", "pretrain"), ("steps", "epochs")),
+    **dict.fromkeys(("rl", "distill", "online_preference"), ROUNDS),
+}
+"""Kind of stage -> the fields of its section with which it can continue."""
+
+
+def is_of_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """True if nothing but the length differs between two stages' fields, each with a number in both."""
+    names = {f"{kind}.{name}" for name in LENGTHS.get(kind, ())}
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
+
+
+def obstacle(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
+    """Return why the stage at `state` cannot continue with the new length, in words; None if it can."""
+    in_rounds = LENGTHS[kind] == ROUNDS
+    done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
+    if done == 0:
+        return None
+    if state.step == 0 and not state.stage.last_length:
+        return "its last checkpoint is of an earlier version of verizero, which did not write down its length"
+    totals = [_steps(kind, fields) for fields in (before, now)]
+    if totals[1] is not None and totals[1] <= done:
+        return f"it has done {done} of its steps already"
+    if totals[1] is None and now[f"{kind}.epochs"] < before[f"{kind}.epochs"]:
+        return "it may have passed their end already"
+    each = f"{kind}.steps_per_round"
+    if in_rounds and before[each] != now[each] and done > before[each]:
+        return f"{each} can only change before round 2 begins; raise {kind}.rounds"
+    if now.get(f"{kind}.algorithm.temperature_end") is not None:
+        return f"{kind}.algorithm.temperature_end made the temperature of its steps depend on their number"
+    for place in (f"{kind}.optimizer", f"{kind}.critic"):
+        numbers = {name: now.get(f"{place}.{name}") for name in OptimizerConfig.model_fields}
+        if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
+            return f"{place}.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
+    return None
+
+
+def _steps(kind: str, fields: dict[str, Any]) -> int | None:
+    """Return the steps of the whole stage; None if they follow from the data."""
+    if LENGTHS[kind] == ROUNDS:
+        return int(fields[f"{kind}.rounds"] * fields[f"{kind}.steps_per_round"])
+    steps: int | None = fields[f"{kind}.steps"]
+    return steps
+
+
+def _has_fallen(optimizer: OptimizerConfig, done: int, totals: list[int | None]) -> bool:
+    # Without the warm-up, which ends at the same update in both, and may have several updates in a step.
+    numbers = optimizer.model_copy(update={"warmup_steps": 0})
+    if numbers.schedule == "constant":
+        return False
+    return any(total is None or schedule(numbers, done, total) < numbers.learning_rate for total in totals)
+
+
+def take_up(config: RunConfig, state: RunState) -> None:
+    """Let the state's stage continue if the recipe now asks more of it than when its last item ended."""
+    stage = next((s for s in config.stages if s.name == state.stage.name), None)
+    if stage is None:
+        return
+    asked = config.section_of(stage).length_of_item
+    if state.step == 0 and state.stage.last_length and asked > state.stage.last_length:
+        state.num_done, state.step, state.is_evaluated = state.num_done - 1, state.stage.last_steps, False
+    if not at_end_of_stage(config, state):
+        state.stage_ends.pop(stage.name, None)
