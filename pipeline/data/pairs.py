@@ -57,17 +57,24 @@ class PairsRead:
     """(row, why)."""
 
 
-def read_pairs(sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".") -> PairsRead:
+def read_pairs(
+    sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".", places: dict[str, str] | None = None
+) -> PairsRead:
     """The pairs of all sources. Relative paths are taken from `base_dir`, the recipe's folder.
 
-    Rows with an empty side or with equal ones are left out, counted and named.
+    Rows with an empty side or with equal ones are left out, counted and named. `places` is told the place of each
+    pair's row by its id, e.g. "pairs.jsonl line 3".
     Raises: DataError naming the file, line, column and remedy for a row that is not of this form (see `on_bad_row`), or
     a source of which nothing is left.
     """
     out = PairsRead()
     for source in sources:
         counts = SourceCounts(source.label, what="pairs")
-        chosen = list(_chosen(source, Path(base_dir), counts))
+        chosen = []
+        for place, pair in _chosen(source, Path(base_dir), counts):
+            chosen.append(pair)
+            if places is not None:
+                places[pair.id] = place
         out.left_out += counts.left_out
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
@@ -197,8 +204,8 @@ def _rows(source: PairSource, base_dir: Path) -> Iterator[Placed]:
     return read_hub(source.hub, base_dir)
 
 
-def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[Pair]:
-    """Good pairs of one source, up to its limit (after a shuffle the limit is the caller's to apply)."""
+def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[tuple[str, Pair]]:
+    """Good pairs of one source with the places of their rows, up to its limit (of shuffled rows the caller's)."""
     limit = None if source.shuffle else source.limit
     taken = 0
     good = good_rows(_rows(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
@@ -207,7 +214,7 @@ def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterato
         if problem is not None:
             counts.leave_out(problem, place, row, problem)
             continue
-        yield pair
+        yield place, pair
         taken += 1
         if taken == limit:
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.preference import PreferenceConfig, check_loss
+from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.pairs import PairsRead, read_pairs
@@ -144,11 +145,26 @@ def stage_pairs(
         # By object, as pairs of different sources may share an id.
         allowed = {id(prompt) for prompt in kept}
         read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
-        drop_long(read, renderer, context)
-        from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
-        check_sides(stage.name, read, from_labels)
+        check_pairs(stage.name, section, read, renderer, context)
         by_stage[stage.name] = read
     return by_stage
+
+
+def check_pairs(
+    stage: str,
+    section: PreferenceConfig | RewardModelConfig,
+    read: PairsRead,
+    renderer: Renderer | None,
+    context: int | None,
+) -> None:
+    """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the loss's form.
+
+    `renderer`: None where `context` is None too.
+    """
+    if renderer is not None:
+        drop_long(read, renderer, context)
+    from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
+    check_sides(stage, read, from_labels)
 
 
 def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
@@ -166,7 +182,10 @@ def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
         counts.skip("past the context", f"{pair.id}: {length} tokens, and the model's context is {context}")
         read.left_out.append((pair.to_row(), f"past the context: {length} tokens of {context}"))
     if not kept:
-        raise DataError(f"all {len(read.pairs)} pairs are longer than the model's context of {context} tokens")
+        raise DataError(
+            f"all {len(read.pairs)} pairs are longer than the model's context of {context} tokens; give "
+            "shorter ones, or a model with a longer context"
+        )
     counts.num_loaded = len(kept)
     read.pairs[:] = kept
     if counts.skipped:

@@ -17,6 +17,8 @@ from pipeline.errors import ConfigError, DataError, boundary
 from pipeline.types import Prompt
 
 HUB = "https://huggingface.co"
+HUB_FAILS = "hub source"
+"""Beginning of the errors of `read_hub`: there is no network, no package or no such data set."""
 PATIENCE_S = 3.0
 MOST_ROWS = 10_000
 """Rows that are read of a file or a data set of the hub: reading millions would take minutes."""
@@ -29,12 +31,24 @@ class Rows:
     prompts: list[Prompt] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
     """Id of a prompt -> place of its row."""
-    absent: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Label of a source -> reason for which this machine does not have it."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Label of a source -> reason for which a run refuses it."""
 
     @property
     def why_none(self) -> str:
         """The first reason for which there are no rows."""
-        return self.absent[0] if self.absent else "the recipe names no rows"
+        if self.refused:
+            return f"first mend {next(iter(self.refused))}, which the check data found"
+        return next(iter(self.absent.values()), "the recipe names no rows")
+
+    def miss(self, label: str, exc: DataError) -> None:
+        """Keep the reason for which a source has no rows: a hub that is out of reach is no fault of the recipe."""
+        if str(exc).startswith(HUB_FAILS):
+            self.absent[label] = _not_here(label, exc)
+        else:
+            self.refused[label] = str(exc)
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ class AtHand:
 def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
     """Return what this machine has of the recipe.
 
-    Raises: DataError or ConfigError for what a run would refuse too: a bad row, an unknown verifier.
+    Raises: ConfigError for a model that a run would refuse too.
     """
     if not config.model.create or any(s.hub is not None for s in config.data.sources):
         stay_offline_without_network()
@@ -82,7 +96,7 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
     quiet()
     data, seed = config.data, config.seed
     train, evaluation = (_read(sources, seed, base_dir) for sources in (data.train, data.evaluation))
-    shown = _demonstrations(config, base_dir) if config.needs_demonstrations else Rows()
+    shown = _demonstrations(config, base_dir, train) if config.needs_demonstrations else Rows()
     tokenizer, reason, lacks_end = None, "", False
     context = vocabulary = None
     stops: tuple[int, ...] = ()
@@ -123,40 +137,30 @@ def stay_offline_without_network() -> None:
 def _read(sources: Sequence[Source], seed: int, base_dir: Path) -> Rows:
     rows = Rows()
     for source in sources:
-        missing = _missing(source, base_dir)
-        if missing is not None:
-            rows.absent.append(missing)
-            continue
+        places = dict(rows.places)  # of a source that is refused half-way no id is taken
         try:
-            prompts, _ = read_prompts((_bounded(source),), seed, base_dir, rows.places)
+            prompts, _ = read_prompts((_bounded(source),), seed, base_dir, places)
         except DataError as exc:
-            if source.hub is None:
-                raise
-            rows.absent.append(_not_here(source.label, exc))
+            rows.miss(source.label, exc)
             continue
+        rows.places.update(places)
         rows.prompts.extend(prompts)
     return rows
 
 
-def _demonstrations(config: RunConfig, base_dir: Path) -> Rows:
-    chosen = config.data.demonstrations or config.data.train
-    rows = Rows(absent=[reason for s in chosen if (reason := _missing(s, base_dir)) is not None])
-    here = [_bounded(s) for s in chosen if _missing(s, base_dir) is None]
-    own, train = (here, []) if config.data.demonstrations else ([], here)
+def _demonstrations(config: RunConfig, base_dir: Path, train: Rows) -> Rows:
+    """Return the demonstrations; of training sources those that could be read, as the others are told there."""
+    own = [_bounded(s) for s in config.data.demonstrations]
+    rows = Rows(absent={} if own else dict(train.absent))
+    missed = train.refused.keys() | train.absent.keys()
+    of_train = [] if own else [_bounded(s) for s in config.data.train if s.label not in missed]
+    here = own or of_train
     if here:
         try:
-            rows.prompts.extend(read_demonstrations(own, train, config.seed, base_dir, rows.places).prompts)
+            rows.prompts.extend(read_demonstrations(own, of_train, config.seed, base_dir, rows.places).prompts)
         except DataError as exc:
-            if all(s.hub is None for s in here):
-                raise
-            rows.absent.append(_not_here(" ".join(s.label for s in here if s.hub), exc))
+            rows.miss(" ".join(s.label for s in here), exc)
     return rows
-
-
-def _missing(source: Source, base_dir: Path) -> str | None:
-    if source.file is None or (base_dir / source.file).is_file():
-        return None
-    return f"there is no file {source.file} in the recipe's folder"
 
 
 def _bounded(source: Source) -> Source:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pipeline.diagnosis.finding import Evidence, Finding
 from pipeline.types import Prompt
 
+T = TypeVar("T")
 RECIPE = "the recipe"
 """File of evidence that is a field of the recipe."""
 
@@ -45,8 +47,8 @@ def evidence_at(place: str, text: str) -> Evidence:
     return Evidence(label, int(number), text)
 
 
-def spread(prompts: Sequence[Prompt], most: int) -> list[Prompt]:
-    """Return at most `most` of the prompts, evenly over the list: rows of a file are often sorted."""
-    if len(prompts) <= most:
-        return list(prompts)
-    return [prompts[i * len(prompts) // most] for i in range(most)]
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, evenly over the list: rows of a file are often sorted."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * len(items) // most] for i in range(most)]

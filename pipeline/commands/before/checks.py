@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.commands.before import demonstrations, pass_rates, references, room, rows, stop_token, template
+from pipeline.commands.before import data, demonstrations, pass_rates, references, room, rows, stop_token, template
 from pipeline.commands.before.at_hand import AtHand, read_at_hand
 from pipeline.commands.before.checked import Checked, not_tried
 from pipeline.config.run import RunConfig
@@ -15,6 +15,7 @@ from pipeline.scoring.sandbox_setup import close_sandbox
 
 Check = Callable[[AtHand], Checked]
 WITHOUT_MODEL: tuple[Check, ...] = (
+    data.look,
     template.look,
     stop_token.look,
     references.look,
@@ -29,7 +30,7 @@ def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tup
     """Return the checks of a recipe, tried and not tried, and all findings, the most likely cause first.
 
     `without_model`: nothing is sampled.
-    Raises: DataError or ConfigError for what a run would refuse too.
+    Raises: ConfigError, or DataError for a verifier, that a run would refuse too.
     """
     recipe = read_at_hand(config, base_dir)
     try:

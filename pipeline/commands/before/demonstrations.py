@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from pipeline.commands.before.at_hand import AtHand
 from pipeline.commands.before.checked import Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.graders import grader_of, is_cheap
+from pipeline.commands.before.graders import failing, grader_of, is_cheap
 from pipeline.diagnosis.finding import Finding
 from pipeline.errors import ConfigError, IsolationError
-from pipeline.types import Attempt, Prompt
+from pipeline.types import Attempt, Prompt, Verdict
 
 NAME = "demonstrated"
 MOST, FEWEST = 60, 20
@@ -36,52 +36,55 @@ def look(recipe: AtHand) -> Checked:
     for key, prompts in by_key.items():
         some = spread(prompts, MOST)
         try:
-            right = _right(recipe, key, some) if is_cheap(recipe, key, some) else None
+            verdicts = _verdicts(recipe, key, some) if is_cheap(recipe, key, some) else None
         except (IsolationError, ConfigError) as exc:
             told.append(f"{key}: {exc}")
             continue
-        if right is None:
+        if verdicts is None:
             told.append(f"{key}: it needs a model, a service or an environment")
             continue
         tried = True
-        told.append(f"{sum(r is True for r, _ in right)} of {len(right)} demonstrations of {key} are right")
-        findings += _wrong(recipe, key, some, right)
+        told.append(f"{sum(v.is_correct for v in verdicts)} of {len(verdicts)} demonstrations of {key} are right")
+        demonstrated = [(p, str(p.demonstration)) for p in some]
+        findings += judge(key, demonstrated, verdicts, recipe.demonstrations.places, "demonstrations")
     return Checked(NAME, tried, "; ".join(told), tuple(findings))
 
 
-def _right(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> list[tuple[bool | None, str]]:
-    """Return for each demonstration whether it is right (None: the verifier failed), and the reason."""
-    grader = grader_of(recipe, key, prompts)
+def _verdicts(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> list[Verdict]:
+    """Return the verdict on each demonstration."""
     attempts = [Attempt(str(p.demonstration), p.reference, p.question) for p in prompts]
-    return [(None if v.is_infrastructure else v.is_correct, f"{v.status} {v.reason}") for v in grader.score(attempts)]
+    return grader_of(recipe, key, prompts).score(attempts)
 
 
-def _wrong(
-    recipe: AtHand, key: str, prompts: Sequence[Prompt], right: Sequence[tuple[bool | None, str]]
+def judge(
+    key: str,
+    responses: Sequence[tuple[Prompt, str]],
+    verdicts: Sequence[Verdict],
+    places: dict[str, str],
+    what: str,
 ) -> list[Finding]:
-    graded = [
-        (p, is_right, reason) for p, (is_right, reason) in zip(prompts, right, strict=True) if is_right is not None
-    ]
-    num_right = sum(is_right for _, is_right, _ in graded)
-    if len(graded) < FEWEST or num_right > HARDLY * len(graded):
-        return []
-    reasons = Counter(reason.partition(":")[0] for _, is_right, reason in graded if not is_right).most_common(2)
-    shown = [(p, reason) for p, is_right, reason in graded if not is_right][:3]
+    """Return what is wrong where responses of the data, which `what` names, are nearly all wrong by their verifier."""
+    both = [(p, v) for (p, _), v in zip(responses, verdicts, strict=True)]
+    findings = failing(key, [(places[p.id], p, v) for p, v in both if v.is_infrastructure], len(both), what)
+    graded = [(p, text, v) for (p, text), v in zip(responses, verdicts, strict=True) if not v.is_infrastructure]
+    wrong = [(p, text, v) for p, text, v in graded if not v.is_correct]
+    if len(graded) < FEWEST or len(graded) - len(wrong) > HARDLY * len(graded):
+        return findings
+    reasons = Counter(f"{v.status} {v.reason}".partition(":")[0] for *_, v in wrong).most_common(2)
     return [
+        *findings,
         Finding(
             "wrong_references",
             "problem",
             0.9,
-            f"The verifier {key} takes {len(graded) - num_right} of {len(graded)} demonstrations for wrong "
+            f"The verifier {key} takes {len(wrong)} of {len(graded)} {what} for wrong "
             f"({', '.join(f'{reason}: {n}' for reason, n in reasons)}): they, or the references, are of other rows or "
             "in another form.",
             tuple(
-                evidence_of(
-                    p, recipe.demonstrations.places, f"{str(p.demonstration)[-40:]!r}, {p.reference!r:.30}: {why:.50}"
-                )
-                for p, why in shown
+                evidence_of(p, places, f"{text[-40:]!r}, {p.reference!r:.30}: {v.status} {v.reason:.40}")
+                for p, text, v in wrong[:3]
             ),
-            "compare the columns that mapping.demonstration and mapping.answer name, row by row",
+            f"compare the columns of the {what} and of mapping.answer, row by row",
             frozenset({"too_hard", "false_negatives"}),
-        )
+        ),
     ]

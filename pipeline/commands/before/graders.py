@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.commands.before.at_hand import AtHand
+from pipeline.commands.before.checked import evidence_at
 from pipeline.config.choices import ENVIRONMENT
+from pipeline.diagnosis.finding import Finding, Level
+from pipeline.diagnosis.infrastructure_zeros import MANY
 from pipeline.scoring.purity import may_leave
 from pipeline.scoring.sandbox_setup import open_sandbox
 from pipeline.scoring.score import Grader, bind_verifiers
-from pipeline.types import Prompt
+from pipeline.types import Prompt, Verdict
+
+FAILING = "infrastructure_zeros"
+"""The cause of verifiers that fail. What they could not grade explains the rates, not another verifier's references."""
+FAILING_EXPLAINS = frozenset({"too_hard", "false_negatives"})
 
 
 def name_of(recipe: AtHand, key: str) -> str:
@@ -34,3 +41,27 @@ def is_cheap(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> bool:
     if key == ENVIRONMENT:
         return False
     return may_leave(bind_verifiers(prompts[:1], recipe.config.verifiers, recipe.base_dir)[key])
+
+
+def failing(key: str, failed: Sequence[tuple[str, Prompt, Verdict]], total: int, what: str) -> list[Finding]:
+    """Return a finding if the verifier itself failed on some of `total` responses, which `what` names.
+
+    `failed`: place of the row, its prompt, and the verdict.
+    """
+    if not failed:
+        return []
+    share = len(failed) / total
+    level: Level = "problem" if share >= 2 * MANY else "warning"
+    return [
+        Finding(
+            FAILING,
+            level,
+            min(1.0, 0.7 + share),
+            f"The verifier {key} fails on {len(failed)} of {total} {what}, first with: {failed[0][2].reason:.160}. A "
+            "response that it fails on has no reward.",
+            tuple(evidence_at(place, f"{p.reference!r:.40}: {v.status} {v.reason:.80}") for place, p, v in failed[:3]),
+            "mend the verifier, which returns no_answer for what it cannot read, or the rows that it fails on; try it "
+            "with `verizero verify --check`",
+            FAILING_EXPLAINS,
+        )
+    ]

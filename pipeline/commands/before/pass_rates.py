@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.before.at_hand import AtHand, is_local
-from pipeline.commands.before.checked import Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.graders import grader_of, is_cheap
+from pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from pipeline.commands.before.graders import failing, grader_of, is_cheap
 from pipeline.data.render import Renderer
 from pipeline.diagnosis import end_token_missing, length_cap, other_template, too_easy, too_hard
 from pipeline.diagnosis.finding import Evidence, Finding, Level
 from pipeline.errors import ConfigError, IsolationError
 from pipeline.run.data import prompt_room
+from pipeline.run.graders import usable_cores
 from pipeline.scoring.score import Grader, Scorer
-from pipeline.types import Prompt, Rollout, ScoredRollout
+from pipeline.types import Prompt, Rollout, ScoredRollout, Verdict
 
 NAME = "pass rates"
-NUM_PROMPTS, FEWER_PROMPTS, SAMPLES = 16, 4, 4
+NUM_PROMPTS, SAMPLES = 16, 4
+FEWER_PROMPTS = (4, 1)
+"""Prompts that are asked where the time does not allow NUM_PROMPTS of them, the first of these that it allows."""
 BUDGET_S = 20.0
+NOT_MEASURED = "not_measured"
+"""The cause of pass rates that the time did not allow. No rule of runs has it."""
 PROBE_TOKENS, FEWEST_TOKENS = 4, 16
 """Tokens of the responses by which a step is timed, and the fewest that are worth sampling."""
 MOST_GIB = 4.0
@@ -69,11 +75,24 @@ def look(recipe: AtHand) -> Checked:
         return not_tried(NAME, reason)
     sampled = sample(recipe, prompts, graders)
     if isinstance(sampled, str):
-        return not_tried(NAME, sampled)
+        return replace(not_tried(NAME, sampled), findings=(_not_measured(recipe, sampled),))
     return Checked(NAME, True, _told(recipe, sampled), tuple(judge(recipe, sampled)))
 
 
 def judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
+    """Return what the responses show, and whether a verifier failed on them."""
+    findings = _judge(recipe, sampled)
+    of_key: dict[str, list[tuple[str, Prompt, Verdict]]] = {}
+    for s in sampled.scored:
+        prompt = sampled.prompts[s.rollout.prompt_id]
+        of_key.setdefault(prompt.verifier, []).append((recipe.train.places[prompt.id], prompt, s.verdict))
+    for key, graded in of_key.items():
+        failed = [(place, prompt, v) for place, prompt, v in graded if v.is_infrastructure]
+        findings += failing(key, failed, len(graded), "sampled responses")
+    return findings
+
+
+def _judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
     """Return what the responses show; the limits are those of the rules for runs."""
     is_whole = sampled.limit == recipe.config.rollout.max_response_tokens
     cut = len(sampled.cut) / len(sampled.scored)
@@ -114,22 +133,22 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     from pipeline.run.build import build_policy
 
     how, tokenizer = recipe.config.rollout, recipe.tokenizer
-    start = time.monotonic()
     model = build_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
     engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, how.max_rows)
     engine.publish(0)
     by = Generation(engine, Renderer(tokenizer, recipe.config.data.template), recipe.config.seed)
     limit, seconds, some = 0, 0.0, list(prompts)
-    for num in (NUM_PROMPTS, FEWER_PROMPTS):
+    for num in (NUM_PROMPTS, *FEWER_PROMPTS):
         some = spread(prompts, num)
         begun = time.monotonic()
         collect(by, some, SAMPLES, Sampling(min(PROBE_TOKENS, how.max_response_tokens)), "probe")
         seconds = (time.monotonic() - begun) / PROBE_TOKENS
-        limit = min(how.max_response_tokens, int((BUDGET_S - (time.monotonic() - start)) / max(seconds, 1e-6)))
-        if limit == how.max_response_tokens:
+        limit = min(how.max_response_tokens, int(BUDGET_S / max(seconds, 1e-6)))
+        # Of fewer prompts cut responses still tell something; most prompts are worth asking for whole ones only.
+        if limit == how.max_response_tokens or (num < NUM_PROMPTS and limit >= FEWEST_TOKENS):
             break
-    if limit < min(FEWEST_TOKENS, how.max_response_tokens):
-        return f"a token of {len(some) * SAMPLES} responses takes {seconds:.1f} s here; `verizero rate` has the time"
+    else:
+        return f"a token of {len(some) * SAMPLES} responses takes {seconds:.1f} s here{_load()}"
     sampling = Sampling(limit, how.temperature, how.top_p, how.top_k)
     rollouts: list[Rollout] = collect(by, some, SAMPLES, sampling, "before")
     scorer = Scorer(recipe.config.scoring, graders)
@@ -139,6 +158,24 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     finally:
         scorer.close()
     return Sampled(by_id, scored, limit, is_few=len(some) < min(NUM_PROMPTS, len(prompts)))
+
+
+def _load() -> str:
+    """Return the machine's load as words in brackets where it has more to do than cores; else nothing."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    return f" (the load is {load:.0f} on {cores} cores)" if load > cores else ""
+
+
+def _not_measured(recipe: AtHand, reason: str) -> Finding:
+    shown = Evidence(RECIPE, 1, f"rollout.max_response_tokens: {recipe.config.rollout.max_response_tokens}")
+    return Finding(
+        NOT_MEASURED,
+        "note",
+        1.0,
+        f"The pass rates were not measured: {reason}. So nobody looked whether the prompts are too hard or too easy.",
+        (shown,),
+        "repeat this when the machine has less to do, or take the time for `verizero rate`",
+    )
 
 
 def _untried(recipe: AtHand) -> str | None:
@@ -259,6 +296,8 @@ def _told(recipe: AtHand, sampled: Sampled) -> str:
     text = f"{right} of {len(sampled.graded)} responses to {len(sampled.prompts)} training prompts are right"
     failed = len(sampled.scored) - len(sampled.graded)
     text += f", the verifier failed on {failed}" if failed else ""
+    if sampled.is_few:
+        text += f" (fewer prompts than {NUM_PROMPTS}, as those would take longer than {BUDGET_S:.0f} s here{_load()})"
     limit = recipe.config.rollout.max_response_tokens
     if sampled.limit < limit:
         return (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.commands.before.at_hand import AtHand
 from pipeline.commands.before.checked import Checked, evidence_at, not_tried, spread
-from pipeline.commands.before.graders import grader_of, is_cheap, name_of
+from pipeline.commands.before.graders import failing, grader_of, is_cheap, name_of
 from pipeline.config.choices import ENVIRONMENT
 from pipeline.data.hints import answer_of
 from pipeline.diagnosis.finding import Evidence, Finding, Level
@@ -19,8 +19,8 @@ from pipeline.types import Attempt, Prompt, Verdict
 from verifiers.mathematics.grader import gold_text
 
 NAME = "references"
-MOST = 300
-"""Rows of each verifier whose references are graded."""
+MOST, FEW = 300, 20
+"""Rows of each verifier whose references are graded, and those that a function of the user is called with."""
 READ_AS_ANSWERS = frozenset({"math", "numeric", "exact", "choice"})
 """Verifiers whose reference is the answer itself."""
 QUERIES = frozenset({"sql"})
@@ -58,7 +58,9 @@ def look(recipe: AtHand) -> Checked:
         by_key.setdefault(prompt.verifier, []).append(prompt)
     looks = [_look(recipe, key, own) for key, own in by_key.items()]
     is_any = any(tried for tried, _, _ in looks)
-    told = [text if tried or not is_any else f"not tried, {text}" for tried, text, _ in looks] + recipe.train.absent[:1]
+    told = [text if tried or not is_any else f"not tried, {text}" for tried, text, _ in looks] + list(
+        recipe.train.absent.values()
+    )[:1]
     return Checked(NAME, is_any, "; ".join(told), tuple(f for *_, findings in looks for f in findings))
 
 
@@ -74,13 +76,31 @@ def _look(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> tuple[bool, st
     # By object: rows of the evaluation may have the ids of training rows.
     places = {id(p): rows.places[p.id] for rows in (recipe.train, recipe.evaluation) for p in rows.prompts}
     name = name_of(recipe, key)
+    if answer_of(prompts[0]) is None and name not in READ_AS_ANSWERS | QUERIES:
+        return _called(grader, key, spread(prompts, FEW), places)
     graded = grade(grader, key, name, spread(prompts, MOST))
-    if not graded.is_sure and graded.passed < graded.total / 2:
-        return False, f"{key}: {graded.passed} of {graded.total} references pass as a response, so they may be none", []
-    findings = _refused(graded, places)
+    findings: list[Finding] = []
+    if not graded.is_sure:  # that a function of the user fails is its own fault, whatever a reference holds
+        failed = [(places[id(p)], p, v) for p, v in graded.failed]
+        findings += failing(key, failed, graded.total, "references, given to it as responses")
+        if graded.passed < graded.total / 2:
+            text = f"{key}: {graded.passed} of {graded.total} references pass as a response, so they may be none"
+            return bool(findings), text, findings
+    findings += _refused(graded if graded.is_sure else replace(graded, failed=[]), places)
     if name in READ_AS_ANSWERS:
         findings += _two_references(grader, name, prompts, places)
     return True, _count(graded, len(prompts)), findings
+
+
+def _called(
+    grader: Grader, key: str, prompts: Sequence[Prompt], places: dict[int, str]
+) -> tuple[bool, str, list[Finding]]:
+    """Call a function of the user whose references hold no response: it may refuse what it gets, but not fail."""
+    verdicts = grader.score([Attempt(str(p.reference), p.reference, p.question) for p in prompts])
+    failed = [(places[id(p)], p, v) for p, v in zip(prompts, verdicts, strict=True) if v.is_infrastructure]
+    findings = failing(key, failed, len(prompts), "references, written out and given to it as responses")
+    text = f"{key}: a reference of it holds no response; it fails on {len(failed)} of {len(prompts)} calls"
+    return True, text, findings
 
 
 def grade(grader: Grader, key: str, name: str, prompts: Sequence[Prompt]) -> Graded:
@@ -132,7 +152,7 @@ def _untried(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> str | None:
     name, choice = name_of(recipe, key), recipe.config.verifiers.get(key)
     if name in READ_AS_ANSWERS | QUERIES:
         return None
-    if choice is None or choice.path is None or answer_of(prompts[0]) is None:
+    if choice is None or choice.path is None:
         return "a reference of it holds no response"
     return None if is_cheap(recipe, key, prompts) else "it needs a model or a service"
 
