@@ -20,6 +20,7 @@ A message names what was wrong, the value got, and the remedy.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -89,3 +90,9 @@ def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
         raise
     except Exception as exc:
         raise error(f"{what}: {type(exc).__name__}: {exc}") from exc
+
+
+def raised_at(exc: BaseException, file: str) -> str:
+    """Return "file:line" of the innermost line of `file` that an exception went through; empty if of none."""
+    frames = traceback.walk_tb(exc.__traceback__)
+    return next((f"{file}:{line}" for frame, line in reversed(list(frames)) if frame.f_code.co_filename == file), "")

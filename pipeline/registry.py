@@ -98,8 +98,10 @@ def _import_file(where: Path, what: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as exc:
+    except BaseException as exc:
         del sys.modules[name]
+        if isinstance(exc, KeyboardInterrupt):
+            raise
         raise ConfigError(f"{what} file {where} does not import: {type(exc).__name__}: {exc}") from exc
     return module
 

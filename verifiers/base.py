@@ -1,14 +1,17 @@
 """The class of all verifiers, and the decorator `@verifier`, which makes a verifier of a function.
 
 A verifier turns an attempt (response, reference, prompt) into a verdict. Its parameters are a frozen pydantic model,
-so they are validated with the recipe. An exception inside a verifier is never a wrong answer: it becomes a verdict of
-status "verifier_error", and its response has no reward and leaves the group.
+so they are validated with the recipe. Whatever goes wrong inside a verifier is never a wrong answer: it becomes a
+verdict of status "verifier_error", and its response has no reward and leaves the group. Verifiers from outside grade
+behind a wall (`_wall.py`).
 """
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -18,11 +21,13 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline import registry
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.types import Attempt, Verdict
+from pipeline.errors import ConfigError, UnknownName, raised_at
+from pipeline.types import STATUSES, Attempt, Verdict
+from verifiers import _wall
 from verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
+    "TIME_S",
     "Answer",
     "Attempt",
     "BoundVerifier",
@@ -39,6 +44,7 @@ __all__ = [
 ]
 
 
+TIME_S = _wall.TIME_S
 BASE = "base"
 """Key in pydantic's validation context: the folder that relative paths start from, or None."""
 
@@ -57,7 +63,8 @@ class VerifierParams(BaseModel):
 
 P = TypeVar("P", bound=VerifierParams)
 Single = Callable[[Attempt, P], Verdict | float | bool]
-Batch = Callable[[Sequence[Attempt], P], Sequence[Verdict]]
+Batch = Callable[[Sequence[Attempt], P], Sequence[Verdict | float | bool]]
+OURS = __name__.partition(".")[0]
 
 
 class Verifier(Generic[P]):
@@ -68,27 +75,51 @@ class Verifier(Generic[P]):
         self.params_type = params_type
         self.single = single
         self.batch = batch
-        function = single or batch
+        function: Any = single or batch
         self.__doc__ = function.__doc__
         self.module: str = function.__module__
+        self.is_ours = self.module.partition(".")[0] == OURS
+        code = inspect.unwrap(function).__code__
+        self.file, self.line = code.co_filename, code.co_firstlineno
+        self.loaded_by: tuple[str | None, str | None] | None = None
+        """(name, absolute path) by which another process can load it; None: it is ours, or made in this process."""
 
-    def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundVerifier[P]:
+    def bind(
+        self, params: Mapping[str, Any] | None = None, base: Path | None = None, time_s: float = TIME_S
+    ) -> BoundVerifier[P]:
         """Return this verifier with validated parameters. Relative paths among them start from `base`, as in `load`.
 
+        time_s: seconds that a verifier from outside may take for a response, or a call if it grades batches.
         Raises: ConfigError naming the parameter, its value and what is allowed.
         """
+        params = dict(params or {})
         try:
-            return BoundVerifier(self, self.params_type.model_validate(dict(params or {}), context={BASE: base}))
+            checked = self.params_type.model_validate(params, context={BASE: base})
         except ValidationError as exc:
             raise ConfigError(f"verifier {self.name!r}: {_explain(exc, self.params_type)}") from exc
+        outside = None
+        if self.loaded_by is not None and not _wall.is_inside:
+            name, path = self.loaded_by
+            place = None if base is None else base.absolute()
+            is_batch = self.batch is not None
+            outside = _wall.Outside(name, path, place, params, time_s, self.file, self.line, is_batch)
+        return BoundVerifier(self, checked, time_s, outside)
 
 
 class BoundVerifier(Generic[P]):
     """A verifier with its parameters: scores lists of attempts, in order."""
 
-    def __init__(self, verifier: Verifier[P], params: P) -> None:
+    def __init__(
+        self,
+        verifier: Verifier[P],
+        params: P,
+        time_s: float = TIME_S,
+        outside: _wall.Outside | None = None,
+    ) -> None:
         self.verifier = verifier
         self.params = params
+        self.time_s = time_s
+        self._outside = outside
 
     @property
     def name(self) -> str:
@@ -98,36 +129,84 @@ class BoundVerifier(Generic[P]):
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
         """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero.
 
-        If a verifier of batches raises, each attempt is graded alone: the row that it raises for costs no other.
+        If a verifier of batches fails, each attempt is graded alone: the row that it fails for costs no other.
         """
+        if self._outside is not None:
+            return _wall.score(self._outside, attempts)
+        return list(self.verdicts_here(attempts))
+
+    def verdicts_here(self, attempts: Sequence[Attempt]) -> Iterator[Verdict]:
+        """Yield the verdicts, graded in this process, as they are made."""
         if self.verifier.batch is None:
-            return [self._score_one(a) for a in attempts]
+            yield from map(self._score_one, attempts)
+            return
         start = time.perf_counter()
         try:
-            verdicts = list(self.verifier.batch(attempts, self.params))
-        except Exception as exc:
-            if len(attempts) > 1:
-                return [verdict for attempt in attempts for verdict in self.score([attempt])]
-            return [_failure(exc, time.perf_counter() - start)] * len(attempts)
-        if len(verdicts) != len(attempts):
-            reason = f"returned {len(verdicts)} verdicts for {len(attempts)} attempts"
-            return [Verdict("verifier_error", reason=reason)] * len(attempts)
-        return verdicts
+            returned = self.verifier.batch(attempts, self.params)
+            if not isinstance(returned, Iterable):
+                raise TypeError(f"returned {returned!r:.60} for {len(attempts)} attempts; return a list of verdicts")
+            results = list(returned)
+            verdicts = [self._judged(result, 0.0) for result in results]
+        except BaseException as exc:
+            failed = self._failure(exc, time.perf_counter() - start)
+            if len(attempts) == 1:
+                yield failed
+            for attempt in attempts if len(attempts) > 1 else ():
+                yield from self.verdicts_here([attempt])
+            return
+        if len(results) != len(attempts):
+            what = f"returned {len(results)} verdicts for {len(attempts)} attempts"
+            verdicts = [self._wrong(what, time.perf_counter() - start)] * len(attempts)
+        yield from verdicts
 
     def _score_one(self, attempt: Attempt) -> Verdict:
         assert self.verifier.single is not None
         start = time.perf_counter()
         try:
             result = self.verifier.single(attempt, self.params)
-        except Exception as exc:
-            return _failure(exc, time.perf_counter() - start)
-        seconds = time.perf_counter() - start
+            return self._judged(result, time.perf_counter() - start)
+        except BaseException as exc:
+            return self._failure(exc, time.perf_counter() - start)
+
+    def _judged(self, result: object, seconds: float) -> Verdict:
+        """Return what a verifier returned as a verdict; one that says nothing of the answer is its failure."""
         if isinstance(result, Verdict):
-            return result if result.seconds else replace(result, seconds=seconds)
-        score = float(result)
+            if result.status not in STATUSES:
+                return self._wrong(f"status {result.status!r} is not one of {', '.join(STATUSES)}", seconds)
+            extracted = None if result.extracted is None else str(result.extracted)
+            seconds = float(result.seconds) or seconds
+            result = replace(result, reason=str(result.reason), extracted=extracted, seconds=seconds)
+            if result.status != "graded":
+                return result
+        number: Any = result.score if isinstance(result, Verdict) else result
+        try:
+            score = number if type(number) is float else float("no" if isinstance(number, str | bytes) else number)
+        except (TypeError, ValueError, OverflowError):
+            what = f"score {number!r:.60} is no number" if isinstance(result, Verdict) else f"returned {number!r:.60}"
+            return self._wrong(f"{what}; return a Verdict, or a score from 0 to 1", seconds)
+        # Written so that NaN, for which every comparison is false, is caught: it would end the run at the update.
         if not 0.0 <= score <= 1.0:
-            return Verdict("verifier_error", reason=f"score {score!r} is outside [0, 1]", seconds=seconds)
+            return self._wrong(f"score {score!r} is outside [0, 1]", seconds)
+        if isinstance(result, Verdict):
+            return replace(result, score=score)
         return Verdict("graded", score, "right" if score == 1.0 else "partial" if score else "wrong", seconds=seconds)
+
+    def _failure(self, exc: BaseException, seconds: float) -> Verdict:
+        """Return the verdict for an exception; raise it if it is Ctrl-C."""
+        # In another thread, and behind the wall, only the code itself can raise it.
+        is_main = threading.current_thread() is threading.main_thread()
+        if isinstance(exc, KeyboardInterrupt) and is_main and not _wall.is_inside:
+            raise exc
+        try:
+            words = f"{type(exc).__name__}: {exc}"
+        except Exception:  # its own text raises
+            words = type(exc).__name__
+        return self._wrong(words, seconds, raised_at(exc, self.verifier.file))
+
+    def _wrong(self, what: str, seconds: float, place: str = "") -> Verdict:
+        """Return the verdict of a verifier that did `what`, with the line: of its function if `place` is empty."""
+        where = "" if self.verifier.is_ours else f", at {place or f'{self.verifier.file}:{self.verifier.line}'}"
+        return Verdict("verifier_error", reason=what[: max(100, 300 - len(where))] + where, seconds=seconds)
 
 
 @overload
@@ -170,17 +249,19 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
             plugin = getattr(plugin, plugin.__name__.rpartition(".")[2], None)
         if not isinstance(plugin, Verifier):
             raise UnknownName(f"{name!r} is not a verifier; known: {', '.join(registry.names('verifiers'))}")
-        return plugin
+        return _from_outside(plugin, name, None)
     assert path is not None
     plugin, where = registry.at_path(path, base, "verifier")
     if not isinstance(plugin, Verifier):
         attribute = path.partition(":")[2]
         raise ConfigError(f"verifier path {path!r}: {attribute!r} in {where} is not decorated with @verifier")
+    return _from_outside(plugin, None, f"{where.absolute()}:{path.partition(':')[2]}")
+
+
+def _from_outside(plugin: Verifier[Any], name: str | None, path: str | None) -> Verifier[Any]:
+    if not plugin.is_ours and plugin.loaded_by is None:
+        plugin.loaded_by = name, path
     return plugin
-
-
-def _failure(exc: Exception, seconds: float) -> Verdict:
-    return Verdict("verifier_error", reason=f"{type(exc).__name__}: {exc}"[:300], seconds=seconds)
 
 
 def _explain(exc: ValidationError, params_type: type[BaseModel]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.load import load_recipe
 from pipeline.config.recipes import find_recipe
 from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
@@ -47,3 +49,14 @@ def recipe_with_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
     if arguments.model:
         overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
     return load_recipe(path, overrides), path.resolve().parent
+
+
+def object_of(text: str, flag: str, example: str) -> dict[str, Any]:
+    """Return the JSON object that a flag holds. Raises: ConfigError, which shows `example`."""
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{flag}: {exc}; give an object such as '{example}'") from exc
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag}: expected an object such as '{example}', got {text}")
+    return value

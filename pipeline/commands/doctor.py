@@ -105,13 +105,13 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     from pipeline.run.episodes import languages_of
     from pipeline.scoring.score import bind_components, bind_verifiers
     from verifiers._sandbox_jobs import programs_of
-    from verifiers.base import BoundVerifier, load
+    from verifiers.base import BoundVerifier
 
     sources = [*config.data.train, *config.data.evaluation]
     here, _ = read_prompts([s for s in sources if s.hub is None], config.seed, base)
     bound = [*bind_verifiers(here, config.data.verifiers, base).values(), *bind_components(config.scoring, base)]
     for choice in (s.verifier for s in sources if s.hub is not None and s.verifier is not None):
-        bound.append(load(choice.name, choice.path, base).bind(choice.params, base))
+        bound.append(choice.bind(base))
     # Verifiers may hold others, so they are bound as the run would do it and then asked.
     runs = any(isinstance(b, BoundVerifier) and programs_of(b.params) for b in bound)
     runs = runs or bool(languages_of(here, config.data.environments, base))

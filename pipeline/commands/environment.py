@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.arguments import object_of
 from pipeline.errors import ConfigError
 
 
@@ -24,12 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the report; return 1 if a check failed."""
     from pipeline.commands.environments.check import check
 
-    try:
-        params = json.loads(arguments.params)
-    except ValueError as exc:
-        raise ConfigError(f"--params: {exc}; give an object such as '{{\"tries\": 5}}'") from exc
-    if not isinstance(params, dict):
-        raise ConfigError(f"--params: expected an object such as '{{\"tries\": 5}}', got {arguments.params}")
+    params = object_of(arguments.params, "--params", '{"tries": 5}')
     if arguments.episodes < 1:
         raise ConfigError(f"--episodes must be >= 1, got {arguments.episodes}")
     report = check(arguments.check, params, arguments.rows, episodes=arguments.episodes)

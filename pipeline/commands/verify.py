@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.commands.arguments import object_of
+from pipeline.errors import ConfigError, DataError
 
 
 def add(commands: Any) -> None:
@@ -18,24 +19,29 @@ def add(commands: Any) -> None:
     command.add_argument("--batch", type=int, default=1, help="rows graded together before lines are written")
     command.add_argument("--verifier", help="for rows that name none; a name or file.py:function")
     command.add_argument("--check", metavar="VERIFIER", help="prove a verifier on the rows instead (name or file.py:f)")
+    command.add_argument("--params", default="{}", metavar="JSON", help="parameters of that verifier, an object")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a verdict a line, or with --check the report; return 1 for bad rows or a failed check."""
     from pipeline.commands.verifiers.check import check
-    from pipeline.commands.verifiers.labelled_rows import Defaults
+    from pipeline.commands.verifiers.labelled_rows import Defaults, choice_of
     from pipeline.commands.verifiers.verify import verify
+    from pipeline.report.progress import Lines
 
     _accept_any_text()
+    params = object_of(arguments.params, "--params", '{"abs_tol": 0.1}')
+    if params and not (arguments.check or arguments.verifier):
+        raise ConfigError("--params are those of --check or --verifier; name one of them, or drop --params")
     if arguments.check:
         if arguments.rows is None:
             print("verizero: --check needs a file of rows", file=sys.stderr)
             return 2
-        report = check(arguments.check, arguments.rows)
+        report = check(arguments.check, arguments.rows, params=params, progress=Lines())
         print(report)
         return 0 if report.passed else 1
-    defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
+    defaults = Defaults(verifier=choice_of(arguments.verifier, params)) if arguments.verifier else None
     if arguments.rows is None:
         counts = verify(sys.stdin, sys.stdout, batch=arguments.batch, defaults=defaults)
     else:

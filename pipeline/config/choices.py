@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from pipeline.config.sections import Section
+
+if TYPE_CHECKING:
+    from verifiers.base import BoundVerifier
 
 ENVIRONMENT = "environment"
 """The verifier of prompts whose environment gives the verdict."""
@@ -47,6 +52,11 @@ class VerifierChoice(PluginChoice):
     """A verifier with its parameters."""
 
     what: ClassVar[str] = "verifier math"
+    time_s: float = Field(
+        30,
+        gt=0,
+        description="a verifier of your own: seconds for a response, or a call if it grades batches; then it failed",
+    )
 
     @model_validator(mode="after")
     def _exists(self, info: ValidationInfo) -> Self:
@@ -56,6 +66,15 @@ class VerifierChoice(PluginChoice):
 
             load(name).bind(self.params, (info.context or {}).get("base"))
         return self
+
+    def bind(self, base: Path | None, params: Mapping[str, Any] | None = None) -> BoundVerifier[Any]:
+        """Return the verifier with its parameters, or with `params` in place of them; paths start from `base`.
+
+        Raises: UnknownName, ConfigError.
+        """
+        from verifiers.base import load
+
+        return load(self.name, self.path, base).bind(self.params if params is None else params, base, self.time_s)
 
     @property
     def stage(self) -> str | None:

@@ -17,11 +17,11 @@ from pipeline.report.progress import Progress
 from pipeline.run.data import RunData
 from pipeline.run.episodes import languages_of
 from pipeline.scoring.grader_process import GraderProcess
-from pipeline.scoring.purity import may_leave
+from pipeline.scoring.purity import is_pure
 from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from pipeline.scoring.score import COMPONENT, Grader, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second_opinion import SecondOpinions
-from verifiers.base import load
+from verifiers import _wall
 
 
 class Graders:
@@ -48,6 +48,7 @@ class Graders:
 
     def close(self) -> None:
         """End the threads, processes and sandbox workers of all graders."""
+        _wall.close()  # before the threads, which may wait for it
         for grader in (self.scorer, self._of_stage, self.second):
             if grader is not None:
                 grader.close()
@@ -67,14 +68,14 @@ def build_graders(
     others: list[Grader] = [] if second is None else [second.bound]
     sections = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
     rewards = [r.reward for r in sections if r is not None and r.reward is not None]
-    others += [load(r.name, r.path, base_dir).bind(r.params, base_dir) for r in rewards]
+    others += [r.bind(base_dir) for r in rewards]
     played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say, played)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
-    # Verifiers that hold a model, or come from the user's file, stay in this process.
-    moving = {key: c for key, c in choices.items() if c.path is None and may_leave(graders[key])}
+    # Verifiers that hold a model stay in this process; those from outside have a process of their own.
+    moving = {key: c for key, c in choices.items() if c.path is None and is_pure(graders[key])}
     process = (
         GraderProcess(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
     )
@@ -92,8 +93,7 @@ def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> Second
             f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has; there are "
             f"{', '.join(known)}"
         )
-    choice = asked.verifier
-    return SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed)
+    return SecondOpinions(asked, asked.verifier.bind(base_dir), config.seed)
 
 
 def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:
@@ -104,7 +104,7 @@ def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:
     params = dict(choice.params)
     if choice.stage is not None:
         params["model"] = str((shared / "stages" / choice.stage / MODEL).resolve())
-    return load(choice.name, choice.path, base_dir).bind(params, base_dir)
+    return choice.bind(base_dir, params)
 
 
 def overlaps_grading(config: ScoringConfig, device: torch.device) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import verifiers
 from verifiers.base import BoundVerifier
 
 
@@ -16,7 +15,7 @@ def may_leave(bound: object) -> bool:
 
 def is_pure(bound: object) -> bool:
     """True if equal answers get equal verdicts: it may leave, and all its parts are verifiers of this project."""
-    return may_leave(bound) and all(_is_ours(part) for part in _parts(bound))
+    return may_leave(bound) and all(part.verifier.is_ours for part in _parts(bound))
 
 
 def _parts(bound: object) -> Iterator[BoundVerifier[Any]]:
@@ -25,7 +24,3 @@ def _parts(bound: object) -> Iterator[BoundVerifier[Any]]:
         yield bound
         for part in bound.params.combined_verifiers():
             yield from _parts(part)
-
-
-def _is_ours(bound: BoundVerifier[Any]) -> bool:
-    return bound.verifier.module.partition(".")[0] == verifiers.__name__

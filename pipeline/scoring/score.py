@@ -280,7 +280,7 @@ def bind_verifiers(
             continue
         choice = chosen.get(prompt.verifier)
         try:
-            bound[prompt.verifier] = load(prompt.verifier).bind() if choice is None else _bind(choice, base)
+            bound[prompt.verifier] = load(prompt.verifier).bind() if choice is None else choice.bind(base)
         except ConfigError as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
     return bound
@@ -288,8 +288,4 @@ def bind_verifiers(
 
 def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Grader]:
     """Return the verifiers of the recipe's components, in order. Raises: ConfigError if one does not exist."""
-    return [_bind(c.verifier, base) for c in config.components]
-
-
-def _bind(choice: VerifierChoice, base: Path | None) -> Grader:
-    return load(choice.name, choice.path, base).bind(choice.params, base)
+    return [c.verifier.bind(base) for c in config.components]

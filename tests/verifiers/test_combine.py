@@ -13,10 +13,10 @@ from pipeline.types import Attempt, Verdict
 from verifiers.combine import combine
 
 ASKED = """
+from pathlib import Path
 from pipeline.types import Attempt, Verdict
 from verifiers.base import VerifierParams, verifier
 
-asked = []
 
 class Says(VerifierParams):
     status: str = "graded"
@@ -25,7 +25,8 @@ class Says(VerifierParams):
 
 @verifier
 def says(attempt: Attempt, params: Says) -> Verdict:
-    asked.append((params.tag, attempt.response))
+    with Path(__file__).with_name("asked").open("a") as asked:
+        asked.write(f"{params.tag} {attempt.response} ")
     return Verdict(params.status, params.score, params.tag, attempt.reference and str(attempt.reference))
 """
 
@@ -85,13 +86,7 @@ def test_a_closed_gate_ends_it_and_nothing_behind_it_runs(says: str) -> None:
     )[0]
     assert (said.status, said.score) == ("graded", 0.0)
     assert "gate" in said.reason
-    import sys
-
-    module = next(
-        m for name, m in sys.modules.items() if name.startswith("verizero_plugin_says") and str(m.__file__) in says
-    )
-    assert ("main", "r1") not in module.asked
-    assert ("gate", "r1") in module.asked
+    assert Path(says).with_name("asked").read_text() == "gate r1 "
     assert one([part(says, gate=True), part(says, 0.3)]).score == pytest.approx(0.3)
 
 

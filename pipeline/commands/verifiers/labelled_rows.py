@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.errors import DataError, VerizeroError
 from pipeline.registry import names
 from pipeline.types import Attempt, Verdict
-from verifiers.base import BoundVerifier, load
+from verifiers.base import TIME_S, BoundVerifier, load
 
 Choice = str | Mapping[str, Any]
 """A verifier as a row or a command names it: a name, "file.py:function", or {name | path, params?}."""
@@ -108,8 +108,7 @@ def key_of(choice: Choice, base: Path, rows_folder: Path | None = None) -> str:
     that is not installed: `my_domain` means `my_domain.py:my_domain`.
     Raises: DataError for a choice that names no verifier.
     """
-    if isinstance(choice, str):
-        choice = {"path": choice} if ".py:" in choice else {"name": choice}
+    choice = choice_of(choice)
     unknown = set(choice) - {"name", "path", "params"}
     if unknown or ("name" in choice) == ("path" in choice):
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {dict(choice)!r:.120}")
@@ -118,6 +117,13 @@ def key_of(choice: Choice, base: Path, rows_folder: Path | None = None) -> str:
     if name.isidentifier() and name not in names("verifiers") and any((f / f"{name}.py").is_file() for f in folders):
         choice = {**{k: v for k, v in choice.items() if k == "params"}, "path": f"{name}.py:{name}"}
     return json.dumps(_absolute(choice, folders), sort_keys=True)
+
+
+def choice_of(choice: Choice, params: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Return a choice as {name or path, params?}; `params` are for one that has none."""
+    if isinstance(choice, str):
+        choice = {"path": choice} if ".py:" in choice else {"name": choice}
+    return {**choice, "params": params} if params and "params" not in choice else choice
 
 
 def _absolute(choice: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
@@ -135,26 +141,27 @@ def _absolute(choice: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, A
 
 
 @lru_cache(maxsize=1024)
-def bound(key: str) -> BoundVerifier[Any]:
+def bound(key: str, time_s: float = TIME_S) -> BoundVerifier[Any]:
     """Return the verifier with a key of `key_of`. Raises: UnknownName, ConfigError."""
     choice = json.loads(key)
-    return load(choice.get("name"), choice.get("path")).bind(choice.get("params"))
+    return load(choice.get("name"), choice.get("path")).bind(choice.get("params"), time_s=time_s)
 
 
-def score_all(keys: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
+def score_all(keys: Sequence[str], attempts: Sequence[Attempt], time_s: float = TIME_S) -> list[Verdict]:
     """Return one verdict per attempt by the verifier of its key, in order; each verifier gets its attempts together."""
     places: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         places.setdefault(key, []).append(i)
     verdicts: dict[int, Verdict] = {}
     for key, some in places.items():
-        verdicts.update(zip(some, bound(key).score([attempts[i] for i in some]), strict=True))
+        verdicts.update(zip(some, bound(key, time_s).score([attempts[i] for i in some]), strict=True))
     return [verdicts[i] for i in range(len(attempts))]
 
 
 def brief(verdict: Verdict) -> str:
-    """Return a verdict in a few words."""
-    return f"{verdict.status} {verdict.score:g} {verdict.reason}".strip()
+    """Return a verdict in a few words, and what was extracted."""
+    extracted = "" if verdict.extracted is None else f", extracted {verdict.extracted!r:.80}"
+    return f"{verdict.status} {verdict.score:g} {verdict.reason}".strip() + extracted
 
 
 def _object(line: str) -> dict[str, Any]:

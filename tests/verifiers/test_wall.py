@@ -1,0 +1,223 @@
+"""Verifiers from outside that exit, hang, flood or return nonsense: each costs the response that it was asked about."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.verifiers.check import check
+from pipeline.commands.verifiers.verify import verify
+from pipeline.config.choices import VerifierChoice
+from pipeline.config.sandbox import SandboxConfig
+from pipeline.scoring.grader_process import GraderProcess
+from pipeline.types import Attempt, Verdict
+from tests.processes import family, until
+from verifiers import _wall
+from verifiers.base import BoundVerifier, load, verifier
+
+pytestmark = pytest.mark.integration
+TIME_S = 3.0
+FAULTS = {
+    "exits": ("import sys; sys.exit(0)", "SystemExit: 0"),
+    "quits": ("raise SystemExit", "SystemExit"),
+    "interrupts itself": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "ends a generator": ("raise GeneratorExit", "GeneratorExit"),
+    "raises what nobody catches": ("raise BaseException('odd')", "BaseException: odd"),
+    "raises what has no text": ("raise Mute", "Mute"),
+    "returns nothing": ("return None", "returned None; return a Verdict"),
+    "returns a text": ("return '1.0'", "returned '1.0'"),
+    "returns a list": ("return [1.0]", "returned [1.0]"),
+    "returns what has no text": ("return Mute()", "ValueError"),
+    "returns NaN": ("return float('nan')", "score nan is outside"),
+    "returns infinity": ("return float('inf')", "score inf is outside"),
+    "returns less than nothing": ("return -0.1", "score -0.1 is outside"),
+    "returns a verdict of NaN": ("return Verdict('graded', float('nan'))", "score nan is outside"),
+    "returns a verdict of no number": ("return Verdict('graded', None)", "score None is no number"),
+    "returns an unknown status": ("return Verdict('fine', 1.0)", "status 'fine'"),
+    "recurses for ever": ("return deeper(0)", "RecursionError"),
+    "sleeps for ever": ("import time; time.sleep(1e6)", "no verdict within 3 s"),
+    "loops for ever": ("exec('while True: pass')", "no verdict within 3 s"),
+    "never returns to Python": ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "no verdict within 3 s"),
+    "ends its process": ("import os; os._exit(3)", "exit status 3"),
+    "kills its process": ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+    "sets itself an alarm": ("import signal, time; signal.alarm(1); time.sleep(9)", "SIGALRM"),
+    "closes all files": ("import os; os.closerange(0, 99)", "ended its process"),
+}
+NO_LINE = ("returns", "ends its process", "kills", "sets itself", "closes")
+"""Faults for which the line is that of the function, since nothing is raised and nothing hangs."""
+
+
+def source(body: str, batch: bool = False) -> str:
+    """A verifier that does `body` where the response is "bad", and else compares."""
+    head = "@verifier(batch=True)\ndef mine(attempts):\n    " if batch else "@verifier\ndef mine(attempt):\n    "
+    tail = (
+        "return [a.response == a.reference for a in attempts]"
+        if batch
+        else "return attempt.response == attempt.reference"
+    )
+    test = "if any(a.response == 'bad' for a in attempts):" if batch else "if attempt.response == 'bad':"
+    return (
+        "from verifiers.base import Attempt, Verdict, verifier\n\n"
+        "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n\n"
+        "    def __repr__(self):\n        raise ValueError\n\n"
+        "def deeper(n):\n    return deeper(n + 1)\n\n\n\n"
+        f"{head}\n    {test}\n        {body}\n    {tail}\n"
+    )
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes a verifier into the working folder; returns its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(body: str, batch: bool = False) -> str:
+        (tmp_path / "mine.py").write_text(source(body, batch))
+        return "mine.py:mine"
+
+    return write
+
+
+def bound(path: str, time_s: float = TIME_S) -> BoundVerifier[object]:
+    return load(path=path).bind(time_s=time_s)
+
+
+@pytest.mark.parametrize(
+    ("fault", "batch"), [*((f, False) for f in FAULTS), *((f, True) for f in FAULTS if not f.startswith("returns"))]
+)
+def test_a_fault_costs_its_own_response_and_is_told_with_its_line(
+    fault: str, batch: bool, write: Callable[..., str], tmp_path: Path
+) -> None:
+    body, reason = FAULTS[fault]
+    asked = [Attempt("a", "a"), Attempt("b", "a"), Attempt("bad", "a"), Attempt("a", "a")]
+    verdicts = bound(write(body, batch)).score(asked)
+    assert [v.status for v in verdicts] == ["graded", "graded", "verifier_error", "graded"]
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
+    assert reason in verdicts[2].reason
+    line = 11 if fault.startswith("recurses") else 15 if fault.startswith(NO_LINE) else 19
+    line = 8 if "returns what has no text" in fault else line
+    assert f"{tmp_path}/mine.py:{line}" in verdicts[2].reason
+
+
+def test_what_is_returned_well_is_taken(write: Callable[..., str]) -> None:
+    for value in ("True", "1", "0.5", "Verdict('no_answer')", "__import__('numpy').float32(0.5)"):
+        verdict = bound(write(f"return {value}")).score([Attempt("bad", None)])[0]
+        assert not verdict.is_infrastructure, value
+        Path("mine.py").unlink()
+        sys.modules.pop(next(m for m in sys.modules if m.startswith("verizero_plugin_mine")))
+
+
+def test_prints_are_no_answers_and_floods_stop_nothing(
+    write: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "print('hello'); [print('x' * 999) for _ in range(20_000)]; return True"
+    out = io.StringIO()
+    row = json.dumps({"verifier": {"path": write(body)}, "reference": "a", "response": "bad"})
+    assert verify([row] * 3, out).correct == 3
+    assert [json.loads(line)["status"] for line in out.getvalue().splitlines()] == ["graded"] * 3
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "hello" in shown.err
+    assert len(shown.err) < 2 * _wall.MAX_PRINTED
+
+
+def test_a_call_does_not_wait_for_each_of_many_that_hang(write: Callable[..., str]) -> None:
+    start = time.monotonic()
+    verdicts = bound(write("import time; time.sleep(1e6)"), 0.5).score([Attempt("bad", "a")] * 100)
+    assert {v.status for v in verdicts} == {"verifier_error"}
+    assert "not asked about after others: no verdict within 0.5 s" in verdicts[-1].reason
+    assert time.monotonic() - start < 60, "a hundred waits would be the longest by far"
+
+
+def test_the_operator_is_told_what_is_waited_for(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_wall, "SILENCE_S", 0.3)
+    bound(write("import time; time.sleep(1e6)"), 1.5).score([Attempt("a", "a"), Attempt("bad", "a")])
+    told = capsys.readouterr().err
+    assert "mine.py:mine': 1 of 2 responses graded, waiting for" in told
+    assert "1.5 s at most" in told
+
+
+def test_a_neighbour_that_hangs_costs_other_threads_nothing(write: Callable[..., str]) -> None:
+    grader = bound(write("import time; time.sleep(1e6)"), 2.0)
+    hung: list[Verdict] = []
+    thread = threading.Thread(target=lambda: hung.extend(grader.score([Attempt("bad", "a")])))
+    thread.start()
+    while thread.is_alive():
+        assert [v.score for v in grader.score([Attempt("a", "a"), Attempt("b", "a")])] == [1.0, 0.0]
+    assert [v.status for v in hung] == ["verifier_error"]
+
+
+def test_one_that_does_not_load_there_fails_on_every_response_at_once(write: Callable[..., str]) -> None:
+    grader = bound(write("return True"))
+    Path("mine.py").write_text("raise SystemExit('changed')")
+    verdicts = grader.score([Attempt("bad", "a")] * 3)
+    assert [v.status for v in verdicts] == ["verifier_error"] * 3
+    assert "changed" in verdicts[0].reason
+
+
+@verifier
+def interrupted(attempt: Attempt) -> bool:
+    raise KeyboardInterrupt
+
+
+@verifier
+def exits(attempt: Attempt) -> bool:
+    sys.exit(1)
+
+
+def test_without_a_file_to_load_the_code_runs_here_and_ctrl_c_passes() -> None:
+    verdict = exits.bind().score([Attempt("a", "a")])[0]
+    assert verdict.status == "verifier_error"
+    assert "test_wall.py:" in verdict.reason
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.bind().score([Attempt("a", "a")])
+
+
+def test_the_grader_process_goes_on(write: Callable[..., str], tmp_path: Path) -> None:
+    part = {"path": write("import sys; sys.exit(0)")}
+    choice = VerifierChoice.model_validate({"name": "combine", "params": {"parts": [part]}}, context={"base": tmp_path})
+    graders = GraderProcess(SandboxConfig(), tmp_path, {"mine": choice})
+    try:
+        verdicts = graders.score("mine", [Attempt("bad", "a"), Attempt("a", "a")])
+    finally:
+        graders.close()
+    assert verdicts is not None
+    assert [v.status for v in verdicts] == ["verifier_error", "graded"]
+
+
+@pytest.mark.parametrize("body", ["import sys; sys.exit(0)", "return None", "import time; time.sleep(1e6)"])
+def test_a_check_names_the_row_and_the_line(body: str, write: Callable[..., str], tmp_path: Path) -> None:
+    write(body)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"reference": "a", "accept": ["a"], "refuse": ["b", "bad"]}\n')
+    report = check("mine", rows, base=tmp_path, time_s=0.1)
+    assert not report.passed
+    assert "mine.py:" in str(report)
+    assert "line 1: 'bad': verifier_error" in str(report)
+
+
+def test_a_real_ctrl_c_stops_a_command_that_waits(write: Callable[..., str], tmp_path: Path) -> None:
+    row = json.dumps({"verifier": {"path": write("import time; time.sleep(1e6)")}, "reference": "a", "response": "bad"})
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    # The interrupt that this process may ignore, as jobs in the background do, must reach that one.
+    command = [sys.executable, "-c", "import signal, sys; signal.signal(2, signal.default_int_handler); "
+               "from pipeline.cli import main; sys.exit(main())", "verify", "rows.jsonl"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: len(family(process.pid)) > 1, "the process of the verifier")
+    everyone = family(process.pid)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1].count("stopped") == 1
+    assert process.returncode == 130
+    until(lambda: not any(os.path.exists(f"/proc/{p}") for p in everyone), "the end of both")
