@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
@@ -313,9 +314,9 @@ def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
     names = {row.get("verifier") for path in (run / "data").glob("*.jsonl") for row in iterate_jsonl(path)}
     hashes = {}
     for name in sorted(str(n) for n in names if n):
-        choice = recipe.data.verifiers.get(name)
         try:
-            verifier = load(name) if choice is None else load(choice.name, choice.path)
+            choice = recipe.data.verifiers.get(name) or VerifierChoice.of_key(name)
+            verifier = load(choice.name, choice.path)
         except ConfigError:
             hashes[name] = ""  # a path from another folder: its file cannot be hashed from here
             continue

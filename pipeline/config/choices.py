@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from pipeline.config.sections import Section
+from pipeline.errors import DataError
 
 if TYPE_CHECKING:
     from verifiers.base import BoundVerifier
@@ -46,6 +47,20 @@ class PluginChoice(Section):
         """The value of the prompt's field: the name or path, followed by the parameters as JSON if there are any."""
         base = self.name or self.path or ""
         return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
+
+    @classmethod
+    def of_key(cls, key: str, base: Path | None = None) -> Self:
+        """Return the choice whose `key` this is, as rows name it.
+
+        Raises: UnknownName, ConfigError; DataError for parameters that are no JSON.
+        """
+        name, brace, rest = key.partition("{")
+        try:
+            params = json.loads(brace + rest) if brace else {}
+        except ValueError as exc:
+            raise DataError(f"{key!r:.120} has parameters that are no JSON: {exc}") from exc
+        fields = {"path" if ".py:" in name else "name": name, "params": params}
+        return cls.model_validate(fields, context={"base": base})
 
 
 class VerifierChoice(PluginChoice):

@@ -262,7 +262,7 @@ def _chosen(
         if source.rated is not None and (why := _outside(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
-        if source.verifier is None and prompt.verifier not in known:
+        if source.verifier is None and not _is_verifier(prompt.verifier, known):
             raise DataError(f"{place}: {_unknown_verifier(prompt.verifier)}")
         if prompt.id in places:
             if source.on_duplicate_id == "error":
@@ -317,10 +317,17 @@ def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str |
             )
         return None
     try:
-        registry.find("environments", str(own))
+        if ".py:" not in (name := str(own).partition("{")[0]):
+            registry.find("environments", name)
     except UnknownName as exc:
         raise DataError(str(exc)) from exc
     return str(own)
+
+
+def _is_verifier(key: str, known: frozenset[str]) -> bool:
+    """True for a known name or a function of a file, with parameters or without, as `verizero rate` writes them."""
+    name = key.partition("{")[0]
+    return name in known or ".py:" in name
 
 
 def _unknown_verifier(name: str) -> str:

@@ -151,7 +151,7 @@ def languages_of(prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoi
     """
     languages: set[str] = set()
     for key in {p.environment for p in prompts} - {None}:
-        choice = chosen.get(str(key)) or EnvironmentChoice(name=key)
+        choice = chosen.get(str(key)) or EnvironmentChoice.of_key(str(key), base)
         if isinstance(choice.place, str):
             with suppress(ConfigError):
                 languages |= load(choice.name, choice.path, base).bind(choice.params, base).params.languages()
@@ -171,7 +171,7 @@ def bind_environments(
         key = prompt.environment
         if key is None or key in bound:
             continue
-        choice = chosen.get(key) or EnvironmentChoice(name=key)
+        choice = chosen.get(key) or EnvironmentChoice.of_key(key, base)
         which = Chosen(choice.name, choice.path, choice.params, base)
         where: Where = choice.place if isinstance(choice.place, str) else {str(k): v for k, v in choice.place.items()}
         try:

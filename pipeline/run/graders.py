@@ -71,7 +71,7 @@ def build_graders(
     others += [r.bind(base_dir) for r in rewards]
     played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say, played)
-    choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
+    choices = {key: config.data.verifiers.get(key) or VerifierChoice.of_key(key, base_dir) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
     # Verifiers that hold a model stay in this process; those from outside have a process of their own.

@@ -22,7 +22,6 @@ from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import is_pure, may_leave
 from pipeline.scoring.verdict_cache import VerdictCache
 from pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
-from verifiers.base import load
 
 COMPONENT = "component "
 """Prefix of the keys of components; no verifier's name has a space."""
@@ -270,7 +269,7 @@ def _checked(verdict: Verdict) -> Verdict:
 def bind_verifiers(
     prompts: Sequence[Prompt], chosen: Mapping[str, VerifierChoice], base: Path | None = None
 ) -> dict[str, Grader]:
-    """Return the verifiers that `prompts` name, by key; a key that is not in `chosen` is a verifier's name.
+    """Return the verifiers that `prompts` name, by key; a key that is not in `chosen` says itself which it is.
 
     Raises: DataError naming the first row whose verifier does not exist or has wrong parameters.
     """
@@ -278,10 +277,10 @@ def bind_verifiers(
     for prompt in prompts:
         if prompt.verifier in bound or prompt.verifier == ENVIRONMENT:
             continue
-        choice = chosen.get(prompt.verifier)
         try:
-            bound[prompt.verifier] = load(prompt.verifier).bind() if choice is None else choice.bind(base)
-        except ConfigError as exc:
+            choice = chosen.get(prompt.verifier) or VerifierChoice.of_key(prompt.verifier, base)
+            bound[prompt.verifier] = choice.bind(base)
+        except (ConfigError, DataError) as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
     return bound
 

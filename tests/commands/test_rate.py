@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.rate import rate
+from pipeline.commands.rate import rate, rated_row
 from pipeline.config.data import Source
 from pipeline.data.prompts import read_prompts
 from pipeline.errors import ConfigError, DataError
 from pipeline.loop import sampled_groups
 from pipeline.report.progress import Silent
-from pipeline.types import Group, Verdict
+from pipeline.run.episodes import bind_environments
+from pipeline.scoring.score import bind_verifiers
+from pipeline.types import Attempt, Group, Verdict
 from tests.stages.tiny import tiny
 
 CONFIG = tiny({"stages": ["rl"], "sft": None})
@@ -74,3 +76,43 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=named):
             rate(CONFIG, tmp_path, out, samples, Silent())
+
+
+def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp_path: Path) -> None:
+    """A function of a file, with parameters or without, and a name with parameters."""
+    (tmp_path / "mine.py").write_text(
+        "from pipeline.environments.retry import environment as again\n"
+        "from verifiers.base import VerifierParams, verifier\n\nclass P(VerifierParams):\n    wanted: str = 'a'\n\n"
+        "@verifier\ndef mine(attempt, params: P):\n    return attempt.response == params.wanted\n"
+    )
+    row = {"id": "1", "question": "q", "answer": "4"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    choices: list[tuple[Any, str]] = [
+        ({"path": "mine.py:mine"}, "a"),
+        ({"path": "mine.py:mine", "params": {"wanted": "b{"}}, "b{"),
+        ({"name": "numeric", "params": {"abs_tol": 1}}, "5"),
+        ("numeric", "4"),
+    ]
+    for choice, right in choices:
+        source = Source.model_validate(
+            {"file": "rows.jsonl", "verifier": choice, "environment": {"path": "mine.py:again", "params": {"tries": 2}}}
+        )
+        (prompt,), _ = read_prompts([source], 0, tmp_path)
+        rated = rated_row(Group(prompt, ()), 0)
+        (tmp_path / "rated.jsonl").write_text(json.dumps({**rated, "pass_rate": 0.5}) + "\n")
+        again = Source.model_validate({"file": "rated.jsonl", "rated": {"order": "hard_first"}})
+        (loaded,), _ = read_prompts([again], 0, tmp_path)
+        assert loaded == prompt
+        bound = bind_verifiers([loaded], {}, tmp_path)[loaded.verifier]
+        assert [v.score for v in bound.score([Attempt(right, "4"), Attempt("7", "4")])] == [1.0, 0.0]
+        place = bind_environments([loaded], {}, tmp_path)[str(loaded.environment)]
+        place.make(loaded, 0, 0).close()
+        place.close()
+
+
+def test_a_row_whose_verifier_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for verifier, said in (("numeric{", "no JSON"), ("absent.py:f", "absent.py"), ("numerik{}", "numeric")):
+        row = {"id": "1", "question": "q", "answer": "4", "verifier": verifier}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(DataError, match=said):
+            bind_verifiers(read_prompts([Source(file="rows.jsonl")], 0, tmp_path)[0], {}, tmp_path)

@@ -22,7 +22,7 @@ FAILING_EXPLAINS = frozenset({"too_hard", "false_negatives"})
 def name_of(recipe: AtHand, key: str) -> str:
     """Return the verifier's name; for a function of a file its key."""
     choice = recipe.config.verifiers.get(key)
-    return key if choice is None else choice.name or key
+    return key.partition("{")[0] if choice is None else choice.name or key
 
 
 def grader_of(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> Grader:

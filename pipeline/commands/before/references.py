@@ -152,7 +152,7 @@ def _untried(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> str | None:
     name, choice = name_of(recipe, key), recipe.config.verifiers.get(key)
     if name in READ_AS_ANSWERS | QUERIES:
         return None
-    if choice is None or choice.path is None:
+    if (choice is None and ".py:" not in name) or (choice is not None and choice.path is None):
         return "a reference of it holds no response"
     return None if is_cheap(recipe, key, prompts) else "it needs a model or a service"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.commands.verifiers.check import check
 from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 from pipeline.errors import ConfigError, UnknownName
@@ -146,3 +147,43 @@ def test_a_verifier_beside_the_rows_is_found_from_any_folder(tmp_path: Path, mon
     assert check("mine", rows).passed
     with pytest.raises(UnknownName, match="'mine'"):
         check("mine", good_rows(rows, Defaults("exact")))
+
+
+def test_what_was_extracted_is_shown_of_the_first_rows_and_of_those_that_fail(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {"reference": "12", "accept": [r"so \boxed{12}", r"\boxed{13}"], "refuse": ["14"]}
+    path.write_text(json.dumps(row) + "\n")
+    lines = str(check("numeric", path, time_s=60.0)).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("what was read"))
+    assert "extracted '12'" in lines[first + 1]
+    assert "extracted '14'" in lines[first + 3]
+    assert any("extracted '13'" in line for line in lines[:first]), "among the failures"
+
+
+def test_parameters_come_from_the_command_and_from_rows_that_have_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    plain = {"reference": "10", "accept": ["10.4"], "refuse": ["10.6"]}
+    own = {**plain, "refuse": ["10.41"], "verifier": {"name": "numeric", "params": {"abs_tol": 0.4}}}
+    named = {**plain, "verifier": "numeric"}
+    other = {**plain, "verifier": {"name": "exact", "params": {}}}
+    path.write_text("".join(json.dumps(r) + "\n" for r in (plain, own, named, other)))
+    assert check("numeric", path, params={"abs_tol": 0.5}, time_s=60.0).passed
+    assert not check("numeric", path, time_s=60.0).passed
+    command = ["verify", "--check", "numeric", str(path), "--params"]
+    assert main([*command, '{"abs_tol": 0.5}']) == 0
+    assert main([*command, '{"abs_tol": 0.7}']) == 1
+    capsys.readouterr()
+    for params, said in (("0.5", "an object such as"), ("{", "an object such as"), ('{"tol": 1}', "abs_tol")):
+        assert main([*command, params]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_parameters_are_those_of_a_named_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"reference": "10", "response": "10.4"}\n')
+    assert main(["verify", str(path), "--verifier", "numeric", "--params", '{"abs_tol": 0.5}']) == 0
+    assert json.loads(capsys.readouterr().out)["score"] == 1.0
+    assert main(["verify", str(path), "--params", '{"abs_tol": 0.5}']) == 1
+    assert "name one of them" in capsys.readouterr().err
