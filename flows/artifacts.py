@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
@@ -17,6 +16,7 @@ from pipeline.config.run import RunConfig
 from pipeline.report.progress import Lines, Progress
 from pipeline.report.result import result_markdown
 from pipeline.report.round import round_markdown, round_samples
+from pipeline.shown import in_markdown
 
 
 class RunLog(StringIO):
@@ -51,7 +51,7 @@ class Listener:
         if event == "verizero.round.completed":
             done = int(fields["round"])
             text = round_markdown(self.folder, fields.get("causes", ()))
-            show_markdown(f"{self.name}-rounds", text, f"{self.name} after round {done}")
+            show_markdown(f"{self.name}-rounds", text, f"{in_markdown(self.name)} after round {done}")
             answers = round_samples(self.folder, str(fields["stage"]), done)
             show_table(f"{self.name}-samples", answers, f"Answers sampled in round {done}")
 
@@ -62,9 +62,10 @@ def show_markdown(key: str, text: str, description: str) -> None:
 
 
 def show_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
-    """Make a table artifact of the current run. Half a surrogate pair, which a model may write, is shown escaped."""
-    plain = json.loads(json.dumps(list(rows)).encode("utf-8", "backslashreplace"))
-    create_table_artifact(key=slug(key), table=plain, description=description)
+    """Make a table of the rows in Markdown: cells of a table artifact are Markdown in one UI, and not in the other."""
+    heads = list(rows[0]) if rows else []
+    cells = [heads, ["---"] * len(heads), *([_cell(row[head]) for head in heads] for row in rows)]
+    show_markdown(key, "\n".join(f"| {' | '.join(line)} |" for line in cells if line), description)
 
 
 def show_link(key: str, path: Path, text: str) -> None:
@@ -76,9 +77,13 @@ def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> Non
     """Make the report's artifacts: the results before and after by domain, and a link to the page."""
     page = folder / "report.html"
     create_markdown_artifact(
-        key="report", markdown=result_markdown(summary, page), description=f"Result of {config.name}"
+        key="report", markdown=result_markdown(summary, page), description=f"Result of {in_markdown(config.name)}"
     )
-    show_link(f"{config.name}-page", page, f"Report of {config.name}")
+    show_link(f"{config.name}-page", page, f"Report of {in_markdown(config.name)}")
+
+
+def _cell(value: Any) -> str:
+    return in_markdown(value) if isinstance(value, str) else str(value)
 
 
 def slug(name: str) -> str:

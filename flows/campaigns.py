@@ -25,6 +25,7 @@ from flows.process_lifetime import bind_lifetime
 from flows.requests import run_request
 from pipeline.config.campaign import campaign_config
 from pipeline.errors import ConfigError
+from pipeline.shown import in_markdown
 
 
 @flow(name="rl-rounds", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -65,7 +66,9 @@ def rl_rounds(
     say = get_run_logger().info
     with tags(campaign):
         outcome = fire(config, request, lambda r: run_request(r, "auto", RunLog.lines()), due(), say)
-    show_markdown(f"{campaign}-campaign", f"{outcome.message}\n", f"Campaign {campaign}: {outcome.did}")
+    show_markdown(
+        f"{campaign}-campaign", f"{in_markdown(outcome.message)}\n", f"Campaign {in_markdown(campaign)}: {outcome.did}"
+    )
     if outcome.run is not None and registry is not None and request.config.data.evaluation:
         own = {"run": str(outcome.run), "registry": str(Path(registry).resolve())}
         # Not waited for, and no subflow: its question may stay open for days, beyond the end of this run.
@@ -95,8 +98,8 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
 
     folder = Path(registry)
     comparison = promotion.compare_with_champion(Path(run), folder)
-    text = f"{comparison.in_words}.\n\n{promotion.both_curves(comparison)}\n"
-    show_markdown("promotion", text, comparison.in_words)
+    text = f"{in_markdown(comparison.in_words)}.\n\n{promotion.both_curves(comparison)}\n"
+    show_markdown("promotion", text, in_markdown(comparison.in_words))
     is_better, decided_by = comparison.decides, comparison.decided_by or "a person"
     if is_better is None:
         form = Answer.with_initial_data(description=f"{text}\nPromote it all the same?", promote=False, why="")

@@ -14,6 +14,7 @@ from flows.artifacts import RunLog, show_markdown, show_table
 from flows.process_lifetime import bind_lifetime
 from flows.requests import run_request
 from pipeline.config.recipes import Request, Resume, asked_for, recipe_names
+from pipeline.shown import block_in_markdown, in_markdown
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
@@ -103,7 +104,11 @@ def evaluate(
 
     quiet()
     domains = evaluate_model(request.config, request.base_dir, RunLog.lines())
-    show_markdown("evaluation", evaluation_markdown(domains), f"{model or recipe} on the held-out prompts of {recipe}")
+    show_markdown(
+        "evaluation",
+        evaluation_markdown(domains),
+        f"{in_markdown(model or recipe)} on the held-out prompts of {in_markdown(recipe)}",
+    )
 
 
 @flow(name="compare", flow_run_name="{folder}", persist_result=False, validate_parameters=False)
@@ -140,7 +145,9 @@ def compare(
         say=get_run_logger().info,
     )
     page = Path(folder).resolve() / "compare.html"
-    show_markdown("compare", f"```\n{text_table(rows)}\n```\n\nPage: `{page}`\n", "Results of the runs")
+    show_markdown(
+        "compare", f"{block_in_markdown(text_table(rows))}\nPage: {in_markdown(page)}\n", "Results of the runs"
+    )
 
 
 @flow(name="verify-dataset", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
@@ -158,9 +165,15 @@ def verify_dataset(rows: str, verifier: str | None = None, save: str | None = No
 
     out = Path(save) if save else Path(rows).with_suffix(".verdicts.jsonl")
     counts, first = verify_file(Path(rows), out, verifier, batch)
-    show_table("verdicts", first, f"The first {len(first)} of {counts.rows + counts.bad_lines} lines; all are in {out}")
+    show_table(
+        "verdicts",
+        first,
+        f"The first {len(first)} of {counts.rows + counts.bad_lines} lines; all are in {in_markdown(out)}",
+    )
     result = f"{counts.rows} rows, {counts.correct} right, {counts.infrastructure} not gradable"
-    show_markdown("dataset", f"{result}, {counts.bad_lines} lines that are no rows.\n\nVerdicts: `{out}`\n", result)
+    show_markdown(
+        "dataset", f"{result}, {counts.bad_lines} lines that are no rows.\n\nVerdicts: {in_markdown(out)}\n", result
+    )
 
 
 @flow(name="audit-verifier", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
@@ -181,7 +194,7 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
     report = audit(good_rows(Path(rows), Defaults(verifier=verifier) if verifier else None), second=second)
     if save:
         save_cases(report, Path(save))
-    show_markdown("audit", f"```\n{report}\n```\n", "Result of the audit")
+    show_markdown("audit", block_in_markdown(report), "Result of the audit")
     if not report.passed:
         raise GradingError(
             f"the audit of {verifier or 'the verifiers'} on {rows} found {len(report.errors)} errors, "

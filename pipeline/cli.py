@@ -32,6 +32,7 @@ from pipeline.commands import (
     verify,
 )
 from pipeline.errors import VerizeroError
+from pipeline.shown import show, show_exceptions
 
 COMMANDS = [train, try_out, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose]
 COMMANDS += [doctor, sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]
@@ -40,14 +41,15 @@ COMMANDS += [doctor, sandbox, serve, deploy, campaign, promote, chat, endpoint, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 an explained error, 2 a wrong command line, 130 Ctrl-C."""
+    show_exceptions()
     arguments = parser().parse_args(argv)
     try:
         return int(arguments.run(arguments) or 0)
     except VerizeroError as exc:
-        print(f"verizero: {exc}", file=sys.stderr)
+        show(f"verizero: {exc}", is_error=True)
         return 1
     except KeyboardInterrupt:
-        print("\nverizero: stopped. The same command continues from the last checkpoint.", file=sys.stderr)
+        show("\nverizero: stopped. The same command continues from the last checkpoint.", is_error=True)
         return 130
     except BrokenPipeError:  # the reader of our output has ended
         # Python flushes at exit and would complain about the pipe: give it another place to flush to

@@ -24,6 +24,7 @@ from pathlib import Path
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
 from pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
+from pipeline.shown import show
 from pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
@@ -168,7 +169,7 @@ class Group:
                 f"{waited}; see the ranks' logs, and restore the network connection between the hosts. The same "
                 "command continues from the last checkpoint" + "".join(f"\n{self._other(file)}" for file in others)
             )
-        sys.stderr.write(f"verizero: {waited}; it is ended now. All ranks have finished: the run is complete\n")
+        show(f"verizero: {waited}; it is ended now. All ranks have finished: the run is complete", is_error=True)
         return True
 
     def end(self) -> None:
@@ -220,8 +221,7 @@ class Tail:
             new = file.read()
         self.position += len(new)
         # A character cut at the end of the piece is shown as a replacement; the log itself is whole.
-        sys.stderr.write(new.decode(errors="replace"))
-        sys.stderr.flush()
+        show(new.decode(errors="replace"), is_error=True, end="")
 
 
 def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pipeline.shown import show
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -26,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
     report = audit(good_rows(arguments.rows, defaults), second=arguments.second)
-    print(report)
+    show(report)
     if arguments.save:
         save_cases(report, arguments.save)
     return 0 if report.passed else 1

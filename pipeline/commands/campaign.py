@@ -31,6 +31,7 @@ from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError, InUse
 from pipeline.files import locked, write_atomic
 from pipeline.report.files import read_run
+from pipeline.shown import show
 
 Train = Callable[[Request], object]
 """Trains the requested run, or continues the one in its folder. The result is read from the run's files."""
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
         outcome = fire(config, request, train_request, say=progress.say)
     finally:
         progress.close()
-    print(outcome.message)
+    show(outcome.message)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.endpoint import add_model, served_by
+from pipeline.shown import show
 
 if TYPE_CHECKING:
     from pipeline.types import Message
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     speakers = speakers_of(arguments)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print("Write a line and press Enter. /new begins again; Ctrl-D ends.")
+        show("Write a line and press Enter. /new begins again; Ctrl-D ends.")
     recipe, system = recipe_of(arguments.model), arguments.system
     if system is None and recipe is not None and arguments.template is None:
         system = recipe.data.template.system  # the run was trained with it
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     histories = [list(beginning) for _ in speakers]
     while True:
         if is_terminal:
-            print("> ", end="", flush=True)
+            show("> ", end="")
         line = sys.stdin.readline()
         if not line:
             return 0
@@ -95,8 +96,8 @@ def _answer(name: str, served: Any, messages: list[Message], text: str, seed: in
     (answer,) = served.answer([Asked("policy", tuple(messages))], [seed])
     label = f"{name}: " if name else ""
     if isinstance(answer, Refused):
-        print(f"verizero: {label}{answer}; /new begins again", file=sys.stderr)
+        show(f"verizero: {label}{answer}; /new begins again", is_error=True)
         messages.pop()
         return
-    print(label + answer.message.content + (" …" if answer.was_cut else ""), flush=True)
+    show(label + answer.message.content + (" …" if answer.was_cut else ""))
     messages.append(answer.message)

@@ -21,6 +21,7 @@ from pipeline.files import write_atomic
 from pipeline.launch import die_with
 from pipeline.own_programs import module_command
 from pipeline.report.memory import noted_peak
+from pipeline.shown import show
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
 """Sections that must be equal in compared recipes, so that only their algorithms are compared."""
@@ -53,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         start=arguments.start,
         max_tokens=arguments.tokens,
     )
-    print(text_table(rows))
-    print(f"page: {arguments.folder / 'compare.html'}")
+    show(text_table(rows))
+    show(f"page: {arguments.folder / 'compare.html'}")
 
 
 def compare(

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.commands.arguments import add_recipes_folder
 from pipeline.errors import ConfigError
+from pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -32,4 +33,4 @@ def run(arguments: argparse.Namespace) -> None:
     from flows.deployments import deploy
 
     for name in deploy(arguments.pool, arguments.recipes, arguments.image, arguments.srun):
-        print(f"deployed {name}")
+        show(f"deployed {name}")

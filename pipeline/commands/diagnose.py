@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.ranking import causes, diagnose
 from pipeline.diagnosis.reading import FEW, Reading, read
 from pipeline.errors import ConfigError
+from pipeline.shown import in_json, one_line, show
 
 FOUND = 3
 """Exit status where a problem was found, for scripts that watch runs."""
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
     reading = read(arguments.run_folder)
     findings = diagnose(reading)
-    print(as_json(findings) if arguments.json else as_text(reading, findings))
+    show(as_json(findings) if arguments.json else as_text(reading, findings))
     return status_of(findings)
 
 
@@ -61,11 +60,11 @@ def run_before(arguments: argparse.Namespace) -> int:
     num_tried = sum(c.tried for c in checks)
     looked = "\n".join([f"{num_tried} of {len(checks)} checks were tried, without training:", *map(str, checks)])
     if arguments.json:
-        print(as_json(findings))
-        print(looked, file=sys.stderr)
+        show(as_json(findings))
+        show(looked, is_error=True)
     else:
         nothing = "Nothing was found." if num_tried else "Nothing could be tried."
-        print("\n\n".join([*map(_paragraph, findings), looked] if findings else [nothing, looked]))
+        show("\n\n".join([*map(_paragraph, findings), looked] if findings else [nothing, looked]))
     return status_of(findings)
 
 
@@ -76,7 +75,7 @@ def status_of(findings: Sequence[Finding]) -> int:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return the findings as one JSON array."""
-    return json.dumps([asdict(f) | {"explains": sorted(f.explains)} for f in findings], indent=1)
+    return in_json([asdict(f) | {"explains": sorted(f.explains)} for f in findings], indent=1)
 
 
 def as_text(reading: Reading, findings: Sequence[Finding]) -> str:
@@ -95,6 +94,6 @@ def as_text(reading: Reading, findings: Sequence[Finding]) -> str:
 def _paragraph(finding: Finding) -> str:
     head = f"{finding.level.upper()}  {finding.cause}  (confidence {finding.confidence:.2f})"
     lines = [head, *textwrap.wrap(finding.sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    lines += [f"    {evidence}" for evidence in finding.evidence]
+    lines += [f"    {one_line(str(evidence))}" for evidence in finding.evidence]
     lines += textwrap.wrap(f"do: {finding.remedy}", WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)

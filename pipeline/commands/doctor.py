@@ -17,6 +17,7 @@ from pipeline.config.load import load_recipe
 from pipeline.config.recipes import find_recipe
 from pipeline.config.run import RunConfig
 from pipeline.errors import VerizeroError
+from pipeline.shown import show
 
 State = Literal["ok", "missing", "broken"]
 
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; return 1 if this machine cannot train (the recipe, where one is named)."""
     path = find_recipe(arguments.recipe) if arguments.recipe else None
     diagnosis = examine(load_recipe(path, arguments.set), path.parent) if path else examine()
-    print(diagnosis)
+    show(diagnosis)
     return 0 if diagnosis.is_usable else 1
 
 

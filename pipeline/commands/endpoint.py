@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pipeline.shown import show
+
 KEY = "VERIZERO_ENDPOINT_KEY"
 """Variable with the key of the endpoint."""
 
@@ -76,13 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     gateway = Gateway(port=arguments.port)
     exchange = gateway.open(is_episode=False)
     exchange.key = key or exchange.key
-    print(f"chat completions and responses: {exchange.url}/v1")
-    print(f"messages:                       {exchange.url}")
-    print(f"key: {exchange.key if key is None else 'the one that was given'}", flush=True)
+    show(f"chat completions and responses: {exchange.url}/v1")
+    show(f"messages:                       {exchange.url}")
+    show(f"key: {exchange.key if key is None else 'the one that was given'}")
     try:
         serve_forever(served, exchange)
     except KeyboardInterrupt:
-        print("stopped")
+        show("stopped")
     finally:
         gateway.close()
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.commands.arguments import object_of
 from pipeline.errors import ConfigError
+from pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -28,5 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.episodes < 1:
         raise ConfigError(f"--episodes must be >= 1, got {arguments.episodes}")
     report = check(arguments.check, params, arguments.rows, episodes=arguments.episodes)
-    print(report)
+    show(report)
     return 0 if report.passed else 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from pipeline.shown import in_json, show
 
 
 def add(commands: Any) -> None:
@@ -24,4 +24,4 @@ def run(arguments: argparse.Namespace) -> None:
     from pipeline.whole_run import evaluate_model
 
     quiet()
-    print(json.dumps(evaluate_model(*recipe_with_model(arguments), Lines()), indent=1))
+    show(in_json(evaluate_model(*recipe_with_model(arguments), Lines()), indent=1))

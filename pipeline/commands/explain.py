@@ -12,6 +12,7 @@ from pipeline.config.episodes import longest_response
 from pipeline.config.run import RunConfig
 from pipeline.rl.divergences import explain as explain_distillation
 from pipeline.rl.explain import Setting
+from pipeline.shown import show
 
 DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 """Architectures of new models that are known to have no experts."""
@@ -28,7 +29,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the page."""
-    print(explain_recipe(recipe_of(arguments)))
+    show(explain_recipe(recipe_of(arguments)))
 
 
 def explain_recipe(config: RunConfig) -> str:

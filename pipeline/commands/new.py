@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pipeline.shown import show
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -23,4 +25,4 @@ def run(arguments: argparse.Namespace) -> None:
 
     write = new_verifier if arguments.kind == "verifier" else new_environment
     for path in write(arguments.name, arguments.folder):
-        print(f"wrote {path}")
+        show(f"wrote {path}")

@@ -32,6 +32,7 @@ from pipeline.errors import ConfigError, RunError
 from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
 from pipeline.report.files import read_run
 from pipeline.report.rows import to_json
+from pipeline.shown import in_markdown, show
 from verifiers.base import load
 
 if TYPE_CHECKING:
@@ -59,17 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     quiet()
     comparison = compare_with_champion(arguments.run_folder, arguments.registry)
-    print(comparison.in_words)
+    show(comparison.in_words)
     is_better = comparison.decides
     if is_better is None and not (arguments.yes or arguments.no):
-        print("the comparison does not decide: look at both reports, then repeat with --yes or --no", file=sys.stderr)
+        show("the comparison does not decide: look at both reports, then repeat with --yes or --no", is_error=True)
         return 1
     decided_by = comparison.decided_by or "a person"
     if arguments.yes if is_better is None else is_better:
-        print(f"promoted as {promote(comparison, arguments.registry, decided_by)}")
+        show(f"promoted as {promote(comparison, arguments.registry, decided_by)}")
     else:
         keep_back(comparison, arguments.registry, decided_by)
-        print("kept back")
+        show("kept back")
     return 0
 
 
@@ -229,24 +230,25 @@ def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, 
 def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
     """Return README.md of a version: its results and its origin."""
     rows = [
-        f"| {name} | {row['pass@1']['value']:.3f} | {row['pass@1']['low']:.3f} to {row['pass@1']['high']:.3f} | "
-        f"{row['num_prompts']} |"
+        f"| {in_markdown(name)} | {row['pass@1']['value']:.3f} | "
+        f"{row['pass@1']['low']:.3f} to {row['pass@1']['high']:.3f} | {row['num_prompts']} |"
         for name, row in sorted(domains.items())
         if "pass@1" in row
     ]
     parents, code = manifest["parents"], manifest["code"]
-    data = [f"- `{name}` sha256 `{digest[:16]}…`" for name, digest in manifest["data"].items()]
+    data = [f"- {in_markdown(name)} sha256 `{digest[:16]}…`" for name, digest in manifest["data"].items()]
     return "\n".join(
         [
             "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
-            f"# {manifest['name']}, version {manifest['version']}",
-            f"Trained with verifiable rewards ({manifest['algorithm'] or 'SFT alone'}), from `{parents['model']}`"
+            f"# {in_markdown(manifest['name'])}, version {manifest['version']}",
+            f"Trained with verifiable rewards ({in_markdown(manifest['algorithm'] or 'SFT alone')}), "
+            f"from {in_markdown(parents['model'])}"
             + (f"; replaced version {parents['champion']}." if parents["champion"] else "; the first version."),
             "\n| domain | pass@1 | 95% interval over prompts | prompts |\n| --- | --- | --- | --- |",
             *rows,
-            f"\nPromoted {manifest['promoted']} by {manifest['decided_by']}. The recipe is `recipe.yaml`; graded by "
-            f"{', '.join(manifest['verifiers']) or 'no verifier'}; made by verizero {code['version']}"
-            + (f" at {code['commit'][:12]}." if code["commit"] else "."),
+            f"\nPromoted {manifest['promoted']} by {in_markdown(manifest['decided_by'])}. The recipe is `recipe.yaml`; "
+            f"graded by {', '.join(map(in_markdown, manifest['verifiers'])) or 'no verifier'}; "
+            f"made by verizero {code['version']}" + (f" at {code['commit'][:12]}." if code["commit"] else "."),
             "\nData:\n",
             *data,
             "",

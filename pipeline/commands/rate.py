@@ -17,6 +17,7 @@ from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import disk_errors
 from pipeline.report.progress import Lines, Progress
+from pipeline.shown import show
 from pipeline.types import Group
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     quiet()
     config, base_dir = recipe_with_model(arguments)
-    print(rate(config, base_dir, arguments.out, arguments.samples, Lines()))
+    show(rate(config, base_dir, arguments.out, arguments.samples, Lines()))
 
 
 @dataclass(frozen=True, slots=True)

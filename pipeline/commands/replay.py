@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pipeline.shown import show
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -57,10 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         result = replay(place, prompt, (task_seed_of(config.seed, prompt), row.seed), record)
     for i, message in enumerate(result.messages):
         calls = "".join(f" {c.name}{dict(c.arguments)}" for c in message.calls)
-        print(f"{'!' if i == result.difference else ' '} {message.role}: {message.content}{calls}")
+        # The lines of a message are set off, so that none of them looks like another message.
+        show(
+            f"{'!' if i == result.difference else ' '} {message.role}: {message.content}{calls}".replace("\n", "\n    ")
+        )
     if result.difference is None:
-        print(f"equal to the record: {len(record)} messages")
+        show(f"equal to the record: {len(record)} messages")
         return 0
     then = record[result.difference] if result.difference < len(record) else None
-    print(f"message {result.difference} differs; the record has {'nothing' if then is None else repr(then.content)}")
+    show(f"message {result.difference} differs; the record has {'nothing' if then is None else repr(then.content)}")
     return 1

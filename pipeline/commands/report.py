@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.shown import show
+
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
@@ -22,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     from pipeline.report.summary import build_summary
 
     summary = build_summary(arguments.folder)
-    build_page(arguments.folder, cards_of(arguments.folder, print))
+    build_page(arguments.folder, cards_of(arguments.folder, show))
     print_result(arguments.folder, summary)
 
 
@@ -31,6 +33,6 @@ def print_result(folder: Path, summary: Mapping[str, Any]) -> None:
     from pipeline.report.result import result_lines
 
     for line in result_lines(summary):
-        print(line)
-    print(f"report: {folder / 'report.html'}")
-    print(f"model:  {folder / 'model'}")
+        show(line)
+    show(f"report: {folder / 'report.html'}")
+    show(f"model:  {folder / 'model'}")

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from pipeline.errors import ConfigError, IsolationError
+from pipeline.shown import show
 
 LIMITS = {
     "wall_s": (float, "most seconds of a test; requests can only lower limits"),
@@ -50,9 +51,9 @@ def serve(arguments: argparse.Namespace) -> None:
     try:
         with sandbox.Pool(arguments.workers, arguments.min_level) as pool:
             service = SandboxService(pool, host, port, token, arguments.max_queue, sandbox.Limits(**limits))
-            print(f"sandbox at level {pool.isolation.level} on {service.address}", flush=True)
+            show(f"sandbox at level {pool.isolation.level} on {service.address}")
             if not token:
-                print(f"token: {service.token} (a new one; {arguments.token_env} can hold your own)", flush=True)
+                show(f"token: {service.token} (a new one; {arguments.token_env} can hold your own)")
             service.run()
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
@@ -66,11 +67,11 @@ def check(arguments: argparse.Namespace) -> int:
     from pipeline.commands.doctor import sandbox_findings
 
     # The trial of the walls may succeed where starting workers fails, so both are done.
-    print(*sandbox_findings(), sep="\n")
+    show("\n".join(map(str, sandbox_findings())))
     try:
         with sandbox.Pool(workers=1, min_level=arguments.min_level) as pool:
-            print(f"programs run here at level {pool.isolation.level}")
+            show(f"programs run here at level {pool.isolation.level}")
     except IsolationError as exc:
-        print(exc)
+        show(exc)
         return 1
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import add_recipes_folder
+from pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> None:
     from flows.serve import serve_here
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        show(line, is_error=True)
 
     serve_here(arguments.home, arguments.port, arguments.recipes, arguments.start_timeout_s, say)

@@ -12,6 +12,7 @@ from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Lines, Progress
+from pipeline.shown import show
 from pipeline.types import Group, Prompt, ScoredRollout
 
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     quiet()
     config, base_dir = recipe_with_model(arguments)
     for text in try_out(config, base_dir, arguments.prompts, arguments.samples, Lines()):
-        print(text)
+        show(text)
 
 
 def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress: Progress) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.commands.arguments import object_of
 from pipeline.errors import ConfigError, DataError
+from pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -36,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--params are those of --check or --verifier; name one of them, or drop --params")
     if arguments.check:
         if arguments.rows is None:
-            print("verizero: --check needs a file of rows", file=sys.stderr)
+            show("verizero: --check needs a file of rows", is_error=True)
             return 2
         report = check(arguments.check, arguments.rows, params=params, progress=Lines())
-        print(report)
+        show(report)
         return 0 if report.passed else 1
     defaults = Defaults(verifier=choice_of(arguments.verifier, params)) if arguments.verifier else None
     if arguments.rows is None:
@@ -55,11 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _accept_any_text() -> None:
-    """Let bytes that are no UTF-8 and halves of surrogate pairs pass: rows come from models, which write both.
-
-    Half a pair is written as the escape that JSON has for it.
-    """
+    """Let bytes that are no UTF-8 pass: rows come from models, which write them."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

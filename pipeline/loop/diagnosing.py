@@ -10,6 +10,7 @@ from pipeline.diagnosis.ranking import diagnose
 from pipeline.diagnosis.reading import read
 from pipeline.run.recorder import Recorder
 from pipeline.run.schedule import Item
+from pipeline.shown import one_line
 
 EVENT = "verizero.diagnosis.finding"
 MOST_BYTES = 4 * 2**20
@@ -42,14 +43,14 @@ def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
     if key in recorder.reported:
         return
     recorder.reported.add(key)
-    recorder.say(printable(f"{item.label}: {line_of(finding)}"))
+    recorder.say(one_line(f"{item.label}: {line_of(finding)}"))
     fields = {
         "cause": finding.cause,
         "level": finding.level,
         "confidence": finding.confidence,
-        "sentence": printable(finding.sentence),
-        "evidence": [printable(str(e)) for e in finding.evidence],
-        "remedy": printable(finding.remedy),
+        "sentence": one_line(finding.sentence),
+        "evidence": [one_line(str(e)) for e in finding.evidence],
+        "remedy": one_line(finding.remedy),
     }
     recorder.event(EVENT, {"stage": item.stage, "round": item.round, **fields})
 
@@ -59,14 +60,9 @@ def warn(recorder: Recorder, text: str) -> None:
     _, _, reason = text.partition("warning: ")
     if reason not in recorder.reported:
         recorder.reported.add(reason)
-        recorder.say(printable(text))
+        recorder.say(one_line(text))
 
 
 def line_of(finding: Finding) -> str:
     """Return a finding in one line."""
-    return printable(f"{finding.level}: {finding.cause}: {finding.sentence} Remedy: {finding.remedy}")
-
-
-def printable(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which a model may write and no log or server takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return one_line(f"{finding.level}: {finding.cause}: {finding.sentence} Remedy: {finding.remedy}")

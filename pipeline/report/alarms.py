@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from pipeline.report.files import RunFiles
 from pipeline.report.rows import Alarm, VerifierAlarm
+from pipeline.shown import in_html
 
 MOST = 50
 """Alarms listed. Graders that fail for days raise the same alarm a thousand times."""
@@ -18,7 +17,7 @@ def alarms_section(run: RunFiles) -> str:
     shown = run.alarms[-MOST:]
     left = len(run.alarms) - len(shown)
     note = f'<p class="note">The last {len(shown)} of {len(run.alarms):,}.</p>' if left else ""
-    items = "".join(f"<li>{escape(alarm_line(row))}</li>" for row in shown)
+    items = "".join(f"<li>{in_html(alarm_line(row))}</li>" for row in shown)
     return f'<section id="alarms"><h2>Alarms</h2>{note}<ul class="alarms card">{items}</ul></section>\n'
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from pipeline.report.curves import Chart, Series
 from pipeline.report.files import read_run
 from pipeline.report.intervals import Estimate, paired_over_seeds
 from pipeline.report.plots import draw
+from pipeline.shown import in_html
 
 HERE = Path(__file__).parent
 AXES = {"steps": "RL step", "tokens": "generated tokens", "seconds": "seconds of RL"}
@@ -190,16 +190,16 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart]) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in HEAD)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in _cells(n, r))}</tr>" for n, r in rows.items())
-    figures = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{draw(c).svg}</figure>" for c in charts)
+    head = "".join(f"<th>{in_html(h)}</th>" for h in HEAD)
+    body = "".join(f"<tr>{''.join(f'<td>{in_html(c)}</td>' for c in _cells(n, r))}</tr>" for n, r in rows.items())
+    figures = "".join(f"<figure><figcaption>{in_html(c.title)}</figcaption>{draw(c).svg}</figure>" for c in charts)
     style = (HERE / "report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>Recipes compared</title><style>{style}</style></head><body><main><h1>Recipes compared</h1>"
-        f"<p>{escape(explained([r['num_runs'] for r in rows.values()]))}</p>"
+        f"<p>{in_html(explained([r['num_runs'] for r in rows.values()]))}</p>"
         f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f"{figures}</main></body></html>\n"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from pipeline.report.curves import Chart
+from pipeline.shown import in_html
 
 SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
 """Options of a command line in a remedy, which may be followed by words."""
@@ -37,12 +37,12 @@ def diagnosis_section(cards: Sequence[Card] | None, plots: Sequence[str | None])
 
 
 def _article(card: Card, plot: str | None) -> str:
-    lines = "".join(f"<li>{escape(line)}</li>" for line in card.evidence)
-    picture = "" if plot is None or card.chart is None else f"<p>{escape(card.chart.title)}</p>{plot}"
+    lines = "".join(f"<li>{in_html(line)}</li>" for line in card.evidence)
+    picture = "" if plot is None or card.chart is None else f"<p>{in_html(card.chart.title)}</p>{plot}"
     return (
-        f'<article class="card finding {escape(card.level)}"><h3><span class="level">{escape(card.level)}</span> '
-        f"{escape(card.cause)} <small>confidence {card.confidence:.0%}</small></h3>"
-        f'<div class="why"><p>{escape(card.sentence)}</p><ul>{lines}</ul>{_remedy(card.remedy)}</div>'
+        f'<article class="card finding {in_html(card.level)}"><h3><span class="level">{in_html(card.level)}</span> '
+        f"{in_html(card.cause)} <small>confidence {card.confidence:.0%}</small></h3>"
+        f'<div class="why"><p>{in_html(card.sentence)}</p><ul>{lines}</ul>{_remedy(card.remedy)}</div>'
         f'<div class="curve">{picture}</div></article>'
     )
 
@@ -53,6 +53,6 @@ def _remedy(text: str) -> str:
     line = match[0].strip() if match else ""
     rest = text[match.end() :].strip(" ,;") if match else ""
     if not line:
-        return f"<p>Remedy: {escape(text)}</p>"
-    also = f"<p>{escape(rest)}</p>" if rest else ""
-    return f'<p>Remedy:</p><pre class="remedy" tabindex="0">{escape(line)}</pre>{also}'
+        return f"<p>Remedy: {in_html(text)}</p>"
+    also = f"<p>{in_html(rest)}</p>" if rest else ""
+    return f'<p>Remedy:</p><pre class="remedy" tabindex="0">{in_html(line)}</pre>{also}'

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from html import escape
 
 from pipeline.report.files import RunFiles, read_rollouts
 from pipeline.report.rows import OpinionRow, RolloutRow
 from pipeline.report.samples import shorten
+from pipeline.shown import in_html
 
 MAX_LISTED = 50
 MAX_TEXT = 400
@@ -29,7 +29,7 @@ def opinions_section(run: RunFiles) -> str:
         shown = "All are listed." if len(rows) == differ else f"The {len(rows):,} newest that were kept are listed."
         note += f"{shown} Each is an error of one of the two: the first gave the reward."
     return (
-        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(note)}</p>{_table(rows)}</section>\n'
+        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{in_html(note)}</p>{_table(rows)}</section>\n'
     )
 
 
@@ -50,7 +50,7 @@ def _table(rows: list[RolloutRow]) -> str:
 def _cells(row: RolloutRow) -> list[str]:
     verdicts = ["" if verdict is None else _in_words(verdict) for verdict in (row, row.second)]
     texts = [str(row.step), row.domain, row.prompt, row.response, *verdicts]
-    return [escape(shorten(text, MAX_TEXT)) for text in texts]
+    return [in_html(shorten(text, MAX_TEXT)) for text in texts]
 
 
 def _in_words(verdict: RolloutRow | OpinionRow) -> str:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,6 +19,7 @@ from pipeline.report.opinions import opinions_section
 from pipeline.report.plots import Plot, draw
 from pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
 from pipeline.report.summary import RL_PHASES, gives_part, summarize
+from pipeline.shown import in_html, visible
 
 HERE = Path(__file__).parent
 MEASURE_LABELS = {
@@ -63,13 +63,13 @@ def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
     chosen = choose_samples(folder)
     script = (HERE / "report.js").read_text(encoding="utf-8")
     page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(run.name),
+        title=in_html(run.name),
         style=(HERE / "report.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=_script_hash(script),
         # Template fills each place once, so that a "$" in a model's text is never read as another place.
-        result=escape(result_line(summary)),
-        sharpening=escape(_first_upper(summary["sharpening"]) + "."),
+        result=in_html(result_line(summary)),
+        sharpening=in_html(_first_upper(summary["sharpening"]) + "."),
         start=_start(run.info.get("start")),
         facts=_facts(run, summary),
         alarms=alarms_section(run),
@@ -141,7 +141,7 @@ def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
         "recorded time": _duration(total) if total else "",
         "seed": str(run.info.get("seed", "")),
     }
-    return "".join(f"<li><b>{escape(value)}</b> {escape(name)}</li>" for name, value in facts.items() if value)
+    return "".join(f"<li><b>{in_html(value)}</b> {in_html(name)}</li>" for name, value in facts.items() if value)
 
 
 def _results(summary: Mapping[str, Any]) -> str:
@@ -167,15 +167,15 @@ def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]
             f"{_change(before, after, name, paired)}</tr>"
         )
     heads = [summary["before_label"] or "before", summary["after_label"] or "after", "change"]
-    columns = "".join(f"<th scope='col'>{escape(str(head))}</th>" for head in heads)
+    columns = "".join(f"<th scope='col'>{in_html(str(head))}</th>" for head in heads)
     num_prompts = before.get("num_prompts")
-    title = escape(domain) + (f" <small>({num_prompts:,} held-out prompts)</small>" if num_prompts else "")
+    title = in_html(domain) + (f" <small>({num_prompts:,} held-out prompts)</small>" if num_prompts else "")
     lost = [
         f"{side['grader_failures']:,} of {side['num_responses']:,} answers ({head})"
         for side, head in zip((before, after), heads, strict=False)
         if side.get("grader_failures")
     ]
-    note = _note(f"Graders failed on {escape(' and '.join(lost))}; those count in no measure.") if lost else ""
+    note = _note(f"Graders failed on {' and '.join(lost)}; those count in no measure.") if lost else ""
     return (
         f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, summary['k'])}</div>"
@@ -224,13 +224,13 @@ def _gain_bar(row: Mapping[str, Any], k: int) -> str:
 
 
 def _figure(chart: Chart, plot: Plot) -> str:
-    unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
-    caption = f"<figcaption>{escape(chart.caption)}</figcaption>" if chart.caption else ""
-    return f"<figure><h3>{escape(chart.title)}{unit}</h3>{_plot(chart, plot)}{caption}</figure>"
+    unit = f" <span>{in_html(chart.unit)}</span>" if chart.unit else ""
+    caption = f"<figcaption>{in_html(chart.caption)}</figcaption>" if chart.caption else ""
+    return f"<figure><h3>{in_html(chart.title)}{unit}</h3>{_plot(chart, plot)}{caption}</figure>"
 
 
 def _plot(chart: Chart, plot: Plot) -> str:
-    return f'<div class="plot" data-chart="{escape(chart.name)}">{plot.svg}</div>'
+    return f'<div class="plot" data-chart="{in_html(chart.name)}">{plot.svg}</div>'
 
 
 def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
         return None if values is None else [None if v is None else float(f"{v:.5g}") for v in values]
 
     return {
-        "name": chart.name,
+        "name": visible(chart.name),
         "x": short(chart.x),
         "x_label": chart.x_label,
         "ticks": chart.ticks,
@@ -269,7 +269,7 @@ def _time(summary: Mapping[str, Any]) -> str:
         return _note("No time has been recorded.")
     phases = [name for name in (*RL_PHASES, "other") if name in seconds]
     colors = {name: f"var(--series-{i})" for i, name in enumerate(phases, start=1)}
-    rows = [(escape(name), seconds[name], "") for name in seconds if name not in (*phases, "rl", "graders")]
+    rows = [(in_html(name), seconds[name], "") for name in seconds if name not in (*phases, "rl", "graders")]
     if "rl" in seconds:
         rows.append(("RL, all steps", seconds["rl"], "100%" if shares else ""))
     for name in phases:
@@ -294,7 +294,7 @@ def _time(summary: Mapping[str, Any]) -> str:
 def _recipe(text: str) -> str:
     if not text:
         return _note("recipe.yaml is not in the run's folder.")
-    return f'<pre class="card recipe" tabindex="0">{escape(text)}</pre>'
+    return f'<pre class="card recipe" tabindex="0">{in_html(text)}</pre>'
 
 
 def _environment(info: Mapping[str, Any]) -> str:
@@ -316,7 +316,7 @@ def _entries(values: Mapping[str, Any], prefix: str = "") -> str:
             out.append(_entries(value, f"{prefix}{name} · "))
         elif value not in (None, "", []):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            out.append(f"<dt>{escape(prefix + str(name).replace('_', ' '))}</dt><dd>{escape(text)}</dd>")
+            out.append(f"<dt>{in_html(prefix + str(name).replace('_', ' '))}</dt><dd>{in_html(text)}</dd>")
     return "".join(out)
 
 
@@ -338,4 +338,4 @@ def _first_upper(text: str) -> str:
 
 
 def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
+    return f'<p class="note">{in_html(text)}</p>'

@@ -7,13 +7,13 @@ text (no outlines), and nothing refers to anything outside the picture.
 
 from __future__ import annotations
 
-import html
 import io
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
+from pipeline.shown import in_html, one_line
 
 WIDTH, HEIGHT = 350.0, 215.0
 """Size of the view box in points. A chart is scaled to its place; its text is readable from 330 px up."""
@@ -149,7 +149,7 @@ def _dress(axes: Any, chart: Chart) -> None:
         # Counted from the end: the last evaluation is the one that people look for.
         shown = range((len(chart.x) - 1) % every, len(chart.x), every)
         axes.set_xticks([chart.x[i] for i in shown], [_short(chart.ticks[i]) for i in shown])
-    axes.set_xlabel(chart.x_label, fontsize=9, labelpad=2)
+    axes.set_xlabel(one_line(chart.x_label), fontsize=9, labelpad=2)
 
 
 def _legend(axes: Any, columns: int) -> None:
@@ -180,6 +180,9 @@ def _columns(labels: list[str]) -> int:
 def _clean(text: str, chart: Chart, height: float) -> str:
     """The `<svg>` element alone: variables for colours, the reader's fonts, no id but those that it refers to."""
     text = text[text.index("<svg") :].strip()
+    # Set aside: what follows is about markup, and a label may look like it.
+    labels = iter(re.findall(r">([^<]*)</text>", text))
+    text = re.sub(r">[^<]*</text>", "></text>", text)
     for sentinel, name in _SENTINELS.items():
         text = text.replace(sentinel, name)
     text = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font: \1 system-ui, sans-serif", text)
@@ -191,10 +194,10 @@ def _clean(text: str, chart: Chart, height: float) -> str:
     prefix = re.sub(r"\W", "_", chart.name)
     for name in sorted(used):
         text = re.sub(rf'(id="|url\(#|href="#){re.escape(name)}(?=["\)])', rf"\g<1>{prefix}-{name}", text)
-    label = html.escape(f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
+    label = in_html(f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
     size = f'viewBox="0 0 {WIDTH:g} {height:g}"'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
-    return opening + text[text.index(">") + 1 :]
+    return opening + re.sub("></text>", lambda _: f">{next(labels)}</text>", text[text.index(">") + 1 :])
 
 
 def _color(series: Series) -> str:
@@ -207,11 +210,12 @@ def _gaps(values: tuple[float | None, ...]) -> list[float]:
 
 def _named(label: str) -> str:
     """A label for the legend, at most 24 letters; a leading underscore would hide it from matplotlib."""
+    label = one_line(label)
     short = label if len(label) <= 24 else label[:23] + "…"
     return f"\u200b{short}" if short.startswith("_") else short
 
 
 def _short(label: str) -> str:
     """An evaluation's label in a few letters: "after round 3" -> "round 3", "before training" -> "base"."""
-    short = label.removeprefix("after ")
+    short = one_line(label).removeprefix("after ")
     return "base" if short.startswith("before") else short[:14]

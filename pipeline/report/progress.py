@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from pipeline.shown import one_line
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -70,7 +72,7 @@ class Lines:
 
     def say(self, text: str) -> None:
         """Print one line, with the seconds since the start."""
-        print(f"[{time.monotonic() - self.start:6.1f} s] {text}", file=self.out, flush=True)
+        print(f"[{time.monotonic() - self.start:6.1f} s] {one_line(text)}", file=self.out, flush=True)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -85,10 +87,10 @@ class Bars:
         from rich.progress import Progress as Rich
 
         self.rich = Rich(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
@@ -98,7 +100,7 @@ class Bars:
 
     def begin(self, what: str, done: int, total: int) -> None:
         """Add a bar; those before stay."""
-        self.task = self.rich.add_task(what, total=max(1, total), completed=done, numbers="")
+        self.task = self.rich.add_task(one_line(what), total=max(1, total), completed=done, numbers="")
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
         """Move the bar."""
@@ -107,7 +109,7 @@ class Bars:
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self.rich.console.print(text, markup=False, highlight=False)
+        self.rich.console.print(one_line(text), markup=False, highlight=False, emoji=False)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -126,4 +128,4 @@ def for_terminal() -> Progress:
 
 
 def _brief(numbers: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    return one_line("  ".join(f"{name} {value:.3g}" for name, value in numbers.items()))

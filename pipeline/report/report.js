@@ -5,11 +5,18 @@
   const FOLDED = 240; // characters: a longer observation is folded
   const MOST_CELLS = 4e6; // of a diff's table: larger texts are compared line by line
 
+  // Characters that a reader does not see, or that reorder others, become escapes, as in shown.py.
+  const escaped = (c) => {
+    const code = c.codePointAt(0).toString(16);
+    return code.length > 4 ? `\\U${code.padStart(8, "0")}` : code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+  };
+  const visible = (text) => String(text).replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escaped);
+
   // Text from a model only ever becomes text nodes: nothing in it is read as markup.
   const make = (tag, className, text) => {
     const node = document.createElement(tag);
     if (className) node.className = className;
-    if (text !== undefined && text !== null) node.textContent = text;
+    if (text !== undefined && text !== null) node.textContent = visible(text);
     return node;
   };
   const brief = (x) => (x === null || x === undefined ? "–" : String(+x.toPrecision(4)));
@@ -48,7 +55,7 @@
         const key = make("span", "key");
         key.style.background = `var(--series-${(series.color % 8) + 1})`;
         const ends = series.low && series.low[i] !== null ? ` [${brief(series.low[i])}, ${brief(series.high[i])}]` : "";
-        line.append(key, `${series.label} ${brief(series.y[i])}${ends}`);
+        line.append(key, visible(`${series.label} ${brief(series.y[i])}${ends}`));
         tip.append(line);
       }
       cursor.hidden = tip.hidden = false;
@@ -104,7 +111,7 @@
   const fill = (name, values) => {
     const select = form.elements[name];
     select.append(new Option("all", ""));
-    for (const value of new Set(values)) select.append(new Option(value, value));
+    for (const value of new Set(values)) select.append(new Option(visible(value), value));
   };
   fill("stage", samples.map((s) => s.stage));
   fill("domain", samples.map((s) => s.domain).sort());
@@ -185,7 +192,7 @@
   const comparer = (s, others) => {
     const line = make("label", "compare", "Compare with "), select = make("select");
     select.append(new Option(`one of ${others.length} others to this prompt`, ""));
-    others.forEach((o, i) => select.append(new Option(`${where(o)}: ${o.verdict.replace("_", " ")}`, i)));
+    others.forEach((o, i) => select.append(new Option(visible(`${where(o)}: ${o.verdict.replace("_", " ")}`), i)));
     line.append(select);
     const box = make("div");
     box.append(line);
@@ -203,7 +210,7 @@
   const drawDiff = (before, after) => {
     const pre = make("pre", "diff");
     for (const [kind, text] of diff(before, after)) {
-      if (kind === 0) pre.append(text);
+      if (kind === 0) pre.append(visible(text));
       else pre.append(make(kind < 0 ? "del" : "ins", "", text));
     }
     return pre;

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.report.summary import gives_part
+from pipeline.shown import in_markdown
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy")
 
@@ -30,12 +31,12 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
     measures = _measures(summary)
     head = ["domain", *(_name(m, summary) for m in measures)]
     rows = [
-        [domain, *(f"{_number(before, m)} → {_number(after, m)}" for m in measures)]
+        [in_markdown(domain), *(f"{_number(before, m)} → {_number(after, m)}" for m in measures)]
         for domain, before, after in _rows(summary)
     ]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
-    notes = "\n\n".join([str(summary.get("sharpening") or ""), *_failures(summary)])
-    return f"{table}\n\n{notes}\n\nReport: `{page}`\n"
+    notes = "\n\n".join(map(in_markdown, [summary.get("sharpening") or "", *_failures(summary)]))
+    return f"{table}\n\n{notes}\n\nReport: {in_markdown(page)}\n"
 
 
 def evaluation_markdown(domains: Mapping[str, Any]) -> str:
@@ -43,7 +44,9 @@ def evaluation_markdown(domains: Mapping[str, Any]) -> str:
     is_partial = any("score_by_prompt" in row for row in domains.values())
     measures = [m for m in MEASURES if any(m in row for row in domains.values()) and (m != "score" or is_partial)]
     head = ["domain", *measures]
-    rows = [[domain, *(_estimate(row.get(m)) for m in measures)] for domain, row in sorted(domains.items())]
+    rows = [
+        [in_markdown(domain), *(_estimate(row.get(m)) for m in measures)] for domain, row in sorted(domains.items())
+    ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
 
 

@@ -14,6 +14,7 @@ from pipeline.report.curves import Chart, build_charts
 from pipeline.report.files import RunFiles, read_rollouts, read_run
 from pipeline.report.plots import draw
 from pipeline.report.rows import EvaluationRow, Numbers
+from pipeline.shown import in_markdown
 
 CURVES = ("reward", "pass", "kl", "length", "groups")
 MAX_ANSWERS = 40
@@ -34,10 +35,10 @@ def round_markdown(folder: Path, causes: Sequence[str] = ()) -> str:
     run = read_run(folder)
     charts = {c.name: c for c in build_charts(run)}
     pictures = [f"**{c.title}**\n\n![{c.title}]({data_uri(c)})" for n in CURVES if (c := charts.get(n)) is not None]
-    alarms = [f"**Alarm.** {alarm_line(row)}" for row in run.alarms[-MAX_ALARMS:]]
-    diagnosis = [f"**Diagnosis.** {line}" for line in causes]
+    alarms = [f"**Alarm.** {in_markdown(alarm_line(row))}" for row in run.alarms[-MAX_ALARMS:]]
+    diagnosis = [f"**Diagnosis.** {in_markdown(line)}" for line in causes]
     return "\n\n".join(
-        [*alarms, *diagnosis, _table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"]
+        [*alarms, *diagnosis, _table(run), *pictures, f"Report: {in_markdown((folder / 'report.html').resolve())}\n"]
     )
 
 
@@ -79,7 +80,7 @@ def _table(run: RunFiles) -> str:
     for (stage, round_), own in rounds.items():
         cells = [_mean(own, "reward/sampled"), _mean(own, "length/mean"), _share(own), _mean(own[-1:], "kl/k3")]
         cells.append(after.get((stage, round_), "-"))
-        name = str(round_) if stage == "rl" else f"{stage} {round_}"
+        name = str(round_) if stage == "rl" else in_markdown(f"{stage} {round_}")
         lines.append(f"| {name} | {len(own)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from flows import artifacts
 from flows.artifacts import Listener
+from pipeline.report.files import read_run
+from pipeline.report.result import evaluation_markdown, result_markdown
 from pipeline.report.round import round_markdown
-from tests.report.runs import make_run
+from pipeline.report.summary import build_summary
+from pipeline.shown import one_line
+from tests.report.runs import ROLLOUT, make_run
+from tests.shown_texts import TEXTS, rendered
 
 
 @pytest.mark.integration
@@ -23,3 +30,50 @@ def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path: Path, monkeypa
     monkeypatch.setattr("flows.artifacts.show_markdown", lambda key, text, description: made.append(text))
     Listener("x", folder)("verizero.round.completed", {"stage": "rl", "round": 1, "causes": [line]})
     assert made[0].startswith("**Diagnosis.** ")
+
+
+TABLE = {"table", "thead", "tbody", "tr", "th", "td", "p", "code", "strong"}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Markdown artifacts by key, and their descriptions by key and "?"."""
+    shown: dict[str, str] = {}
+
+    def create(key: str, markdown: str, description: str) -> None:
+        shown.update({key: markdown, f"{key}?": description})
+
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", create)
+    monkeypatch.setattr(artifacts, "emit_event", lambda *_, **__: None)
+    return shown
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_artifacts_show_what_was_written_as_text(tmp_path: Path, made: dict[str, str], text: str) -> None:
+    """As a response, a prompt, a reason, a cause and an alarm, and as the names of a domain and of the run."""
+    folder = make_run(tmp_path / "run", rounds=1, steps_per_round=1, sft_steps=0)
+    alarm = {
+        "kind": "alarm",
+        "alarm": "verifier",
+        "stage": "rl",
+        "step": 1,
+        "failure_rate": 0.5,
+        "responses": 8,
+        "where": "rl",
+    }
+    rows = (folder / "metrics.jsonl").read_text() + json.dumps({**alarm, "first": text}) + "\n"
+    (folder / "metrics.jsonl").write_text(rows.replace("arithmetic", json.dumps(text)[1:-1]))
+    row = {**ROLLOUT, "domain": text, "prompt": text, "response": text, "reason": text}
+    (folder / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
+    Listener(text, folder)("verizero.round.completed", {"stage": "rl", "round": 1, "causes": [text]})
+    (samples,) = (value for key, value in made.items() if key.endswith("samples"))
+    assert rendered(samples).cells[9:13] == [one_line(text)] * 3 + ["graded"]
+    del made[next(key for key in made if key.endswith("samples?"))]  # has no text of others
+    made["result"] = result_markdown(build_summary(folder), tmp_path / one_line(text).replace("/", "")[:50])
+    made["evaluation"] = evaluation_markdown(read_run(folder).evaluations[-1].domains)
+    for shown in made.values():
+        page = rendered(shown)
+        assert set(page.tags) <= TABLE | ({"img"} if "image/svg" in shown else set()), page.tags
+        assert str(page.attributes.get("src", "data:image/svg")).startswith("data:image/svg")
+        assert one_line(text) in page.text

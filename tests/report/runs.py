@@ -12,6 +12,7 @@ from pipeline.report.estimates import PromptSamples, summarize_domain
 DOMAINS = ("arithmetic", "induction")
 HOSTILE = (
     '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&lt;!--\u2028 \ud800 $title ${x}'
+    " \x1b[2J \u202e"
 )
 RECIPE = """name: demo
 seed: 7

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from pipeline.diagnosis.cards import cards_of
 from pipeline.report.page import build_page
+from pipeline.shown import visible
 from tests.report.runs import HOSTILE, make_run, read_rows
 
 pytestmark = pytest.mark.integration
@@ -135,7 +136,11 @@ def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
     page.fill("[name=reward_from]", "")
     page.fill("[name=text]", "WINDOW.HACKED")
     assert count(page) == 1
-    assert page.locator(".answer .response").inner_text().startswith(HOSTILE[:60])
+    assert page.locator(".answer .response").evaluate("(n) => n.textContent") == visible(HOSTILE)
+    card = page.locator(".answer")
+    card.locator("select").select_option(index=1)
+    assert r"\x1b[2J" in card.locator(".diff").evaluate("(n) => n.textContent")
+    assert not re.search("[\x1b\u202e]", page.locator("body").inner_text())
     assert page.evaluate("window.hacked") is None
     page.fill("[name=text]", "no such text anywhere")
     assert count(page) == 0

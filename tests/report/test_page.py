@@ -18,6 +18,7 @@ from pipeline.errors import RunError
 from pipeline.report.files import read_run
 from pipeline.report.page import build_page, embed, result_line
 from pipeline.report.summary import build_summary
+from pipeline.shown import visible
 from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
@@ -115,14 +116,16 @@ def test_embedded_text_survives_and_holds_no_markup(text: str) -> None:
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
     rows = (run_dir / "metrics.jsonl").read_text()
-    bad = "<b>&'\\\""
+    bad = '<b>&\'\\" id="x" #010101 \x1b[2J\u202e'
     (run_dir / "metrics.jsonl").write_text(rows.replace("arithmetic", json.dumps(bad)[1:-1]))
-    (run_dir / "recipe.yaml").write_text("name: </pre><script>1</script>")
+    (run_dir / "recipe.yaml").write_text("name: </pre><script>1</script>\x1b[2J\u202e")
     (run_dir / "run.json").write_text(json.dumps({"name": "</title><script>2", "isolation": {"level": "<i>3"}}))
     page = Reader(build_page(run_dir).read_text(encoding="utf-8"))
     assert page.open == []
     assert len(page.scripts) == 2
-    assert bad in page.text
+    assert visible(bad) in page.text
+    assert visible(bad)[:23] + "…" in page.text, "a label of a curve"
+    assert not re.search("[\x1b\u202e]", page.text)
     assert "name: </pre><script>1</script>" in page.text
     assert "<i>3" in page.text
 

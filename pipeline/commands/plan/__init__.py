@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from pipeline.commands.arguments import add_recipe, recipe_of
+from pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -31,5 +32,5 @@ def run(arguments: argparse.Namespace) -> int:
     by_stage = plans(recipe_of(arguments), arguments.gpus, arguments.gpu, arguments.mean_share, arguments.mean_prompt)
     for name, plan in by_stage.items():
         heading = [f"stage {name}"] if len(by_stage) > 1 else []
-        print("\n".join([*heading, *plan_lines(plan, arguments.price)]))
+        show("\n".join([*heading, *plan_lines(plan, arguments.price)]))
     return 0 if all(plan.fits for plan in by_stage.values()) else 1

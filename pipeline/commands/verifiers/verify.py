@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, read_rows, score_all
 from pipeline.errors import ConfigError, DataError
+from pipeline.shown import in_json
 from pipeline.types import Verdict
 
 
@@ -43,7 +44,7 @@ def verify(lines: Iterable[str], out: TextIO, *, batch: int = 1, defaults: Defau
             correct += verdict.is_correct
             infrastructure += verdict.is_infrastructure and isinstance(row, Row)
             line = {"id": row.id, "status": verdict.status, "score": verdict.score, "reason": verdict.reason}
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.write(in_json(line) + "\n")
             out.flush()
     return Verified(rows, bad, correct, infrastructure)
 

@@ -1,0 +1,108 @@
+"""Text that a policy, a recipe or a file wrote, shown to a person as it is: never as commands, Markdown or HTML.
+
+One function for each medium: `show` for a terminal, `in_json` for programs that read it there, `in_markdown` and
+`block_in_markdown`, `in_html`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+import sys
+import traceback
+from types import TracebackType
+from unicodedata import category
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that command a terminal, reorder or hide others, or are half of one. report.js has them."""
+KEPT = frozenset("\n\t\u200c\u200d")
+"""Characters of those categories that texts need: line ends, tabs, and the joiners of scripts and of emoji."""
+
+PLAIN = re.compile(
+    r"(?!\d+[.)](?: |$))(?!.*(?:(?i:www\.)|\b_|_\b|__))[A-Za-z0-9](?:[A-Za-z0-9 .,;:()%?_-]*[A-Za-z0-9.,;:()%?])?"
+)
+"""Words, numbers and marks between them: Markdown means nothing in them, also at the start of a line."""
+
+
+def visible(text: str) -> str:
+    r"""Return the text with each hidden character as its escape, e.g. \x1b."""
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def one_line(text: str) -> str:
+    r"""Return `visible` text with its line ends as \n, so that it cannot look like lines of ours."""
+    return visible(text).replace("\n", r"\n")
+
+
+def show(text: object, *, is_error: bool = False, end: str = "\n") -> None:
+    """Write the text to the standard output, or the standard error, at once."""
+    out = sys.stderr if is_error else sys.stdout
+    out.write(visible(str(text)) + end)
+    out.flush()
+
+
+def in_json(value: object, indent: int | None = None) -> str:
+    """Return the value as JSON that a terminal shows as it is: programs read the escapes as the characters."""
+    return json.dumps(value, indent=indent).replace(
+        "\x7f", r"\u007f"
+    )  # the one control character that json.dumps leaves
+
+
+def show_exceptions() -> None:
+    """Have what Python itself writes to the standard error, tracebacks and log lines, written by `show`."""
+
+    def hook(kind: type[BaseException], exc: BaseException, tb: TracebackType | None) -> None:
+        show("".join(traceback.format_exception(kind, exc, tb)), is_error=True, end="")
+
+    sys.excepthook = hook
+    if logging.lastResort is not None:  # the handler of a program that has set none
+        logging.lastResort.setFormatter(_VisibleLines())
+
+
+def in_markdown(text: object) -> str:
+    r"""Return the text for Markdown, in one line, also for a cell of a table: as it is if it is plain, else as code.
+
+    Escapes would not do: some viewers make links of what looks like one, escaped or not. A | is outside the code, since
+    a table takes \| only, and the backslash would be part of the code where it follows another.
+    """
+    line = one_line(str(text))
+    return line if PLAIN.fullmatch(line) else r"\|".join(map(_code, line.split("|")))
+
+
+def block_in_markdown(text: object) -> str:
+    """Return the text as a block of code with its lines."""
+    lines = visible(str(text))
+    fence = "`" * max(3, 1 + _longest_ticks(lines))
+    return f"{fence}\n{lines}\n{fence}\n"
+
+
+def in_html(text: object) -> str:
+    """Return the text for HTML, between tags or as the value of an attribute in quotes."""
+    return html.escape(visible(str(text)))
+
+
+class _VisibleLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in KEPT and category(character) in HIDDEN
+
+
+def _code(text: str) -> str:
+    if not text:
+        return ""
+    ticks = "`" * (1 + _longest_ticks(text))
+    # A viewer removes a space at both ends, which also keeps ticks of the text from ours.
+    has_space_at_both = text[0] == text[-1] == " " and text.strip() != ""
+    padding = " " if "`" in (text[0], text[-1]) or has_space_at_both else ""
+    return f"{ticks}{padding}{text}{padding}{ticks}"
+
+
+def _longest_ticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
