@@ -20,9 +20,11 @@ A message names what was wrong, the value got, and the remedy.
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class VerizeroError(Exception):
@@ -96,3 +98,22 @@ def raised_at(exc: BaseException, file: str) -> str:
     """Return "file:line" of the innermost line of `file` that an exception went through; empty if of none."""
     frames = traceback.walk_tb(exc.__traceback__)
     return next((f"{file}:{line}" for frame, line in reversed(list(frames)) if frame.f_code.co_filename == file), "")
+
+
+def raise_if_operator(exc: BaseException) -> None:
+    """Raise the exception again if it is Ctrl-C: other threads than the main one get none, but from their own code."""
+    if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise exc
+
+
+def told(exc: BaseException) -> str:
+    """Return an exception of code from outside in words, and the innermost line that is no library's and not ours."""
+    try:
+        words = f"{type(exc).__name__}: {exc}"
+    except Exception:  # its own text raises
+        words = type(exc).__name__
+    ours = str(Path(__file__).parent)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    outside = [f for f in files if not f.startswith(("<", ours)) and "/lib/python" not in f]
+    place = raised_at(exc, outside[-1]) if outside else ""
+    return words[: max(100, 290 - len(place))] + (f", at {place}" if place else "")

@@ -9,7 +9,6 @@ behind a wall (`_wall.py`).
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline import registry
-from pipeline.errors import ConfigError, UnknownName, raised_at
+from pipeline.errors import ConfigError, UnknownName, raise_if_operator, raised_at
 from pipeline.types import STATUSES, Attempt, Verdict
 from verifiers import _wall
 from verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
@@ -193,10 +192,8 @@ class BoundVerifier(Generic[P]):
 
     def _failure(self, exc: BaseException, seconds: float) -> Verdict:
         """Return the verdict for an exception; raise it if it is Ctrl-C."""
-        # In another thread, and behind the wall, only the code itself can raise it.
-        is_main = threading.current_thread() is threading.main_thread()
-        if isinstance(exc, KeyboardInterrupt) and is_main and not _wall.is_inside:
-            raise exc
+        if not _wall.is_inside:  # behind the wall only the code itself can raise it
+            raise_if_operator(exc)
         try:
             words = f"{type(exc).__name__}: {exc}"
         except Exception:  # its own text raises

@@ -79,7 +79,7 @@ class Episodes:
             request = json.loads(line)
             number = request.get("id")
             written = json.dumps({"id": number, "value": self._value(request)}, default=_plain, allow_nan=False)
-        except Exception as exc:
+        except BaseException as exc:  # the environment's, whatever it is: other episodes are open here
             written = json.dumps({"id": number, "error": f"{type(exc).__name__}: {exc}"[:2000]})
         return written + "\n"
 
@@ -119,7 +119,7 @@ class Episodes:
         for environment in environments:
             try:
                 environment.close()
-            except Exception as exc:
+            except BaseException as exc:
                 print(f"an episode does not close: {type(exc).__name__}: {exc}", file=sys.stderr)
 
 
@@ -140,7 +140,7 @@ def on_pipes(choice: dict[str, Any], threads: int) -> None:
     threading.Thread(target=_watch, args=(source.fileno(),), daemon=True).start()
     try:
         episodes = Episodes(loaded(choice), choice.get("params") or {})
-    except Exception as exc:
+    except BaseException as exc:
         out.write(json.dumps({"id": 0, "error": f"{type(exc).__name__}: {exc}"[:2000]}) + "\n")
         out.flush()
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
 from pipeline.environments.conversing import Conversing, Next, Said, foreign
 from pipeline.environments.wire import fault
-from pipeline.errors import EngineError, EnvironmentFailed, VerizeroError
+from pipeline.errors import EngineError, EnvironmentFailed, VerizeroError, raise_if_operator, told
 from pipeline.rollout.branches import Branch, continued, with_experts
 from pipeline.rollout.engine import Completion
 from pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
@@ -133,8 +133,9 @@ class Playing:
                 self._reply = self._environment.step(self._messages[-1])
                 if wrong := fault(self._reply):
                     raise EnvironmentFailed(f"the environment's answer {wrong}")
-        except Exception as exc:  # whatever it is, the environment's host broke: the policy's mistakes are replies
-            self._failure = f"{type(exc).__name__}: {exc}"[:300]
+        except BaseException as exc:  # whatever it is, the environment's host broke: the policy's mistakes are replies
+            raise_if_operator(exc)
+            self._failure = told(exc)
         self._seconds += time.perf_counter() - start
 
     def num_prompt(self, history: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
@@ -244,10 +245,11 @@ class Playing:
             return
         try:
             environment.close()
-        except Exception as exc:
+        except BaseException as exc:
+            raise_if_operator(exc)
             self._counts["close_errors"] += 1
             if self.ending is None:
-                self._failure = f"close: {type(exc).__name__}: {exc}"[:300]
+                self._failure = f"close: {told(exc)}"[:300]
 
     def _settle_failure(self, failure: str) -> bool:
         if self.retries < self._limits.retries:
@@ -263,10 +265,8 @@ class Playing:
         """End this episode, and no other, where what its environment brought cannot be shown or read."""
         try:
             yield
-        except VerizeroError as exc:  # e.g. the chat template refuses this order of roles
-            self._fail(str(exc))
-        except Exception as exc:
-            self._fail(f"{type(exc).__name__}: {exc}")
+        except Exception as exc:  # e.g. the chat template refuses this order of roles
+            self._fail(str(exc) if isinstance(exc, VerizeroError) else told(exc))
 
     def _fail(self, reason: str) -> None:
         self.ending, self.outcome = "failed", Verdict("environment_error", reason=reason[:300])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,9 +219,35 @@ def test_a_host_that_stays_broken_gives_no_reward(threads: ThreadPoolExecutor) -
     assert len(owner.makes) == 3
     assert rollout.episode is not None
     assert rollout.episode.ending == "failed"
-    assert rollout.episode.outcome == Verdict("environment_error", reason="OSError: the host is gone")
+    assert rollout.episode.outcome.status == "environment_error"
+    assert re.fullmatch(r"OSError: the host is gone, at .*test_rounds\.py:\d+", rollout.episode.outcome.reason)
     assert rollout.episode.outcome.is_infrastructure
     assert owner.open == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_what_ends_programs_ends_an_episode_alone(error: type[BaseException], threads: ThreadPoolExecutor) -> None:
+    """Raised by the environment's own code, in its answer and when it is closed."""
+
+    class Ends:
+        def start(self) -> Start:
+            return Start()
+
+        def step(self, message: Message) -> Reply:
+            raise error
+
+        def close(self) -> None:
+            if error is not KeyboardInterrupt:  # in the main thread it is the operator's
+                raise error
+
+    owner = Counting(last=3)
+    owner.make = lambda *_: Ends()  # type: ignore[assignment]
+    (rollout,) = played(engine_of(), episodes_of(owner, threads, retries=1))
+    assert rollout.episode is not None
+    assert rollout.episode.ending == "failed"
+    assert rollout.episode.outcome is not None
+    assert error.__name__ in rollout.episode.outcome.reason
+    assert "test_rounds.py:" in rollout.episode.outcome.reason
 
 
 def test_a_first_prompt_past_the_context_is_no_zero(threads: ThreadPoolExecutor) -> None:

@@ -16,7 +16,7 @@ from pipeline.commands.environments.players import Chance, hostile
 from pipeline.commands.verifiers.check import Finding
 from pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
 from pipeline.environments.wire import fault
-from pipeline.errors import DataError
+from pipeline.errors import DataError, raise_if_operator, told
 from pipeline.seeds import derive, stream
 from pipeline.types import Message, Prompt
 
@@ -120,8 +120,9 @@ def _play(bound: BoundEnvironment, prompt: Prompt, seed: int, number: int) -> _P
             _turns(environment, prompt, seed, number, played)
         finally:
             environment.close()
-    except Exception as exc:
-        played.failure = f"episode {number}: {type(exc).__name__}: {exc}"[:300]
+    except BaseException as exc:
+        raise_if_operator(exc)
+        played.failure = f"episode {number}: {told(exc)}"[:300]
     return played
 
 
@@ -164,8 +165,9 @@ def _hostile(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
         try:
             environment.start()
             problem = fault(environment.step(message))
-        except Exception as exc:
-            problem = f"{type(exc).__name__}: {exc}"[:200]
+        except BaseException as exc:
+            raise_if_operator(exc)
+            problem = told(exc)
         finally:
             environment.close()
         if problem:
@@ -185,8 +187,9 @@ def _closes(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
             act(environment)
             environment.close()
             environment.close()
-        except Exception as exc:
-            failures.append(f"{name}: {type(exc).__name__}: {exc}"[:200])
+        except BaseException as exc:
+            raise_if_operator(exc)
+            failures.append(f"{name}: {told(exc)}")
     return Finding("close may be called twice, also before start", not failures, len(acts), tuple(failures))
 
 
