@@ -89,3 +89,11 @@ def test_a_number_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
         next(try_out(tiny({}), tmp_path, 1, 0, Silent()))
     assert main(["try", "demo", "-p", "0"]) == 1
     assert "--prompts must be >= 1, got 0" in capsys.readouterr().err
+
+
+def test_what_the_model_wrote_is_shown_as_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.commands.try_out.try_out", lambda *_: iter(["   | a\x1b]0;b\x07"]))
+    assert main(["try", "demo_short"]) == 0
+    assert capsys.readouterr().out == "   | a\\x1b]0;b\\x07\n"
