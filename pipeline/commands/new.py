@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ConfigError
 from pipeline.shown import show
 
 
@@ -15,6 +16,9 @@ def add(commands: Any) -> None:
     command.add_argument("kind", choices=("verifier", "environment"))
     command.add_argument("name", help="its name, e.g. my_domain")
     command.add_argument("--folder", type=Path, default=Path(), help="default: the working folder")
+    command.add_argument(
+        "--model", help="verifier: the pretrained model that its recipe trains; default: a tiny new one"
+    )
     command.set_defaults(run=run)
 
 
@@ -23,6 +27,11 @@ def run(arguments: argparse.Namespace) -> None:
     from pipeline.commands.environments.scaffold import new_environment
     from pipeline.commands.verifiers.scaffold import new_verifier
 
-    write = new_verifier if arguments.kind == "verifier" else new_environment
-    for path in write(arguments.name, arguments.folder):
+    if arguments.kind == "verifier":
+        paths = new_verifier(arguments.name, arguments.folder, arguments.model)
+    elif arguments.model is not None:
+        raise ConfigError(f"--model={arguments.model} is for the recipe of a verifier; drop it")
+    else:
+        paths = new_environment(arguments.name, arguments.folder)
+    for path in paths:
         show(f"wrote {path}")

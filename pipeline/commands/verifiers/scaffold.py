@@ -109,11 +109,54 @@ evaluation:
   k: 4
 """
 
+PRETRAINED = """# {name}: a new domain, learned by a pretrained model.
+# Shows:    a verifier of your own (verifier.path) in SFT and RL of a model that exists.
+# Hardware: for 135M parameters two CPU cores and 7 GB of memory.
+name: {name}
+seed: 0
+stages: [sft, rl]
 
-def new_verifier(name: str, folder: Path) -> list[Path]:
+# A Hugging Face folder with a chat template, a GGUF file (also package:NAME/x.gguf), or online a name on the hub.
+model: {{path: {model}}}
+
+data:
+  template: {{name: chat, system: "Answer with the letters in order, in a box."}}
+  train:
+    - file: {name}_train.jsonl
+      domain: {name}
+      verifier: {{path: "{name}.py:{name}", params: {{ignore_case: true}}}}
+  evaluation:
+    - file: {name}_evaluation.jsonl
+      domain: {name}
+      verifier: {{path: "{name}.py:{name}", params: {{ignore_case: true}}}}
+
+sft:
+  steps: 20
+  batch_size: 8
+  optimizer: {{learning_rate: 5e-5, schedule: cosine, warmup_steps: 3}}
+
+rl:
+  algorithm: {{name: grpo, kl_coef: 0}}
+  reference: {{schedule: none}}
+  rounds: 1
+  steps_per_round: 12
+  prompts_per_step: 4
+  group_size: 8
+  optimizer: {{learning_rate: 3e-5, warmup_steps: 2}}
+
+rollout: {{max_response_tokens: 16, max_rows: 64}}
+train: {{micro_batch_tokens: 1024}}   # bounds the memory of activations
+evaluation: {{k: 4}}
+checkpoint: {{every_steps: 12, keep: 1}}
+"""
+"""The recipe with --model; the other one makes a model of 64 hidden units, whose task is its whole world."""
+
+
+def new_verifier(name: str, folder: Path, model: str | None = None) -> list[Path]:
     """Write a new verifier `name`: its code, tests, rows for `check`, data and a recipe; return the files' paths.
 
-    The example sorts letters. It works, and is meant to be replaced.
+    The example sorts letters. It works, and is meant to be replaced. The recipe trains `model`, a pretrained one, or
+    without it a very small new one.
     Raises: ConfigError if the name is not an identifier, is taken, or a file exists already.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
@@ -121,14 +164,15 @@ def new_verifier(name: str, folder: Path) -> list[Path]:
     if name in names("verifiers"):
         raise ConfigError(f"a verifier called {name!r} is already installed; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
-    train, evaluation = _data()
+    train, evaluation = _data("{}=" if model is None else "Sort the letters of {}.")
+    recipe = RECIPE.format(name=name) if model is None else PRETRAINED.format(name=name, model=json.dumps(model))
     files = {
         f"{name}.py": EXAMPLE.read_text(encoding="utf-8").replace("sorted_letters", name),
         f"test_{name}.py": TESTS.format(name=name),
         f"{name}_rows.jsonl": _lines(_rows(name)),
         f"{name}_train.jsonl": _lines(train),
         f"{name}_evaluation.jsonl": _lines(evaluation),
-        f"{name}.yaml": RECIPE.format(name=name),
+        f"{name}.yaml": recipe,
     }
     there = [f for f in files if (folder / f).exists()]
     if there:
@@ -162,7 +206,7 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _data() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _data(question: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rng = stream(0, "scaffold")
     words = ["".join(p) for p in itertools.permutations(LETTERS, LENGTH)]
     rng.shuffle(words)
@@ -173,7 +217,7 @@ def _data() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             i = rng.randrange(LENGTH - 1)
             shown[i], shown[i + 1] = shown[i + 1], shown[i]
         demonstration = rf"\boxed{{{''.join(shown)}}}"
-        rows.append({"id": word, "question": f"{word}=", "answer": word, "demonstration": demonstration})
+        rows.append({"id": word, "question": question.format(word), "answer": word, "demonstration": demonstration})
     held_out = [{k: v for k, v in row.items() if k != "demonstration"} for row in rows[:EVALUATION]]
     return rows[EVALUATION:], held_out
 

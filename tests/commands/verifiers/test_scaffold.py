@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.commands.verifiers.audit import audit
 from pipeline.commands.verifiers.check import check
 from pipeline.commands.verifiers.labelled_rows import good_rows
@@ -18,6 +19,7 @@ from pipeline.data.prompts import load_demonstrations, load_prompts
 from pipeline.errors import ConfigError
 from pipeline.scoring.score import bind_verifiers
 from pipeline.types import Attempt
+from tests.stages.test_episodes import chat_folder
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +88,17 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         new_verifier("mine", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.yaml"]
     assert (tmp_path / "mine.yaml").read_text() == "precious"
+
+
+def test_with_a_model_the_recipe_trains_that_one_and_asks_in_words(tmp_path: Path) -> None:
+    path = chat_folder(tmp_path / "model", "merges_answers")
+    assert main(["new", "verifier", "mine", "--folder", str(tmp_path), "--model", path]) == 0
+    config = load_recipe(tmp_path / "mine.yaml")
+    assert config.model.path == path
+    assert config.model.create is None
+    prompts = load_prompts(config.data.train, config.seed, tmp_path)
+    assert all(p.question.startswith("Sort the letters of ") for p in prompts)
+    bound = bind_verifiers(prompts, config.data.verifiers, tmp_path)
+    gold = [bound[p.verifier].score([Attempt("".join(sorted(p.reference)), p.reference)])[0] for p in prompts[:5]]
+    assert all(v.is_correct for v in gold)
+    assert main(["new", "environment", "game", "--folder", str(tmp_path), "--model", path]) == 1
