@@ -6,6 +6,7 @@ import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, tags
 from prefect.client.orchestration import get_client
@@ -16,6 +17,7 @@ from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 from pydantic import Field
 
@@ -25,7 +27,7 @@ from flows.process_lifetime import bind_lifetime
 from flows.requests import run_request
 from pipeline.config.campaign import campaign_config
 from pipeline.errors import ConfigError
-from pipeline.shown import in_markdown
+from pipeline.shown import in_markdown, one_line
 
 
 @flow(name="rl-rounds", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -72,7 +74,7 @@ def rl_rounds(
     if outcome.run is not None and registry is not None and request.config.data.evaluation:
         own = {"run": str(outcome.run), "registry": str(Path(registry).resolve())}
         # Not waited for, and no subflow: its question may stay open for days, beyond the end of this run.
-        run_deployment("promote/verizero", parameters=own, timeout=0, as_subflow=False, tags=[campaign])
+        run_deployment("promote/promote", parameters=own, timeout=0, as_subflow=False, tags=[campaign])
 
 
 class Answer(RunInput):
@@ -102,6 +104,8 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     show_markdown("promotion", text, in_markdown(comparison.in_words))
     is_better, decided_by = comparison.decides, comparison.decided_by or "a person"
     if is_better is None:
+        # The UI's list and page of runs show a run's name, and of a pause no text.
+        rename(f"Promote? {comparison.in_words}")
         form = Answer.with_initial_data(description=f"{text}\nPromote it all the same?", promote=False, why="")
         try:
             # The process stays and waits. Prefect takes whole seconds only.
@@ -110,11 +114,18 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
         except FlowPauseTimeout:
             decided_by = f"default: nobody answered within {answer_within_hours:g} h"
             resume_unanswered()
+        rename(run)
     if is_better:
         # A state with a message shows the decision in the UI's list of runs.
         return Completed(message=f"promoted as {promotion.promote(comparison, folder, decided_by)} by {decided_by}")
     promotion.keep_back(comparison, folder, decided_by)
     return Completed(message=f"kept back by {decided_by}; the champion stays")
+
+
+def rename(name: str) -> None:
+    """Give the current run another name in the UI."""
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(UUID(flow_run.id), name=one_line(name))
 
 
 def resume_unanswered() -> None:

@@ -23,7 +23,7 @@ from pipeline.own_programs import SAFE_PATH
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""
-NAME = "verizero"
+TAG = "verizero"
 FORMS: tuple[Flow[..., Any], ...] = (
     forms.train,
     forms.sft,
@@ -43,8 +43,8 @@ def all_deployments(pool: str | None = None, job_variables: Mapping[str, Any] | 
     return [
         RunnerDeployment.from_flow(
             flow,
-            name=NAME,
-            tags=[NAME],
+            name=flow.name,  # what it does: the UI lists deployments by their own name
+            tags=[TAG],
             concurrency_limit=ALONE if flow is campaigns.rl_rounds else None,
             # By module, as the package is installed where it runs; a path would bind it to this checkout.
             entrypoint_type=EntrypointType.MODULE_PATH,

@@ -150,7 +150,7 @@ class Served:
         assert self.client.delete(path).is_success
 
     def deployment(self, flow: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.get(f"/deployments/name/{flow}/verizero")
+        found: dict[str, Any] = self.get(f"/deployments/name/{flow}/{flow}")
         return found
 
     def start(self, flow: str, **parameters: Any) -> str:

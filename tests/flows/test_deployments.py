@@ -53,7 +53,7 @@ def test_what_does_not_fit_the_pool_is_refused(
 
 def test_every_field_of_every_form_is_described() -> None:
     made = all_deployments()
-    assert [d.flow_name for d in made] == [f.name for f in FORMS]
+    assert [d.flow_name for d in made] == [d.name for d in made] == [f.name for f in FORMS]
     for deployment in made:
         schema = deployment._parameter_openapi_schema
         assert all(len(field["description"]) > 10 for field in schema.properties.values()), deployment.flow_name

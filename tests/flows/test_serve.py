@@ -168,12 +168,14 @@ def test_a_person_approves_a_paused_promotion_in_the_browser(served: Served, cha
     run = served.start("promote", run="new", registry="registry")
     browser.goto(f"{served.address}/runs/flow-run/{run}")
     until(lambda: served.state(run) == "Paused", "the question")
+    browser.get_by_text("may be better or worse than the champion").first.wait_for()
+    assert served.run(run)["name"].startswith("Promote? new may be better or worse than the champion: pass@1")
     asked = served.run(run)["state"]["state_details"]["run_input_keyset"]
     form = served.get(f"/flow_runs/{run}/input/{asked['schema']}")
     assert form["properties"]["promote"]["default"] is False
     browser.reload()  # so that the page asks for the form of the state that it is in
     browser.get_by_role("button", name="Resume").click()
-    browser.get_by_text("may be better or worse than the champion").wait_for()
+    browser.locator("#p-modal-teleport-target").get_by_text("may be better or worse than the champion").wait_for()
     browser.locator("img[src^='data:image/svg']").first.wait_for()
     answer = browser.get_by_role("switch")
     assert answer.get_attribute("aria-checked") == "false", "left as it is, nothing is promoted"
