@@ -27,9 +27,9 @@ else:
 
 
 def run_name() -> str:
-    """Return the run's name in the UI: the requested name, the campaign's, or the recipe's."""
+    """Return the run's name in the UI: the requested folder, the campaign's, or the recipe's."""
     fields = flow_run.parameters
-    return str(fields.get("run_name") or fields.get("campaign") or fields.get("recipe") or flow_run.flow_name)
+    return str(fields.get("folder") or fields.get("campaign") or fields.get("recipe") or flow_run.flow_name)
 
 
 @flow(name="train", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -38,7 +38,7 @@ def train(
     rounds: int | None = None,
     stages: list[str] | None = None,
     resume: Resume = "auto",
-    run_name: str | None = None,
+    folder: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
 ) -> None:
     """Run all stages of a recipe: data, SFT, rounds of RL, evaluation, report.
@@ -47,15 +47,15 @@ def train(
         recipe: A recipe of configs/ or of your own folder.
         rounds: RL rounds, 1 or more. Empty: as the recipe says.
         stages: Only these stages of the recipe, by name, in this order. Empty: all.
-        resume: auto: continue the run of this name from its newest checkpoint, or begin a new one. never: fail if
-            there is a run of this name. must: fail if there is none.
-        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name. A finished run of that
-            name is not repeated.
+        resume: auto: continue the run in this folder from its newest checkpoint, or begin a new one. never: fail if
+            there is a run in it. must: fail if there is none.
+        folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
+            and . _ - only. Empty: the recipe's name. A finished run in that folder is not repeated.
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md lists
             all, with bounds.
     """
     bind_lifetime()
-    request = asked(recipe, rounds=rounds, stages=stages, run_name=run_name, overrides=overrides)
+    request = asked(recipe, rounds=rounds, stages=stages, run_name=folder, overrides=overrides)
     _train(request, resume)
 
 
@@ -63,21 +63,22 @@ def train(
 def sft(
     recipe: Recipe,
     resume: Resume = "auto",
-    run_name: str | None = None,
+    folder: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
     """Run supervised fine-tuning alone, with the evaluation before and after it.
 
     Args:
         recipe: A recipe of configs/ or of your own folder; it must have a section `sft`.
-        resume: auto: continue the run of this name from its newest checkpoint, or begin a new one. never: fail if
-            there is a run of this name. must: fail if there is none.
-        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name and -sft.
+        resume: auto: continue the run in this folder from its newest checkpoint, or begin a new one. never: fail if
+            there is a run in it. must: fail if there is none.
+        folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
+            and . _ - only. Empty: the recipe's name and -sft.
         overrides: Any other field of the recipe by its dotted name, e.g. {"sft.steps": 200}.
     """
     bind_lifetime()
     first = asked(recipe, overrides=overrides)
-    name = run_name or f"{first.config.name}-sft"
+    name = folder or f"{first.config.name}-sft"
     _train(asked(recipe, stages=["sft"], run_name=name, overrides=overrides), resume)
 
 

@@ -19,7 +19,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("train", {**DEMO, "rounds": 0}, "rounds .*0;"),
     ("train", {"recipe": "demo_shirt"}, "recipe='demo_shirt' .*demo_short"),
     ("train", {**DEMO, "stages": ["rlx"]}, "'rlx'.* sft, rl"),
-    ("train", {**DEMO, "run_name": "a/b"}, "name: .*'a/b'"),
+    ("train", {**DEMO, "folder": "a/b"}, "name: .*'a/b'"),
     ("train", {**DEMO, "overrides": {"rl.grup_size": 8}}, "'rl.grup_size'.* group_size"),
     ("train", {**DEMO, "overrides": [1]}, 'overrides .*{"rl.group_size": 8}'),
     ("sft", {**DEMO, "overrides": {"sft.steps": -1}}, "sft.steps: .* -1"),

@@ -124,7 +124,7 @@ def silenced(served: Served, endless: Callable[[], tuple[str, str]]) -> Killed:
 
 def in_rl(served: Served, name: str, overrides: dict[str, Any]) -> str:
     """The id of a new run of that name, which has begun with RL."""
-    run = served.start("train", recipe="small", run_name=name, overrides=overrides)
+    run = served.start("train", recipe="small", folder=name, overrides=overrides)
     until(lambda: num_steps(served, name) > 0, f"a step of {name}")
     return run
 
@@ -168,7 +168,7 @@ def test_a_killed_runner_takes_its_flows_along_and_is_started_again(silenced: Ki
 def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_bytes(
     served: Served, browser: Any, whole: dict[str, str]
 ) -> None:
-    run = served.start("train", recipe="small", run_name="cancelled", overrides=LONG)
+    run = served.start("train", recipe="small", folder="cancelled", overrides=LONG)
     browser.goto(f"{served.address}/runs/flow-run/{run}")
     browser.get_by_role("button", name="Cancel").wait_for()
     until(lambda: num_steps(served, "cancelled") > 0, "a step of RL")
@@ -208,7 +208,7 @@ def test_what_a_cancel_waits_for_is_less_than_what_is_promised() -> None:
 def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) -> None:
     two = {"launch.gpus_per_node": 2, "launch.kind": "torchrun", "launch.port": free_port()}
     run = in_rl(served, "two", {**ENDLESS, **two})
-    local = served.start("train", recipe="small", run_name="two-local", overrides={**two, "launch.kind": "local"})
+    local = served.start("train", recipe="small", folder="two-local", overrides={**two, "launch.kind": "local"})
     process = served.process_of(run)
     assert process is not None
     assert "libtorch" not in Path(f"/proc/{process}/maps").read_text(), "the flow of a group only waits for it"

@@ -68,13 +68,13 @@ def worker(server: ServerAlone, tmp_path: Path) -> Iterator[FarProgram]:
 
 
 def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(server: ServerAlone, worker: FarProgram) -> None:
-    run = server.ended(server.start("train", recipe="small", run_name="by-worker"))
+    run = server.ended(server.start("train", recipe="small", folder="by-worker"))
     assert run["state"]["name"] == "Completed", run["state"]
     assert run["work_pool_name"] == "here"
     folder = server.folder / "runs" / "by-worker"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2, "where the command was given"
     assert {"report", "by-worker-page"} <= server.artifacts(run["id"]).keys()
-    server.start("train", recipe="small", run_name="left", overrides={"rl.steps_per_round": 100_000})
+    server.start("train", recipe="small", folder="left", overrides={"rl.steps_per_round": 100_000})
     until(lambda: (server.folder / "runs" / "left" / "checkpoints").is_dir(), "a checkpoint")
     everyone = family(worker.pid)
     assert len(everyone) >= 2
