@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
@@ -19,6 +20,9 @@ from pipeline.files import disk_errors
 from pipeline.report.progress import Lines, Progress
 from pipeline.shown import show
 from pipeline.types import Group
+
+if TYPE_CHECKING:
+    from pipeline.run.session import Session
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -76,42 +80,47 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     """
     from pipeline.loop.metrics import report_failures, require_verdicts
     from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
-    from pipeline.run.opening import opened
 
     if samples < 1:
         raise ConfigError(f"samples must be >= 1, got {samples}; give -n 8, for example")
     # Before the model is loaded, as an unfit file should be refused at once.
     known = _known(out, samples)
-    with tempfile.TemporaryDirectory() as folder:
-        with opened(config, base_dir, Path(folder), "auto", progress) as session:
-            run, workers, recorder = session.run, session.workers, session.recorder
-            train = run.data.train
-            strangers = sorted(set(known) - {p.id for p in train})
-            if strangers:
-                raise DataError(
-                    f"{out} has the row {strangers[0]!r}, which the recipe does not have; give another --out"
-                )
-            todo = [p for p in train if p.id not in known]
-            progress.begin("rate", len(train) - len(todo), len(train))
-            workers.rollouts.publish(workers.backend, session.state.policy_version)
-            with disk_errors(f"writing {out}"):
-                out.parent.mkdir(parents=True, exist_ok=True)
-            for start in range(0, len(todo), SAMPLED_AT_ONCE):
-                recorder.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
-                # Written after each piece, so that an interruption loses one piece at most.
-                some = todo[start : start + SAMPLED_AT_ONCE]
-                groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
-                fate = "they count for no pass rate"
-                report_failures(
-                    recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate
-                )
-                require_verdicts(recorder.where, groups)
-                if run.ranks.is_first:
-                    _append(out, [rated_row(g, samples) for g in groups])
-                progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
+    with at_start(config, base_dir, progress) as session:
+        run, workers, recorder = session.run, session.workers, session.recorder
+        train = run.data.train
+        strangers = sorted(set(known) - {p.id for p in train})
+        if strangers:
+            raise DataError(f"{out} has the row {strangers[0]!r}, which the recipe does not have; give another --out")
+        todo = [p for p in train if p.id not in known]
+        progress.begin("rate", len(train) - len(todo), len(train))
+        with disk_errors(f"writing {out}"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        for start in range(0, len(todo), SAMPLED_AT_ONCE):
+            recorder.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
+            # Written after each piece, so that an interruption loses one piece at most.
+            some = todo[start : start + SAMPLED_AT_ONCE]
+            groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
+            fate = "they count for no pass rate"
+            report_failures(
+                recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate
+            )
+            require_verdicts(recorder.where, groups)
+            if run.ranks.is_first:
+                _append(out, [rated_row(g, samples) for g in groups])
+            progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
     rows = _known(out, samples).values()
     rates = [r["pass_rate"] for r in rows if r["pass_rate"] is not None]
     return Rated(out, rates, len(rows) - len(rates))
+
+
+@contextmanager
+def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[Session]:
+    """Yield a session that samples from the model which the recipe starts from. Nothing that it writes is kept."""
+    from pipeline.run.opening import opened
+
+    with tempfile.TemporaryDirectory() as folder, opened(config, base_dir, Path(folder), "auto", progress) as session:
+        session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)
+        yield session
 
 
 def rated_row(group: Group, samples: int) -> dict[str, Any]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from pipeline.commands.before.checked import spread
 from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.report.progress import Lines, Progress
-from pipeline.shown import show
+from pipeline.shown import one_line, show, visible
 from pipeline.types import Group, Prompt, ScoredRollout
+
+if TYPE_CHECKING:
+    from pipeline.run.session import Session, StageSetup
+
+MINUTE_S = 60.0
+"""Seconds that all answers may take."""
 
 
 def add(commands: Any) -> None:
@@ -39,53 +46,95 @@ def run(arguments: argparse.Namespace) -> None:
 def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress: Progress) -> Iterator[str]:
     """Yield a text for each prompt with its graded answers, and a summary. Nothing is trained, and no file stays.
 
-    Prompts are answered one after another, so that the first is shown early. Raises: ConfigError.
+    Prompts are answered one after another, so that the first is shown early. Raises: ConfigError, DataError.
     """
+    from pipeline.commands.rate import at_start
     from pipeline.loop.sampled_groups import sample_groups
-    from pipeline.run.opening import opened
 
     for what, value in (("--prompts", num), ("--samples", samples)):
         if value < 1:
             raise ConfigError(f"{what} must be >= 1, got {value}; leave it out for 4")
     groups: list[Group] = []
-    with tempfile.TemporaryDirectory() as folder:
-        with opened(config, base_dir, Path(folder), "auto", progress) as session:
-            run, workers, recorder = session.run, session.workers, session.recorder
-            prompts = spread(run.data.train, num)
-            workers.rollouts.publish(workers.backend, session.state.policy_version)
-            for i, prompt in enumerate(prompts):
-                recorder.where = f"try prompt {i + 1} of {len(prompts)}"
-                progress.say(f"{counted(samples, 'answer')} to prompt {i + 1} of {len(prompts)}")
-                (group,), _ = sample_groups(run, workers, session.setup, recorder, [prompt], samples, "try")
-                groups.append(group)
-                yield f"\n== prompt {i + 1} of {len(prompts)}: {prompt.id}\n" + group_text(group, run.tokenizer)
-    yield "\n" + summary(groups, config.rollout.max_response_tokens)
+    with at_start(config, base_dir, progress) as session:
+        prompts = spread(session.run.data.train, num)
+        if not prompts:
+            raise DataError("the recipe has no training prompts to try; name rows in data.train")
+        setup, notes = _within_a_minute(session, prompts, samples)
+        notes += [*_learns_first(config), *_enter_rl(session)]
+        parts = (session.run, session.workers, setup, session.recorder)
+        for i, prompt in enumerate(prompts):
+            session.recorder.where = f"try prompt {i + 1} of {len(prompts)}"
+            progress.say(f"{counted(samples, 'answer')} to prompt {i + 1} of {len(prompts)}")
+            scorer = session.workers.graders.of_stage
+            (group,), _ = sample_groups(*parts, [prompt], samples, "try", scorer=scorer)
+            groups.append(group)
+            title = f"\n== prompt {i + 1} of {len(prompts)}: {one_line(prompt.id)}\n"
+            yield title + group_text(group, session.run.tokenizer)
+    yield "\n" + "\n".join([summary(groups, setup.config.rollout.max_response_tokens), *notes])
 
 
-def spread(prompts: Sequence[Prompt], num: int) -> list[Prompt]:
-    """Return at most `num` of the prompts, at equal distances."""
-    count = min(num, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
+def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
+    """Return the stage's setup with answers that take a minute in all, and a note if they are shorter for it."""
+    from pipeline.run.sampling import PROBE_TOKENS, seconds_a_token
+
+    setup, how = session.setup, session.setup.config.rollout
+    if any(p.environment is not None for p in prompts):  # nobody knows before how many turns an episode has
+        return setup, []
+    seconds = seconds_a_token(session.workers.rollouts.generation, prompts[:1], samples, how.max_response_tokens)
+    limit = max(PROBE_TOKENS, int(MINUTE_S / len(prompts) / max(seconds, 1e-6)))
+    if limit >= how.max_response_tokens:
+        return setup, []
+    note = (
+        f"cut off at {limit} of the {how.max_response_tokens} tokens of the recipe, as longer answers take over a "
+        "minute here; --prompts 1 leaves more time for each"
+    )
+    rollout = how.model_copy(update={"max_response_tokens": limit})
+    return replace(setup, config=setup.config.model_copy(update={"rollout": rollout})), [note]
+
+
+def _learns_first(config: RunConfig) -> list[str]:
+    first = config.stages[0]
+    if first.kind not in ("pretrain", "sft"):
+        return []
+    return [f"stage {first.name} trains this model before any stage samples from it; --model FOLDER tries another"]
+
+
+def _enter_rl(session: Session) -> list[str]:
+    """Let the verifier of the first RL stage grade, if it has one; return a note where a stage has yet to make it."""
+    from pipeline.run.graders import bind_grader
+
+    run, stage = session.run, next(iter(session.run.recipe.stages_of("rl")), None)
+    section = None if stage is None else run.recipe.of_stage(stage.name).rl
+    if stage is None or section is None or section.reward is None or session.state.stage.name == stage.name:
+        return []
+    if section.reward.stage is not None:
+        return [f"rl.reward is a model that stage {section.reward.stage} makes: here the rows' own verifiers graded"]
+    session.workers.graders.enter_stage(bind_grader(run.shared, run.base_dir, section.reward))
+    return []
 
 
 def group_text(group: Group, tokenizer: Any) -> str:
     """Return the prompt as the model gets it, special tokens included, and each answer with its verdict."""
     prompt = group.prompt
-    sent = group.members[0].rollout.turns[0].observed
+    # An episode has no turn where its environment did not start.
+    sent = next((turn.observed for m in group.members for turn in m.rollout.turns[:1]), ())
     lines = [
-        f"   verifier {prompt.verifier}, reference {prompt.reference!r}",
+        f"   verifier {one_line(prompt.verifier)}, reference {one_line(repr(prompt.reference))}",
         f"-- sent, {len(sent)} tokens",
         decoded(tokenizer, sent),
     ]
     for number, member in enumerate(group.members, 1):
-        lines += [f"-- answer {number}: {graded_as(member)}", *answer_lines(member, tokenizer)]
+        lines += [f"-- answer {number}: {one_line(graded_as(member))}", *answer_lines(member, tokenizer, sent)]
     return "\n".join(lines)
 
 
-def answer_lines(member: ScoredRollout, tokenizer: Any) -> Iterator[str]:
-    """Yield what the model wrote, in each turn, and between the turns what its environment wrote."""
+def answer_lines(member: ScoredRollout, tokenizer: Any, sent: Sequence[int] | None = None) -> Iterator[str]:
+    """Yield what the model wrote, in each turn, and between the turns what its environment wrote.
+
+    `sent`: the prompt that was shown; None: that of this answer. An environment may begin each episode with another.
+    """
     for i, turn in enumerate(member.rollout.turns):
-        if i:
+        if i or (sent is not None and tuple(turn.observed) != tuple(sent)):
             yield "-- the environment"
             yield decoded(tokenizer, turn.observed)
             yield "-- the model"
@@ -96,10 +145,13 @@ def graded_as(member: ScoredRollout) -> str:
     """Return one line on the reward of an answer: what was extracted, and why it has that score."""
     rollout, verdict = member.rollout, member.verdict
     reward = "no reward" if member.reward is None else f"reward {member.reward:g}"
+    if member.components:
+        reward += f", the weighted sum of {', '.join(f'{c:g}' for c in member.components)}"
+    score = f" {verdict.score:g}" if 0 < verdict.score < 1 else ""
     reason = f": {verdict.reason}" if verdict.reason else ""
     read = "nothing extracted" if verdict.extracted is None else f"extracted {verdict.extracted!r}"
     end = "cut off" if rollout.was_cut else "ended"
-    return f"{reward} ({verdict.status}{reason}); {read}; {end} after {rollout.num_sampled} tokens"
+    return f"{reward} ({verdict.status}{score}{reason}); {read}; {end} after {rollout.num_sampled} tokens"
 
 
 def summary(groups: Sequence[Group], limit: int) -> str:
@@ -127,9 +179,10 @@ def summary(groups: Sequence[Group], limit: int) -> str:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of the tokens, special ones included, indented."""
-    text = str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    return "\n".join(f"   | {line}" for line in text.split("\n"))
+    """Return the text of the tokens, special ones included, indented, as a terminal can show it."""
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    # Before each line, so that no line of a model looks like one of ours.
+    return "\n".join(f"   | {line}" for line in visible(text).split("\n"))
 
 
 def counted(number: int, what: str) -> str:

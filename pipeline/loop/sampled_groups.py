@@ -14,7 +14,7 @@ from pipeline.run.graders import bind_grader
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, StageSetup, Workers
 from pipeline.scoring.early_grading import attempt_in
-from pipeline.scoring.score import GradingTally
+from pipeline.scoring.score import GradingTally, Scorer
 from pipeline.scoring.select import form_groups
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
@@ -31,10 +31,12 @@ def sample_groups(
     prompts: Sequence[Prompt],
     num: int,
     *stream: str | int,
+    scorer: Scorer | None = None,
 ) -> tuple[list[Group], GradingTally]:
     """Return `num` graded responses of the published policy to each prompt, as they are sampled in RL.
 
-    `stream` names the random numbers. Every rank samples and grades its share, and gets all groups.
+    `stream` names the random numbers; `scorer` grades (None: that of the rows' own verifiers). Every rank samples and
+    grades its share, and gets all groups.
     """
     how = setup.config.rollout
     sampling = Sampling(how.max_response_tokens, how.temperature, how.top_p, how.top_k)
@@ -43,7 +45,7 @@ def sample_groups(
     with recorder.timed("generate"):
         rollouts = collect(workers.rollouts.generation, own, num, sampling, *stream)
     with recorder.timed("verify"):
-        scored, tally = workers.graders.scorer.score({p.id: p for p in own}, rollouts, with_components=True)
+        scored, tally = (scorer or workers.graders.scorer).score({p.id: p for p in own}, rollouts, with_components=True)
         (groups,), tally = gather_groups(run.ranks, share, [form_groups(own, scored, num)], tally)
     recorder.count("graders", tally.busy_s)
     return groups, tally

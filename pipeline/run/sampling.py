@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 from pipeline.rl.controllers import decayed_temperature
+from pipeline.rollout.collect import Generation, collect
 from pipeline.rollout.continuation import Asked
 from pipeline.rollout.engine import Sampling
 from pipeline.run.session import StageSetup
 from pipeline.run.state import RunState
+from pipeline.types import Prompt
+
+PROBE_TOKENS = 4
+"""Tokens of the responses by which an engine is timed."""
 
 
 def temperature(setup: StageSetup, state: RunState, steps_ahead: int = 0) -> float:
@@ -39,3 +47,10 @@ def asked_of(setup: StageSetup, at_temperature: float) -> list[Asked]:
     if setup.parts is not None and setup.parts.needs_greedy:
         asked.append(("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
     return asked
+
+
+def seconds_a_token(by: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
+    """Return the time that one more token of all responses takes here and now. `longest`: the most that they have."""
+    begun = time.monotonic()
+    collect(by, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
+    return (time.monotonic() - begun) / PROBE_TOKENS

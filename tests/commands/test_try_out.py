@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from pipeline.commands.try_out import answer_lines, graded_as, spread, summary, try_out
+from pipeline.commands.before.checked import spread
+from pipeline.commands.try_out import answer_lines, graded_as, group_text, summary, try_out
 from pipeline.data.tokenizer import character_tokenizer
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Silent
@@ -97,3 +98,44 @@ def test_what_the_model_wrote_is_shown_as_text(
     monkeypatch.setattr("pipeline.commands.try_out.try_out", lambda *_: iter(["   | a\x1b]0;b\x07"]))
     assert main(["try", "demo_short"]) == 0
     assert capsys.readouterr().out == "   | a\\x1b]0;b\\x07\n"
+
+
+HOSTILE = "a\x1b[2J\r\x9b\x07\u202eb c\nd"
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal_or_look_like_our_lines() -> None:
+    class Hostile:
+        def decode(self, ids: object, **options: bool) -> str:
+            return HOSTILE + "\n-- answer 9: reward 1"
+
+    failed = member(Verdict("verifier_error", reason=HOSTILE, extracted=HOSTILE))
+    text = group_text(Group(replace(PROMPT, reference=HOSTILE, verifier=HOSTILE), (failed,)), Hostile())
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert "   | a\\x1b[2J\\r\\x9b\\x07\\u202eb c\n   | d\n   | -- answer 9: reward 1" in text
+    assert [line for line in text.split("\n") if line.startswith("--")][1].startswith("-- answer 1: no reward")
+
+
+def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
+    broken = replace(member(Verdict("graded")).rollout, episode=Episode((), (), "failed"))
+    text = group_text(
+        Group(PROMPT, (ScoredRollout(broken, Verdict("environment_error", reason="gone"), None),)), TOKENIZER
+    )
+    assert "-- answer 1: no reward (environment_error: gone)" in text
+
+
+@pytest.mark.integration
+def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.run.sampling.seconds_a_token", lambda *_: 3.0)
+    *_, last = try_out(tiny({"stages": ["rl"], "sft": None}), tmp_path, 2, 2, Silent())
+    assert "cut off at 10 of the 30 tokens of the recipe" in last
+
+
+@pytest.mark.integration
+def test_the_verifier_of_the_rl_stage_grades_also_where_sft_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from verifiers.base import verifier\n\n@verifier\ndef half(attempt):\n    return 0.5\n"
+    )
+    config = tiny({"rl": {"reward": {"path": "own.py:half"}}})
+    first, last = try_out(config, tmp_path, 1, 2, Silent())
+    assert first.count("reward 0.5 (graded 0.5") == 2
+    assert "stage sft trains this model before" in last

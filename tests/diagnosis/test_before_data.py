@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pipeline.cli import main
-from pipeline.commands.before import pass_rates
 from pipeline.commands.before.at_hand import AtHand, read_at_hand
 from pipeline.commands.before.pass_rates import Sampled, judge
 from pipeline.config.run import RunConfig
 from pipeline.errors import DataError
+from pipeline.run import sampling
 from pipeline.run.build import build_tokenizer, context_of
 from pipeline.run.data import prepare_data
 from pipeline.types import Rollout, ScoredRollout, Verdict
@@ -213,8 +213,8 @@ def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(num: int, level
 def test_a_slow_machine_is_asked_less_and_says_so(
     seconds_a_token: tuple[float, ...], num_prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings = [at for s in seconds_a_token for at in (0.0, s * pass_rates.PROBE_TOKENS)]
-    monkeypatch.setattr(pass_rates, "time", SimpleNamespace(monotonic=iter(readings).__next__))
+    readings = [at for s in seconds_a_token for at in (0.0, s * sampling.PROBE_TOKENS)]
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=iter(readings).__next__))
     config = of_chat(tmp_path, chat_model(tmp_path))
     checks, findings = looked(config, tmp_path, without_model=False)
     told = checks["pass rates"].told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +29,8 @@ FEWER_PROMPTS = (4, 1)
 BUDGET_S = 20.0
 NOT_MEASURED = "not_measured"
 """The cause of pass rates that the time did not allow. No rule of runs has it."""
-PROBE_TOKENS, FEWEST_TOKENS = 4, 16
-"""Tokens of the responses by which a step is timed, and the fewest that are worth sampling."""
+FEWEST_TOKENS = 16
+"""The shortest limit of responses that is worth sampling with."""
 MOST_GIB = 4.0
 """Weights that are loaded: more take longer than all other checks together."""
 WROTE_END, MOST_CUT = 0.5, 0.1
@@ -131,6 +130,7 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     from pipeline.rollout.engine import Sampling
     from pipeline.rollout.torch_engine import TorchEngine
     from pipeline.run.build import build_policy
+    from pipeline.run.sampling import seconds_a_token
 
     how, tokenizer = recipe.config.rollout, recipe.tokenizer
     model = build_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
@@ -140,9 +140,7 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     limit, seconds, some = 0, 0.0, list(prompts)
     for num in (NUM_PROMPTS, *FEWER_PROMPTS):
         some = spread(prompts, num)
-        begun = time.monotonic()
-        collect(by, some, SAMPLES, Sampling(min(PROBE_TOKENS, how.max_response_tokens)), "probe")
-        seconds = (time.monotonic() - begun) / PROBE_TOKENS
+        seconds = seconds_a_token(by, some, SAMPLES, how.max_response_tokens)
         limit = min(how.max_response_tokens, int(BUDGET_S / max(seconds, 1e-6)))
         # Of fewer prompts cut responses still tell something; most prompts are worth asking for whole ones only.
         if limit == how.max_response_tokens or (num < NUM_PROMPTS and limit >= FEWEST_TOKENS):
@@ -174,7 +172,7 @@ def _not_measured(recipe: AtHand, reason: str) -> Finding:
         1.0,
         f"The pass rates were not measured: {reason}. So nobody looked whether the prompts are too hard or too easy.",
         (shown,),
-        "repeat this when the machine has less to do, or take the time for `verizero rate`",
+        "repeat this when the machine has less to do, or take the time for `verizero try` or `verizero rate`",
     )
 
 
