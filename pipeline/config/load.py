@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -15,41 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig, kinds
+from pipeline.config.yaml_reader import read_yaml
 from pipeline.errors import ConfigError
 
 Tree = dict[str, Any]
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key given twice is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
-
-
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML that was built without libyaml lacks it
-
-
-class _FastLoader(_Parser):  # type: ignore[misc]
-    """The loader above by a parser in C, seven times as fast. Its errors lack the line's text and names of aliases."""
-
-
-def _mapping(loader: _Loader | _FastLoader, node: yaml.MappingNode, deep: bool = False) -> Tree:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word or number", key_node.start_mark)
-        key = str(loader.construct_object(key_node, deep=True))
-        if key in seen:
-            raise ConfigError(f"key {key!r} is given twice{key_node.start_mark}; keep one")
-        seen.add(key)
-    return {str(k): v for k, v in yaml.SafeLoader.construct_mapping(loader, node, deep=True).items()}
-
-
-for _kind in (_Loader, _FastLoader):
-    _kind.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-        list("-+0123456789."),
-    )
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
@@ -109,9 +76,11 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(f"no recipe at {path}{hint}")
     try:
-        tree = _read(path.read_text(encoding="utf-8"), str(path))
+        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not YAML: {_one_line(exc)}") from exc
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold keys and values, got {type(tree).__name__}")
     parents = tree.pop("extends", None) or []
@@ -127,18 +96,6 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
 def dump(config: RunConfig) -> str:
     """The resolved recipe as YAML that loads to the same recipe."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _read(text: str, name: str) -> Any:
-    """The values of a YAML text; errors name `name` and the line."""
-    with suppress(yaml.YAMLError, ConfigError):
-        return yaml.load(text, _FastLoader)
-    loader = _Loader(text)  # slower, but its errors show the line
-    loader.name = name
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def _one_line(error: Exception) -> str:
@@ -160,9 +117,11 @@ def _override(tree: Tree, text: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r} must read a.b=value, e.g. rl.steps_per_round=20")
     try:
-        value = _read(raw, "its value")
+        value = read_yaml(raw, "its value")
     except yaml.YAMLError as exc:
         raise ConfigError(f"override {text!r}: {raw!r} is not YAML: {_one_line(exc)}") from exc
+    except ConfigError as exc:
+        raise ConfigError(f"override {text[:200]!r}: {exc}") from exc
     here: Any = tree
     for depth, key in enumerate(keys):
         if not isinstance(here, (dict, list)):

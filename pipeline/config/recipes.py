@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.config.load import load_recipe
 from pipeline.config.run import RunConfig
+from pipeline.config.yaml_reader import read_yaml
 from pipeline.errors import ConfigError
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
@@ -128,7 +129,7 @@ def _may_be_recipe(path: Path, folder: Path) -> bool:
     ):
         return False
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError):
         return False
     return isinstance(tree, dict) and bool({"model", "extends"} & tree.keys())

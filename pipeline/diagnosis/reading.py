@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
+from pipeline.config.yaml_reader import read_yaml
 from pipeline.diagnosis.finding import Evidence
-from pipeline.errors import RunError
+from pipeline.errors import ConfigError, RunError
 from pipeline.files import numbered_jsonl
 from pipeline.report.files import ROUNDS, undone
 from pipeline.report.rows import CollapseAlarm, EvaluationRow, RolloutRow, StepRow, kind_of, metrics_row, rollout_row
@@ -22,8 +23,6 @@ METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yam
 TRAIN = "data/train.jsonl"
 MOST_BYTES = 50_000_000
 """Bytes of training rows that are read, half at either end of a larger file: a look at a run stays short."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The safe one that is written in C, where PyYAML has it: several times as fast."""
 FEW = 5
 """Steps at either end that are compared: one step of a small batch says little."""
 
@@ -276,8 +275,8 @@ def _recipe(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (yaml.YAMLError, UnicodeDecodeError, ConfigError) as exc:
         raise RunError(f"{path} is not YAML ({exc}); restore it, or delete it to diagnose without it") from exc
     return tree if isinstance(tree, dict) else {}
 

@@ -1,0 +1,89 @@
+"""YAML is read by a parser in C first, and Python's tells the errors; a short text of very many values is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.load import parse, read_tree
+from pipeline.config.recipes import recipe_names
+from pipeline.config.yaml_reader import FastLoader, SlowLoader
+from pipeline.diagnosis.reading import read as read_run
+from pipeline.errors import ConfigError, RunError
+from tests.source import ROOT
+from tests.stages.tiny import TREE
+
+RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
+PIECES = [
+    "a", "b: ", "- ", ": ", "\n", "  ", "1e-3", "0x1f", "1_000", "yes", "~", "{", "}", "[", "]", ", ", "'", '"', "#",
+    "&x ", "*x", "@", "|\n", ">-\n", "!!str ", "\u00e9", "\\n", "2020-01-01", "1:30", "<<: ", "? ", ".inf", "-", "=",
+    "%",
+]  # fmt: skip
+
+
+def read(text: str, loader: Any) -> Any:
+    """Return the value, with its types shown; or that it is refused."""
+    try:
+        return repr(yaml.load(text, loader))
+    except (yaml.YAMLError, ConfigError, ValueError, RecursionError):
+        return "refused"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "configs")))
+def test_shipped_recipes_are_read_the_same(path: Path) -> None:
+    text = path.read_text()
+    assert read(text, FastLoader) == read(text, SlowLoader) != "refused"
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_what_both_read_is_the_same(text: str) -> None:
+    fast, slow = read(text, FastLoader), read(text, SlowLoader)
+    assert fast == slow or "refused" in (fast, slow)
+
+
+def test_what_only_the_fast_one_reads() -> None:
+    """A question mark inside brackets: YAML 1.2 has it as text."""
+    assert (read("[a? ]", FastLoader), read("[a? ]", SlowLoader)) == ("['a?']", "refused")
+
+
+def laughs(form: str) -> str:
+    """Return a short YAML text in which each line has ten aliases of the line before, in this form."""
+    lines = [f"a{i}: &a{i} " + form.format(", ".join([f"*a{i - 1}"] * 10)) for i in range(1, 9)]
+    return "\n".join(["a0: &a0 {x: 1}", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (laughs("[{}]"), "more than 100,000 values"),
+        (laughs("{{x: [{}]}}"), "more than 100,000 values"),
+        (laughs("{{<<: [{}]}}"), "more than 100,000 values"),
+        ("a: &a {b: *a}\n", "inside its own anchor"),
+        ("a: &a [*a]\n", "inside its own anchor"),
+        (f"a: {'[' * 50_000}{']' * 50_000}\n", "deep|depth"),
+        ("- " * 5_000 + "a\n", "deep|depth"),
+    ],
+)
+def test_a_short_text_of_many_values_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "top.yaml").write_text(text)
+    (tmp_path / "child.yaml").write_text("extends: top.yaml\n")
+    for name in ("top.yaml", "child.yaml"):
+        with pytest.raises(ConfigError, match=rf"top\.yaml.*({reason})"):
+            read_tree(tmp_path / name)
+    with pytest.raises(ConfigError, match=reason):
+        parse(copy.deepcopy(TREE), [f"rl.algorithm={text}"])
+    assert recipe_names(tmp_path) == ["child", *recipe_names()]
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RunError, match=reason):
+        read_run(tmp_path)
+
+
+def test_few_aliases_are_read(tmp_path: Path) -> None:
+    (tmp_path / "top.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
+    assert read_tree(tmp_path / "top.yaml")["b"] == {"x": 1, "y": [{"x": 1}, {"x": 1}]}
