@@ -10,6 +10,7 @@ from typing import Any
 from flows.server import QUIET, EmbeddedServer
 from pipeline.config.recipes import Resume, run_folder
 from pipeline.config.run import RunConfig
+from pipeline.errors import RunError, VerizeroError
 from pipeline.run.data import RunData
 from pipeline.run.opening import prepare_run
 
@@ -36,6 +37,12 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
             if server is not None:
                 server.wait(config.prefect.start_timeout_s)
             return folder, _run_flow(config, base_dir, folder, resume, data, server)
+    except VerizeroError:
+        raise
+    except Exception as exc:  # of Prefect's client, which tells only that the server failed
+        if server is None or not (fault := server.fault()):
+            raise
+        raise RunError(f"Prefect's embedded server failed: {fault}") from exc
     finally:
         if server is not None:
             server.stop()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from flows.server import QUIET, EmbeddedServer, answers
-from pipeline.errors import ConfigError, RunError
+from pipeline.errors import ConfigError, RunError, fault_in_log
 from pipeline.own_programs import SAFE_PATH, module_command
 
 READY = b"ready\n"
@@ -73,7 +73,6 @@ class ServerAndRunner:
     """The two children."""
 
     def __init__(self, home: Path, port: int, recipes: Path, start_timeout_s: float) -> None:
-        home.mkdir(parents=True, exist_ok=True)
         self.home, self.port, self.timeout_s = home.resolve(), port, start_timeout_s
         os.environ.update({**QUIET, **{k: v for k, v in SETTINGS.items() if k not in os.environ}})
         os.environ["VERIZERO_RECIPES"] = str(recipes.resolve())
@@ -116,6 +115,7 @@ class ServerAndRunner:
 
     def _runner(self) -> subprocess.Popen[bytes]:
         with (self.home / "runner.log").open("ab") as log:
+            self.log_begin = log.tell()
             return subprocess.Popen(
                 [*module_command("flows.serve"), str(os.getpid())],
                 env={**os.environ, **self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"},
@@ -136,7 +136,9 @@ class ServerAndRunner:
                     # A closed pipe is readable too and gives nothing: then the runner has ended.
                     if os.read(self.runner.stdout.fileno(), len(READY)) == READY:
                         return
-                    raise RunError(f"the runner ended before it was ready; see {self.home / 'runner.log'}")
+                    log = self.home / "runner.log"
+                    fault = fault_in_log(log.read_bytes()[self.log_begin :].decode(errors="replace"))
+                    raise RunError(f"the runner ended before it was ready: {fault or f'see {log}'}")
         raise RunError(f"the runner was not ready within {self.timeout_s:g} s; see {self.home / 'runner.log'}")
 
     def _count(self, log: Path) -> None:

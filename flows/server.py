@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
@@ -21,12 +22,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flows.server_patches import SameHostOnly, lock_early
-from pipeline.errors import RunError
+from pipeline.errors import RunError, fault_in_log, machine_fault
+from pipeline.files import disk_errors
 from pipeline.own_programs import module_command
 
 PR_SET_PDEATHSIG = 1
 LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
 """Variable with the login of a server, NAME:PASSWORD. Clients have it in PREFECT_API_AUTH_STRING."""
+DATABASE_BYTES = 8 << 20
+"""Room that a server needs on the disk to begin: its database, the log of its changes and its own log."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -41,11 +45,15 @@ class EmbeddedServer:
     def __init__(self, home: Path, log: Path, port: int | None = None, services: bool = False) -> None:
         self.port = free_port() if port is None else port
         self.log = log
-        home.mkdir(parents=True, exist_ok=True)
-        home.chmod(0o700)  # database and logs hold what the runs' recipes and prompts say
-        self.login, self.login_place = login_of(home)
+        self.home = home
+        with disk_errors(f"preparing {home}, the folder of Prefect's server"):
+            home.mkdir(parents=True, exist_ok=True)
+            home.chmod(0o700)  # database and logs hold what the runs' recipes and prompts say
+            self.login, self.login_place = login_of(home)
+            require_room(home)
         own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
         with log.open("ab") as out:
+            self.log_begin = out.tell()
             self.process = subprocess.Popen(
                 [*module_command("flows.server"), str(self.port), *(["--services"] if services else [])],
                 env={**os.environ, **own},
@@ -83,9 +91,12 @@ class EmbeddedServer:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
+                what = f"Prefect's embedded server ended with status {self.process.returncode}"
                 raise RunError(
-                    f"Prefect's embedded server ended with status {self.process.returncode}; see {self.log}. "
-                    "`verizero doctor` tells whether the installed versions fit; --no-prefect trains without a server"
+                    f"{what}: {fault}"
+                    if (fault := self.fault())
+                    else f"{what}; see {self.log}. `verizero doctor` tells whether the installed versions fit; "
+                    "--no-prefect trains without a server"
                 )
             if answers(f"{self.address}/api"):
                 return
@@ -94,6 +105,14 @@ class EmbeddedServer:
             f"Prefect's embedded server did not answer within {timeout_s:g} s; raise prefect.start_timeout_s, or see "
             f"{self.log}"
         )
+
+    def fault(self) -> str:
+        """Return what the machine refuses the server, with the remedy; empty if nothing."""
+        try:
+            require_room(self.home)
+        except OSError as exc:  # a full disk takes no more lines of the log either
+            return machine_fault(exc)
+        return fault_in_log(self.log.read_bytes()[self.log_begin :].decode(errors="replace"))
 
     def stop(self) -> None:
         """End the server."""
@@ -104,6 +123,12 @@ class EmbeddedServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+def require_room(home: Path) -> None:
+    """Raise OSError unless the folder takes the files of a new database."""
+    with tempfile.TemporaryFile(dir=home) as file:
+        os.posix_fallocate(file.fileno(), 0, DATABASE_BYTES)
 
 
 def login_of(home: Path) -> tuple[str, str]:

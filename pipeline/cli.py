@@ -31,7 +31,7 @@ from pipeline.commands import (
     try_out,
     verify,
 )
-from pipeline.errors import VerizeroError
+from pipeline.errors import VerizeroError, fault_now, machine_fault
 from pipeline.shown import show, show_exceptions
 
 COMMANDS = [train, try_out, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose]
@@ -55,6 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes at exit and would complain about the pipe: give it another place to flush to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as exc:
+        fault, words = machine_fault(exc), ""
+        if not fault:
+            fault, words = fault_now(), f" ({type(exc).__name__}: {exc})"
+        if not fault:
+            raise
+        show(f"verizero: {fault}{words}", is_error=True)
+        return 1
 
 
 def parser() -> argparse.ArgumentParser:

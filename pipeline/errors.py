@@ -15,16 +15,59 @@
     ├── IsolationError      the sandbox cannot start at the level asked for
     └── SessionError        a stateful session was lost: infrastructure, never a wrong answer
 
-A message names what was wrong, the value got, and the remedy.
+A message names what was wrong, the value got, and the remedy. What the machine refuses (a full disk, a further
+descriptor or thread) may come from any library as any exception: `machine_fault` knows it by its kind.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import resource
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+AGAIN = "start the same command again; a run continues from its last whole checkpoint"
+FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
+    (
+        frozenset({errno.EMFILE, errno.ENFILE}),
+        r"Too many open files",
+        "too many files are open at once (`ulimit -n` is {files}); raise it to 4096 or more and " + AGAIN,
+    ),
+    (
+        frozenset({errno.EAGAIN}),
+        r"can't start new thread|Resource temporarily unavailable",
+        "no further process or thread may be started (`ulimit -u` is {processes}, and a container may have a lower "
+        "limit); end other programs or raise the limit, and " + AGAIN,
+    ),
+    (
+        frozenset({errno.EACCES, errno.EPERM, errno.EROFS}),
+        r"Permission denied|Read-only file system|readonly database|unable to open database file",
+        "{words}; make it readable and writable for this user, or choose another folder",
+    ),
+    (
+        frozenset({errno.EFBIG}),
+        r"File too large",
+        "{words}: a file may not grow so large here; raise `ulimit -f` and " + AGAIN,
+    ),
+    (
+        frozenset({errno.ENOMEM}),
+        r"an(?:no|')t allocate memory",
+        "memory is used up; end other programs, or make batches or the model smaller (`verizero plan` estimates them), "
+        "and " + AGAIN,
+    ),
+    # Last: torch's writer tells only where it stopped, not why, and other kinds may be in the same message.
+    (
+        frozenset({errno.ENOSPC, errno.EDQUOT}),
+        r"No space left|[Qq]uota exceeded|disk is full|unexpected pos \d+ vs|PytorchStreamWriter failed",
+        "the disk is full; free space and " + AGAIN,
+    ),
+)
+"""Refusals of a machine: the system's numbers, what libraries write that hide the number, and cause with remedy."""
 
 
 class VerizeroError(Exception):
@@ -85,13 +128,72 @@ class SessionError(VerizeroError):
 
 @contextmanager
 def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
-    """Attribute any foreign exception that escapes the block to `error`; own errors pass unchanged."""
+    """Attribute any foreign exception that escapes the block to `error`; own errors pass unchanged.
+
+    What the machine refuses says nothing of what the block was given, and is a RunError.
+    """
     try:
         yield
     except VerizeroError:
         raise
     except Exception as exc:
+        if fault := machine_fault(exc):
+            raise RunError(fault) from exc
         raise error(f"{what}: {type(exc).__name__}: {exc}") from exc
+
+
+def machine_fault(exc: BaseException) -> str:
+    """Return what the machine refused, and the remedy, if that is why the exception was raised; else empty."""
+    for link in _chain(exc):
+        if isinstance(link, OSError) and link.errno is not None:
+            places = [str(name) for name in (link.filename, link.filename2) if name is not None]
+            text, number = f"{os.strerror(link.errno)}{f' ({places[-1]})' if places else ''}", link.errno
+        else:
+            text, number = "Cannot allocate memory" if isinstance(link, MemoryError) else str(link), None
+        if fault := fault_in(text, number):
+            return fault
+    return ""
+
+
+def fault_in(text: str, number: int | None = None) -> str:
+    """Return the same for the system's error number, or without it for a line that a program wrote as it failed."""
+    for numbers, pattern, words in FAULTS:
+        if number in numbers if number is not None else re.search(pattern, text):
+            limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
+            shown = {name: _shown(resource.getrlimit(limit)[0]) for name, limit in limits.items()}
+            return words.format(words=text, **shown)
+    return ""
+
+
+def fault_in_log(log: str) -> str:
+    """Return the same for the last line of a log that tells of one."""
+    return next(filter(None, map(fault_in, reversed(log.splitlines()))), "")
+
+
+def fault_now() -> str:
+    """Return the same if the machine refuses a thread or a descriptor now: some libraries hide it in other errors."""
+    try:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        for descriptor in os.pipe():
+            os.close(descriptor)
+    except (OSError, RuntimeError) as exc:
+        return machine_fault(exc)
+    return ""
+
+
+def _chain(exc: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, from the last to the first, those of groups too."""
+    while exc is not None:
+        yield exc
+        for member in exc.exceptions if isinstance(exc, BaseExceptionGroup) else ():
+            yield from _chain(member)
+        exc = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+
+
+def _shown(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def raised_at(exc: BaseException, file: str) -> str:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, InUse, RunError
+from pipeline.errors import DataError, InUse, RunError, VerizeroError, machine_fault
 
 Row = dict[str, Any]
 PARTIAL, REPLACED = ".partial-", ".replaced-"
 """Prefixes of a folder that is being written, and of its predecessor while the new one takes the name."""
-RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
-"""The system's error number in the message of a writer made in Rust, such as safetensors."""
 
 
 @contextmanager
 def disk_errors(doing: str, partial: Path | None = None) -> Iterator[None]:
-    """Turn a full or read-only disk into a RunError that says what to do, and remove the folder `partial` on any error.
+    """Turn what the machine refuses into a RunError that says what to do, and remove the folder `partial` on any error.
 
     `doing` begins the message: "writing checkpoint 00000012".
     """
@@ -33,15 +29,8 @@ def disk_errors(doing: str, partial: Path | None = None) -> Iterator[None]:
     except Exception as exc:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-        number = _errno(exc)
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(
-                f"{doing}: the disk is full; free space and start the same command again. A run continues from its "
-                "last whole checkpoint"
-            ) from exc
-        if number in (errno.EACCES, errno.EROFS, errno.EPERM):
-            where = getattr(exc, "filename", None) or partial
-            raise RunError(f"{doing}: {os.strerror(number)} ({where}); make the folder writable") from exc
+        if not isinstance(exc, VerizeroError) and (fault := machine_fault(exc)):
+            raise RunError(f"{doing}: {fault}") from exc
         raise
 
 
@@ -51,17 +40,17 @@ def write_atomic(path: Path, content: bytes) -> Path:
     Raises: RunError if the disk does not take it; the old file stays.
     """
     partial = path.with_name(f".{path.name}-partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name with none of the bytes
-        os.replace(partial, path)
-    except OSError as exc:
-        partial.unlink(missing_ok=True)
-        raise RunError(
-            f"writing {path}: {exc.strerror}; free space or make the folder writable, then start the command again"
-        ) from exc
+    with disk_errors(f"writing {path}"):
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name with none of the bytes
+            os.replace(partial, path)
+        except OSError:
+            with suppress(OSError):  # what forbids the file forbids this too, and is no news
+                partial.unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -170,10 +159,3 @@ def _row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _errno(exc: Exception) -> int | None:
-    if isinstance(exc, OSError):
-        return exc.errno
-    match = RUST_ERRNO.search(str(exc))
-    return int(match[1]) if match else None

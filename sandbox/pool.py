@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from pipeline.errors import IsolationError
+from pipeline.errors import IsolationError, fault_in_log
 from sandbox import canary, keepers, process
 from sandbox.isolation import WALLS, Isolation, examine, explain
 from sandbox.process import Worker, WorkerDied
@@ -184,7 +184,8 @@ class Pool:
                 return worker
         if self._interpreter:
             raise WorkerDied("; ".join(complaints))
-        raise IsolationError("no interpreter can start a sandbox worker: " + "; ".join(complaints))
+        fault = fault_in_log("\n".join(complaints))
+        raise IsolationError("no interpreter can start a sandbox worker: " + (fault or "; ".join(complaints)))
 
     def close(self) -> None:
         """End all workers. A run in progress ends with WorkerDied."""

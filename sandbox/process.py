@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import IsolationError
 from sandbox import cgroups, work_folders
 from sandbox.results import Limits, Status
 from sandbox.worker import frames
@@ -27,6 +30,8 @@ _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; b
 _START_S = 60.0
 _GRACE_S = 30.0
 _FIRST_UID = 200_000
+_LEAST_FILES, _LEAST_PROCESSES = 128, 64
+"""Descriptors and processes below which a worker cannot start, or its programs could fail for want of them."""
 _MOSTLY = 4096
 """Bytes that hold the output of most runs, so that one read is enough."""
 ERROR_CHARACTERS = 2000
@@ -235,55 +240,72 @@ def start(
 
     A keeper's programs have fixed hashes, so that a session can be repeated with the same outputs.
 
-    Raises: WallRefused naming the wall that this machine refuses; WorkerDied.
+    Raises: WallRefused naming the wall that this machine refuses; WorkerDied; IsolationError.
     """
+    require_limits()
     made: dict[str, str] = {}
     if CGROUP in walls:
         try:
             made = cgroups.make(number)
         except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this moment, not of the wall
+                raise WorkerDied(f"{interpreter}: {exc}") from exc
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
-    home, held = work_folders.make()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(None)
-    files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
-    worker = None
-    try:
-        config = {
-            "walls": sorted(walls), "home": home, "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
-            "tools": tools, "cgroups": made, "host_file": work_folders.canary(home), "host_pid": os.getpid(),
-            "sessions": sessions,
-        }  # fmt: skip
-        inherited = (theirs.fileno(), *files[1:], files[0])
-        numbers = ",".join(map(str, inherited))
-        code = _START.format(here=_HERE)
-        # -I ignores the variable that fixes hashes; the environment is ours alone in either case.
-        flags, fixed = (["-I"], {}) if sessions is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
-        command = [interpreter, *flags, "-S", "-X", "utf8", "-c", code, numbers, json.dumps(config)]
-        process = subprocess.Popen(
-            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=files[2],
-            env=_ENVIRONMENT | fixed, cwd="/", start_new_session=True,
-        )  # fmt: skip
-        worker = Worker(process, ours, home, held, {}, files, made, bool(tools) and NAMESPACES not in walls)
-        theirs.close()
-        hello: dict[str, Any] = json.loads(worker._answer(_START_S))
+    with contextlib.ExitStack() as undo:
+        undo.callback(cgroups.remove, made)
+        try:
+            home, held = work_folders.make()
+            undo.callback(work_folders.remove, home, held)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(ours)
+            ours.settimeout(None)
+            with theirs:
+                files: list[int] = []
+                for name in ("payload", "out", "err", "log"):
+                    files.append(os.memfd_create(name, os.MFD_CLOEXEC))
+                    undo.callback(os.close, files[-1])
+                config = {
+                    "walls": sorted(walls), "home": home, "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
+                    "tools": tools, "cgroups": made, "host_file": work_folders.canary(home), "host_pid": os.getpid(),
+                    "sessions": sessions,
+                }  # fmt: skip
+                process = _spawn(interpreter, (theirs.fileno(), *files[1:], files[0]), config)
+            worker = Worker(process, ours, home, held, {}, files, made, bool(tools) and NAMESPACES not in walls)
+            undo.pop_all()
+            undo.callback(worker.close)
+            hello: dict[str, Any] = json.loads(worker._answer(_START_S))
+        except OSError as exc:
+            raise WorkerDied(f"{interpreter}: {exc}") from exc
         if "failed" in hello:
             raise WallRefused(hello["failed"], hello["why"])
         worker.notes, worker.tried = hello["notes"] | {"python": hello["python"]}, hello.get("tried", {})
+        undo.pop_all()
         return worker
-    except BaseException as exc:
-        theirs.close()
-        if worker is not None:
-            worker.close()
-        else:
-            ours.close()
-            for fd in files:
-                os.close(fd)
-            work_folders.remove(home, held)
-            cgroups.remove(made)
-        if isinstance(exc, OSError):
-            raise WorkerDied(f"{interpreter}: {exc}") from exc
-        raise
+
+
+def _spawn(interpreter: str, inherited: tuple[int, ...], config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the process of a worker with these descriptors: control, out, err, log, payload. Raises: OSError."""
+    code = _START.format(here=_HERE)
+    # -I ignores the variable that fixes hashes; the environment is ours alone in either case.
+    flags, fixed = (["-I"], {}) if config["sessions"] is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
+    command = [interpreter, *flags, "-S", "-X", "utf8", "-c", code, ",".join(map(str, inherited)), json.dumps(config)]
+    return subprocess.Popen(
+        command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=inherited[2],
+        env=_ENVIRONMENT | fixed, cwd="/", start_new_session=True,
+    )  # fmt: skip
+
+
+def require_limits() -> None:
+    """Raise IsolationError where the limits of this process leave no room for a worker and its programs."""
+    limits = [("n", resource.RLIMIT_NOFILE, _LEAST_FILES)]
+    limits += [("u", resource.RLIMIT_NPROC, _LEAST_PROCESSES)] if os.geteuid() else []  # root is not bound by it
+    for flag, limit, least in limits:
+        have = resource.getrlimit(limit)[0]
+        if have != resource.RLIM_INFINITY and have < least:
+            raise IsolationError(
+                f"a worker of the sandbox needs `ulimit -{flag}` of {least} at least, and it is {have}; raise it, e.g. "
+                f"`ulimit -{flag} 4096`, and start the same command again"
+            )
 
 
 class WallRefused(Exception):

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from pipeline.errors import RunError
+from pipeline.files import disk_errors
 from pipeline.report.rows import MetricsRow, RolloutRow, to_json
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
@@ -41,9 +42,10 @@ class Store:
 
     def sync(self) -> dict[str, int]:
         """Return the bytes in each file, once they are on disk."""
-        for file in self._files.values():
+        for name, file in self._files.items():
             # Every append flushes Python's buffer, so the system has all bytes already.
-            os.fsync(file.fileno())
+            with disk_errors(f"writing {self.folder / name}"):
+                os.fsync(file.fileno())
         return {name: file.tell() for name, file in self._files.items()}
 
     def sums(self) -> dict[str, str]:
@@ -82,8 +84,9 @@ class Store:
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
-            file.close()
+        for name, file in self._files.items():
+            with disk_errors(f"writing {self.folder / name}"):  # what the disk refused before is tried once more
+                file.close()
 
     def _append(self, name: str, rows: Iterable[MetricsRow] | Iterable[RolloutRow]) -> None:
         # Written with one call after all rows are encoded: a value that is not finite raises before any byte is
@@ -91,8 +94,9 @@ class Store:
         texts = (json.dumps(to_json(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in rows)
         lines = [f"{text}\n".encode("utf-8", "surrogatepass") for text in texts]
         if lines:
-            self._files[name].write(b"".join(lines))
-            self._files[name].flush()  # a killed process then loses no whole row
+            with disk_errors(f"writing {self.folder / name}"):
+                self._files[name].write(b"".join(lines))
+                self._files[name].flush()  # a killed process then loses no whole row
             self._sums[name].extend(map(zlib.crc32, lines))
 
 

@@ -21,8 +21,9 @@ _former: list[object] = []
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
     """Move the worker's descriptors to their places, before others are opened there."""
     inherited = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
-    first = 1 + max(LAST, *inherited)  # beyond every place, and beyond all that the parent gave: none is overwritten
-    clear = [dup2(fd, first + i, False) for i, fd in enumerate(inherited)]
+    # Beyond every place, and none that the parent gave: so no descriptor that is still needed is overwritten.
+    beyond = [fd for fd in range(1 + LAST, 1 + LAST + 2 * len(inherited)) if fd not in inherited]
+    clear = [dup2(fd, place, False) for fd, place in zip(inherited, beyond, strict=False)]
     for fd in inherited:
         os.close(fd)
     for fd, place in zip(clear, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):

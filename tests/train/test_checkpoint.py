@@ -239,8 +239,8 @@ def errno_of(number: int) -> OSError:
 REASONS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "full": (lambda _: (_ for _ in ()).throw(errno_of(errno.ENOSPC)), "disk is full; free space and start the same"),
     "quota": (lambda _: (_ for _ in ()).throw(errno_of(errno.EDQUOT)), "disk is full"),
-    "read-only": (lambda _: (_ for _ in ()).throw(errno_of(errno.EROFS)), "make the folder writable"),
-    "forbidden": (lambda _: (_ for _ in ()).throw(errno_of(errno.EACCES)), "make the folder writable"),
+    "read-only": (lambda _: (_ for _ in ()).throw(errno_of(errno.EROFS)), "make it readable and writable"),
+    "forbidden": (lambda _: (_ for _ in ()).throw(errno_of(errno.EACCES)), "make it readable and writable"),
 }
 
 

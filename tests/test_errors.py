@@ -1,0 +1,224 @@
+"""What a machine refuses, known by its kind in whatever a library raises, and never blamed on what was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from pipeline.errors import CheckpointError, RunError, boundary, fault_in_log, machine_fault
+from tests.stages.tiny import TREE
+
+FULL, MANY, THREADS = "the disk is full; free space", "`ulimit -n` is ", "no further process or thread"
+CLOSED = "make it readable and writable"
+PROGRAMS = {"domain": "induction", "a_max": 5, "b_min": 10, "b_max": 20, "num_train": 20, "num_evaluation": 6}
+
+
+@contextmanager
+def limited(kind: int, most: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def thread_too_large(folder: Path) -> None:
+    """No thread starts with a stack that no address space holds."""
+    size = threading.stack_size(1 << 46)
+    try:
+        threading.Thread(target=int).start()
+    finally:
+        threading.stack_size(size)
+
+
+def open_too_many(folder: Path) -> None:
+    with limited(resource.RLIMIT_NOFILE, 3):
+        os.open(folder, os.O_RDONLY)
+
+
+def save_beyond(folder: Path) -> None:
+    """torch's own writer of a zip hides the number."""
+    with limited(resource.RLIMIT_FSIZE, 4096):
+        torch.save({"x": torch.zeros(100_000)}, folder / "x.pt")
+
+
+def save_to_full_device(folder: Path) -> None:
+    torch.save({"x": torch.zeros(100_000)}, "/dev/full")
+
+
+def save_tensors_beyond(folder: Path) -> None:
+    with limited(resource.RLIMIT_FSIZE, 4096):
+        save_file({"x": torch.zeros(100_000)}, folder / "x.safetensors")
+
+
+def full_database(folder: Path) -> None:
+    with sqlite3.connect(folder / "x.db") as base:
+        base.execute("pragma max_page_count = 2")
+        base.execute("create table t as select zeroblob(100000)")
+
+
+def database_without_a_folder(folder: Path) -> None:
+    sqlite3.connect(folder / "none" / "x.db")
+
+
+def write_only_read(folder: Path) -> None:
+    sqlite3.connect(folder / "x.db").close()
+    sqlite3.connect(f"file:{folder / 'x.db'}?mode=ro", uri=True).execute("create table t (x)")
+
+
+def as_cause(folder: Path) -> None:
+    try:
+        open_too_many(folder)
+    except OSError as exc:
+        raise ValueError("a library's own words") from exc
+
+
+def as_context(folder: Path) -> None:
+    try:
+        open_too_many(folder)
+    finally:
+        raise KeyError("cleaning up")
+
+
+def in_a_group(folder: Path) -> None:
+    raise ExceptionGroup("tasks", [ValueError("x"), OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))])
+
+
+def raised(number: int) -> Callable[[Path], None]:
+    def fail(folder: Path) -> None:
+        raise OSError(number, os.strerror(number), str(folder))
+
+    return fail
+
+
+def no_memory(folder: Path) -> None:
+    raise MemoryError
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "thread": (thread_too_large, THREADS),
+    "fork": (raised(errno.EAGAIN), THREADS),
+    "descriptors": (open_too_many, MANY),
+    "descriptors of the machine": (raised(errno.ENFILE), MANY),
+    "torch": (save_beyond, FULL),
+    "torch, full device": (save_to_full_device, FULL),
+    "safetensors": (save_tensors_beyond, "raise `ulimit -f`"),
+    "quota": (raised(errno.EDQUOT), FULL),
+    "database": (full_database, FULL),
+    "database without a folder": (database_without_a_folder, CLOSED),
+    "read-only database": (write_only_read, CLOSED),
+    "read-only": (raised(errno.EROFS), CLOSED),
+    "forbidden": (raised(errno.EACCES), CLOSED),
+    "cause": (as_cause, MANY),
+    "context": (as_context, MANY),
+    "group": (in_a_group, THREADS),
+    "memory": (no_memory, "memory is used up"),
+    "memory of torch": (lambda _: torch.empty(1 << 60, dtype=torch.uint8), "memory is used up"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_the_machine_refuses_is_told_with_the_remedy(case: str, tmp_path: Path) -> None:
+    act, words = REFUSED[case]
+    with pytest.raises(Exception) as caught:
+        act(tmp_path)
+    assert words in machine_fault(caught.value)
+    # a boundary must not blame what it was given for it
+    with pytest.raises(RunError) as told, boundary(CheckpointError, "the weights do not fit the model"):
+        act(tmp_path)
+    assert words in str(told.value)
+    assert "do not fit" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [ValueError("No spaces"), KeyError("disk"), FileNotFoundError(errno.ENOENT, "x"), OSError("odd"), RuntimeError()],
+)
+def test_another_error_is_no_fault_of_the_machine(exc: Exception) -> None:
+    assert machine_fault(exc) == ""
+    with pytest.raises(CheckpointError, match="does not fit"), boundary(CheckpointError, "it does not fit"):
+        raise exc
+
+
+def suppressed(folder: Path) -> None:
+    try:
+        raise OSError(errno.EACCES, "x")
+    except OSError:
+        raise ValueError("of something else") from None
+
+
+def test_a_context_that_was_dealt_with_is_no_cause(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="something else") as caught:
+        suppressed(tmp_path)
+    assert machine_fault(caught.value) == ""
+
+
+def test_the_last_fault_of_a_log_is_told() -> None:
+    log = "OSError: [Errno 28] No space left on device\nRuntimeError: can't start new thread\nEnding.\n"
+    assert THREADS in fault_in_log(log)
+    assert fault_in_log("it ended\n") == ""
+
+
+def verizero(folder: Path, script: str, **changes: Any) -> str:
+    """What a shell in a mount namespace of its own wrote, in which `$V` is the command and `tiny.yaml` a recipe."""
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TREE, "output": str(folder / "out" / "runs"), **changes}))
+    (folder / "out").mkdir(exist_ok=True)
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    environment = plain | {"V": f"{sys.executable} -m pipeline.cli", "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("verizero: ")
+    return last
+
+
+def full(size: str) -> str:
+    return f"mount -t tmpfs -o size={size} none out"
+
+
+READ_ONLY = "mount -t tmpfs none out && mkdir -p out/runs/.prefect && mount -o remount,ro out"
+HUGE_STACKS = "import sys, threading; threading.stack_size(1 << 46); from pipeline.cli import main; sys.exit(main())"
+NO_THREADS = f"{sys.executable} -c '{HUGE_STACKS}'"
+COMMANDS = {
+    "full at the first rows": (f"{full('40k')} && $V train tiny.yaml --no-prefect", FULL),
+    "full at a checkpoint": (f"{full('120k')} && $V train tiny.yaml --no-prefect", FULL),
+    "full for Prefect": (f"{full('600k')} && $V train tiny.yaml", FULL),
+    "full for serve": (f"{full('600k')} && $V serve --home out/home --port 1", FULL),
+    "read-only": (f"{READ_ONLY} && $V train tiny.yaml --no-prefect", CLOSED),
+    "read-only for Prefect": (f"{READ_ONLY} && $V train tiny.yaml", CLOSED),
+    "read-only for serve": (f"{READ_ONLY} && $V serve --home out/home --port 1", CLOSED),
+    "no threads": (f"{NO_THREADS} train tiny.yaml", THREADS),
+    "few descriptors": ("ulimit -n 6 && $V train tiny.yaml --no-prefect", MANY),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", list(COMMANDS))
+def test_a_command_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Path) -> None:
+    script, words = COMMANDS[case]
+    assert words in verizero(tmp_path, script)
+
+
+@pytest.mark.integration
+def test_the_sandbox_says_how_many_descriptors_it_needs(tmp_path: Path) -> None:
+    source = {"generator": {"name": "induction", "params": {k: v for k, v in PROGRAMS.items() if k != "domain"}}}
+    script = "ulimit -n 64 && $V train tiny.yaml --no-prefect"
+    said = verizero(tmp_path, script, stages=["rl"], data={"train": [source]})
+    assert "needs `ulimit -n` of 128 at least, and it is 64" in said
