@@ -103,6 +103,7 @@ class Group:
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",  # or ranks would listen at the address of this machine's name
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
                 LAUNCHED: "local",
             }

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from pipeline.errors import EngineError
+from pipeline.listening import address_towards
 from pipeline.rollout.engine import Completion, Sampling
 from pipeline.rollout.vllm_arguments import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
@@ -179,11 +180,7 @@ class RemoteServer:
 
     def address_here(self) -> str:
         """Return the address of this machine on the route to the server."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing; it only chooses the route.
-            probe.connect(self._address)
-            host: str = probe.getsockname()[0]
-            return host
+        return address_towards(*self._address)
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         """Return status and body. If the server has closed this thread's old connection, try once more on a new one."""

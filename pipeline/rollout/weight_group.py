@@ -8,21 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.listening import address_towards, listen_at
+
 dist: Any = torch.distributed
 
 
 def rendezvous(host: str, port: int, world_size: int, timeout_s: float, is_host: bool) -> Any:
     """Return the store at which `world_size` processes meet; the host opens it, at a free port if port is 0."""
-    timeout = datetime.timedelta(seconds=timeout_s)
+    timeout, descriptor = datetime.timedelta(seconds=timeout_s), None
+    if is_host and (listener := listen_at(host, port)) is not None:  # torch would listen at all addresses
+        port, descriptor = listener.getsockname()[1], listener.detach()
     # Without waiting: the host tells the others of its port only after this returns.
-    return dist.TCPStore(host, port, world_size, is_host, timeout, wait_for_workers=False)
+    return dist.TCPStore(host, port, world_size, is_host, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def join_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    """Return the group of `world_size` processes that meet at `store`, once all of them are there."""
-    timeout = datetime.timedelta(seconds=timeout_s)
+    """Return the group of `world_size` processes that meet at `store`, once all of them are there.
+
+    Each of them listens at its address on the route to the store.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = datetime.timedelta(seconds=timeout_s)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_towards(store.host))]
     # Made directly: init_process_group would touch the default group, which the trainer and vLLM use.
-    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
+    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, options)
 
 
 def begin_broadcast(members: Any, tensor: Tensor) -> Any:

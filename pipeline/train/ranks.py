@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pipeline.compact import no_collection
 from pipeline.errors import ConfigError, RunError
+from pipeline.listening import listen_at
 from pipeline.models.sequence_parallel import Pieces
 from pipeline.train.device import device_index
 
@@ -204,16 +205,29 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
         raise RunError(f"WORLD_SIZE={ranks.size} but {' and '.join(missing)} is not set; start the ranks by `launch`")
     if torch.device(device).type == "cuda":
         use_own_gpu(ranks.size, device)
+    timeout = datetime.timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(
-            collectives(device), rank=ranks.rank, world_size=ranks.size, timeout=datetime.timedelta(seconds=timeout_s)
+            collectives(device), rank=ranks.rank, world_size=ranks.size, timeout=timeout, store=_store(ranks, timeout)
         )
-    except (RuntimeError, ValueError) as exc:
+    except (OSError, RuntimeError, ValueError) as exc:
         raise RunError(
             f"rank {ranks.rank} of {ranks.size} did not meet the others at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({exc}); is that address reachable from here, and is every rank started?"
         ) from exc
     return ranks
+
+
+def _store(ranks: Ranks, timeout: datetime.timedelta) -> Any:
+    """Return the store at which the ranks meet, which rank 0 opens at MASTER_ADDR alone; None where torchrun does."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = listen_at(host, port) if ranks.is_first else None
+    # By itself torch listens at all addresses, and so it does where MASTER_ADDR is none of this machine's.
+    descriptor = None if listener is None else listener.detach()
+    store: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return store(host, port, ranks.size, ranks.is_first, timeout, master_listen_fd=descriptor)
 
 
 def use_own_gpu(size: int, device: str) -> None:

@@ -1,0 +1,104 @@
+"""Ports that a run opens: at one address, which programs at other addresses do not reach."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.listening import address_towards, listen_at
+from pipeline.rollout.weight_group import join_group, rendezvous
+
+OWN, OTHER, NOBODYS = "127.0.0.1", "127.0.0.2", "203.0.113.9"
+RANK = """
+import json, os
+from pipeline.train.ranks import join, leave
+from tests.test_listening import listened
+ranks = join(60.0)
+print(json.dumps([listened(), ranks.gather(ranks.rank)]))
+ranks.barrier()
+leave()
+"""
+
+
+def reaches(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def listened() -> list[str]:
+    """The addresses at which this process listens, as the kernel writes them: bytes in hexadecimal, the last first."""
+    own = {os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.is_symlink() and os.path.lexists(f)}
+    lines = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()
+    ]
+    return sorted({f[1].split(":")[0] for f in lines if f[3] == "0A" and f"socket:[{f[9]}]" in own})
+
+
+LOOPBACK = ["0100007F"]
+
+
+def test_a_socket_listens_at_its_address_alone() -> None:
+    listener = listen_at(OWN, 0)
+    assert listener is not None
+    with listener:
+        port = listener.getsockname()[1]
+        assert reaches(OWN, port)
+        assert not reaches(OTHER, port)
+        with pytest.raises(OSError, match="in use"):
+            listen_at(OWN, port)
+
+
+def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listen_at(NOBODYS, 0) is None
+    assert listen_at("no-such-host.invalid", 0) is None
+    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (OTHER, 0))
+    # as /etc/hosts of Debian leads the machine's own name
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [place])
+    assert listen_at("node7", 0) is None
+    for host in ("localhost", OTHER):
+        listener = listen_at(host, 0)
+        assert listener is not None
+        listener.close()
+
+
+def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
+    here = address_towards(OWN)
+    before = set(listened())
+    store = rendezvous(here, 0, 2, 30.0, True)
+    assert reaches(here, store.port)
+    assert not reaches(OTHER, store.port)
+    theirs = rendezvous(here, store.port, 2, 30.0, False)
+    with ThreadPoolExecutor(2) as threads:
+        groups = list(threads.map(lambda of: join_group(of[1], of[0], 2, 30.0), enumerate((store, theirs))))
+    assert len(groups) == 2
+    assert set(listened()) - before <= set(LOOPBACK)
+
+
+@pytest.mark.integration
+def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
+    with socket.socket() as probe:
+        probe.bind((OWN, 0))
+        port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    root = Path(__file__).parents[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            cwd=root,
+            env={**os.environ, **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        out, _ = process.communicate(timeout=120)
+        assert out.decode() == '[["0100007F"], [0, 1]]\n'
