@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flows.server_patches import SameHostOnly, lock_early
-from pipeline.errors import RunError, fault_in_log, machine_fault
+from pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
 from pipeline.files import disk_errors
 from pipeline.own_programs import module_command
 
@@ -31,6 +31,8 @@ LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
 """Variable with the login of a server, NAME:PASSWORD. Clients have it in PREFECT_API_AUTH_STRING."""
 DATABASE_BYTES = 8 << 20
 """Room that a server needs on the disk to begin: its database, the log of its changes and its own log."""
+LEAST_FILES = 64
+"""Descriptors with which server and client work; with fewer the server may wait for ever."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -46,6 +48,8 @@ class EmbeddedServer:
         self.port = free_port() if port is None else port
         self.log = log
         self.home = home
+        if fault := limit_fault("Prefect's server", LEAST_FILES):
+            raise RunError(fault)
         with disk_errors(f"preparing {home}, the folder of Prefect's server"):
             home.mkdir(parents=True, exist_ok=True)
             home.chmod(0o700)  # database and logs hold what the runs' recipes and prompts say
@@ -101,10 +105,9 @@ class EmbeddedServer:
             if answers(f"{self.address}/api"):
                 return
             time.sleep(0.1)
-        raise RunError(
-            f"Prefect's embedded server did not answer within {timeout_s:g} s; raise prefect.start_timeout_s, or see "
-            f"{self.log}"
-        )
+        what = f"Prefect's embedded server did not answer within {timeout_s:g} s"
+        remedy = self.fault() or fault_now()
+        raise RunError(f"{what}: {remedy}" if remedy else f"{what}; raise prefect.start_timeout_s, or see {self.log}")
 
     def fault(self) -> str:
         """Return what the machine refuses the server, with the remedy; empty if nothing."""

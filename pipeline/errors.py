@@ -183,6 +183,20 @@ def fault_now() -> str:
     return ""
 
 
+def limit_fault(what: str, files: int, processes: int = 0) -> str:
+    """Return which limit of this process is below what `what` needs, with the remedy; empty if none is."""
+    limits = [("n", resource.RLIMIT_NOFILE, files)]
+    limits += [("u", resource.RLIMIT_NPROC, processes)] if os.geteuid() else []  # root is not bound by it
+    for flag, limit, least in limits:
+        have = resource.getrlimit(limit)[0]
+        if have != resource.RLIM_INFINITY and have < least:
+            return (
+                f"{what} needs `ulimit -{flag}` of {least} at least, and it is {have}; raise it, e.g. `ulimit -{flag} "
+                "4096`, and start the same command again"
+            )
+    return ""
+
+
 def _chain(exc: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that led to it, from the last to the first, those of groups too."""
     while exc is not None:

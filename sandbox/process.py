@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-import resource
 import signal
 import socket
 import struct
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import IsolationError
+from pipeline.errors import IsolationError, limit_fault
 from sandbox import cgroups, work_folders
 from sandbox.results import Limits, Status
 from sandbox.worker import frames
@@ -242,7 +241,8 @@ def start(
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied; IsolationError.
     """
-    require_limits()
+    if fault := limit_fault("a worker of the sandbox", _LEAST_FILES, _LEAST_PROCESSES):
+        raise IsolationError(fault)
     made: dict[str, str] = {}
     if CGROUP in walls:
         try:
@@ -293,19 +293,6 @@ def _spawn(interpreter: str, inherited: tuple[int, ...], config: Mapping[str, An
         command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=inherited[2],
         env=_ENVIRONMENT | fixed, cwd="/", start_new_session=True,
     )  # fmt: skip
-
-
-def require_limits() -> None:
-    """Raise IsolationError where the limits of this process leave no room for a worker and its programs."""
-    limits = [("n", resource.RLIMIT_NOFILE, _LEAST_FILES)]
-    limits += [("u", resource.RLIMIT_NPROC, _LEAST_PROCESSES)] if os.geteuid() else []  # root is not bound by it
-    for flag, limit, least in limits:
-        have = resource.getrlimit(limit)[0]
-        if have != resource.RLIM_INFINITY and have < least:
-            raise IsolationError(
-                f"a worker of the sandbox needs `ulimit -{flag}` of {least} at least, and it is {have}; raise it, e.g. "
-                f"`ulimit -{flag} 4096`, and start the same command again"
-            )
 
 
 class WallRefused(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -19,7 +20,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from pipeline.errors import CheckpointError, RunError, boundary, fault_in_log, machine_fault
+import sandbox
+from pipeline.errors import CheckpointError, IsolationError, RunError, boundary, fault_in_log, machine_fault
 from tests.stages.tiny import TREE
 
 FULL, MANY, THREADS = "the disk is full; free space", "`ulimit -n` is ", "no further process or thread"
@@ -174,14 +176,19 @@ def test_the_last_fault_of_a_log_is_told() -> None:
     assert fault_in_log("it ended\n") == ""
 
 
-def verizero(folder: Path, script: str, **changes: Any) -> str:
-    """What a shell in a mount namespace of its own wrote, in which `$V` is the command and `tiny.yaml` a recipe."""
+def shell(folder: Path, script: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+    """How a shell in a mount namespace of its own ended, in which `$V` is the command and `tiny.yaml` a recipe."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**TREE, "output": str(folder / "out" / "runs"), **changes}))
     (folder / "out").mkdir(exist_ok=True)
     plain = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     environment = plain | {"V": f"{sys.executable} -m pipeline.cli", "PYTHONPATH": str(Path(__file__).parents[1])}
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+
+
+def verizero(folder: Path, script: str, **changes: Any) -> str:
+    """The last line of a command that fails in such a shell."""
+    done = shell(folder, script, **changes)
     assert "Traceback" not in done.stderr
     assert done.returncode == 1, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -204,6 +211,8 @@ COMMANDS = {
     "read-only": (f"{READ_ONLY} && $V train tiny.yaml --no-prefect", CLOSED),
     "read-only for Prefect": (f"{READ_ONLY} && $V train tiny.yaml", CLOSED),
     "read-only for serve": (f"{READ_ONLY} && $V serve --home out/home --port 1", CLOSED),
+    "few descriptors for Prefect": ("ulimit -n 20 && $V train tiny.yaml", "Prefect's server needs `ulimit -n` of 64"),
+    "few descriptors for serve": ("ulimit -n 20 && $V serve --home out --port 1", "needs `ulimit -n` of 64"),
     "no threads": (f"{NO_THREADS} train tiny.yaml", THREADS),
     "few descriptors": ("ulimit -n 6 && $V train tiny.yaml --no-prefect", MANY),
 }
@@ -222,3 +231,32 @@ def test_the_sandbox_says_how_many_descriptors_it_needs(tmp_path: Path) -> None:
     script = "ulimit -n 64 && $V train tiny.yaml --no-prefect"
     said = verizero(tmp_path, script, stages=["rl"], data={"train": [source]})
     assert "needs `ulimit -n` of 128 at least, and it is 64" in said
+
+
+@pytest.mark.integration
+def test_a_pool_without_descriptors_gives_no_verdict_and_works_again() -> None:
+    trial = sandbox.Trial("print(1)", [{"input": "", "output": "1"}])
+    with sandbox.Pool(workers=1) as pool, limited(resource.RLIMIT_NOFILE, 256):
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.enter_context(open(os.devnull))
+            with pytest.raises(IsolationError, match="too many files are open"):
+                sandbox.run_many([trial], pool=pool)
+        own = set(os.listdir("/proc/self/fd"))
+        assert [r.status for r in sandbox.run_many([trial], pool=pool)] == ["passed"]
+        pool.close()
+        assert set(os.listdir("/proc/self/fd")) == own
+
+
+@pytest.mark.integration
+def test_a_run_goes_on_where_the_disk_was_full(tmp_path: Path) -> None:
+    """The files end with the same bytes as those of a run that was never stopped."""
+    whole = "$V train tiny.yaml --no-prefect --set output=whole"
+    script = f"{full('250k')} && $V train tiny.yaml --no-prefect 2> first; mount -o remount,size=40m out && {whole}"
+    script += " && $V train tiny.yaml --no-prefect && cp -r out/runs/tiny resumed"
+    done = shell(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+    assert FULL in (tmp_path / "first").read_text().splitlines()[-1]
+    for name in ("rollouts.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / "tiny" / name).read_bytes()
