@@ -69,6 +69,22 @@ def test_a_program_that_ends_removes_nothing_of_its_starters(tmp_path: Path, mon
     warm.close()
 
 
+def written_through_a_descriptor() -> bytes:
+    """What a program of a module writes into a descriptor that it was given."""
+    reads, writes = os.pipe()
+    subprocess.run([sys.executable, "-m", "tests.writes_into", str(writes)], check=True, pass_fds=(writes,))
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        return pipe.read()
+
+
+def test_a_program_has_the_descriptors_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    warm = Warm(("json",))
+    assert warm.call(written_through_a_descriptor) == b"here"
+    warm.close()
+
+
 @pytest.mark.integration
 def test_where_triton_interprets_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))

@@ -137,6 +137,7 @@ def warm(modules: tuple[str, ...] = TRAINING) -> Warm:
 class Forked(subprocess.Popen[Any]):
     """A Popen that starts `python -m MODULE WORDS`, or WATCHER, as a fork of this process, and all else as usual.
 
+    A program that is given descriptors (`pass_fds`) is started as usual too: a fork closes them all.
     Its children start programs as usual, but for LAUNCHERS: by then they may have threads, and a fork has the calling
     thread alone.
     """
@@ -150,7 +151,8 @@ class Forked(subprocess.Popen[Any]):
         words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
         program = [str(w) for w in words[1:] if w not in ("-u", "-P")]
         module = program[program[0] == "-m" :] if program[:1] in (["-m"], [WATCHER]) else []
-        if not module or words[0] != sys.executable or not module[0].startswith(Forked.forked):
+        is_ours = bool(module) and words[0] == sys.executable and module[0].startswith(Forked.forked)
+        if not is_ours or how["pass_fds"]:
             plain(*given)
             return
         for stream in (sys.stdout, sys.stderr):
@@ -175,7 +177,6 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)
-    assert not how["pass_fds"]
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if how["cwd"] is not None:
         os.chdir(how["cwd"])
