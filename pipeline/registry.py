@@ -5,7 +5,6 @@ There is no list to edit. An unknown name answers with the ones that are near.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from pipeline.errors import ConfigError, UnknownName
+from pipeline.near import did_you_mean
 
 Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms"]
 
@@ -62,8 +62,7 @@ def find(kind: Kind, name: str) -> Any:
     if claimed:
         return claimed[0].load()
     known = names(kind)
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    hint = did_you_mean(name, known, f"known: {', '.join(known)}", most=3)
     raise UnknownName(f"no {kind[:-1].replace('_', ' ')} is called {name!r}; {hint}")
 
 
@@ -112,8 +111,7 @@ def refused_parameters(errors: Sequence[Mapping[str, Any]], known: Sequence[str]
     for error in errors:
         field = ".".join(str(p) for p in error["loc"]) or "parameters"
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(field, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            hint = did_you_mean(field, known, f"known: {', '.join(known)}")
             lines.append(f"no parameter {field!r}; {hint}")
         else:
             lines.append(f"{field} = {error['input']!r}: {error['msg']}")

@@ -77,7 +77,6 @@ class TestArguments:
         assert find_recipe("algorithms/dapo") == ROOT / "configs" / "algorithms" / "dapo.yaml"
         (tmp_path / "demo.yaml").touch()
         assert find_recipe("demo.yaml") == Path("demo.yaml"), "one's own comes first"
-        assert find_recipe("absent.yaml") == Path("absent.yaml")
 
 
 class TestBadInput:
@@ -114,7 +113,28 @@ class TestBadInput:
     def test_a_recipe_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         recipe(tmp_path)
         said = self.refuse(["train", str(tmp_path / "mone.yaml")], capsys)
-        assert "did you mean mine.yaml?" in said
+        assert f"did you mean {tmp_path / 'mine.yaml'}?" in said
+
+    @pytest.mark.parametrize(
+        "command", ["train", "try", "plan", "explain", "evaluate", "rate", "compare", "doctor", "diagnose --before"]
+    )
+    def test_the_name_of_a_recipe_with_a_typing_error(
+        self, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        said = self.refuse([*command.split(), "demo_shrt"], capsys)
+        assert "recipe='demo_shrt' is no file here" in said
+        assert "did you mean demo_short or " in said
+        assert "did you mean algorithms/dapo?" in self.refuse([*command.split(), "dapo"], capsys)
+
+    @pytest.mark.parametrize("words", ["report {}", "diagnose {}", "promote {}", "replay {} p-1"])
+    def test_the_folder_of_a_run_with_a_typing_error(
+        self, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "runs" / "demo_short").mkdir(parents=True)
+        for name in ("runs/demo_shrt", "runs/demo_shrt/", "demo_short"):
+            assert "did you mean runs/demo_short?" in self.refuse(words.format(name).split(), capsys)
 
     @pytest.mark.parametrize(
         ("rows", "said"),

@@ -20,6 +20,7 @@ RANKS = {
 """Part -> rank, out of the table that people read."""
 UPWARD = {
     ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
+    ("pipeline.registry", "pipeline.near"): "an unknown name answers with those near to it; near imports nothing",
     ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
     ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }

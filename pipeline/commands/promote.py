@@ -30,7 +30,7 @@ from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
-from pipeline.report.files import read_run
+from pipeline.report.files import read_run, require_run
 from pipeline.report.rows import to_json
 from pipeline.shown import in_markdown, show
 from verifiers.base import load
@@ -117,7 +117,7 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
     """
     from pipeline.report.intervals import paired_difference
 
-    run = run.resolve()
+    run = require_run(run).resolve()
     files = read_run(run)
     if not (run / "model").is_dir() or not files.evaluations:
         raise RunError(

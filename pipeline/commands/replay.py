@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
     from pipeline.data.prompts import read_prompts
     from pipeline.errors import DataError
-    from pipeline.report.files import read_rollouts
+    from pipeline.report.files import read_rollouts, require_run
     from pipeline.rollout.rounds import task_seed_of
     from pipeline.run.episodes import bind_environments
     from pipeline.run.origin import recipe_folder
     from pipeline.run.replay import message_of, replay
 
     row = None
-    for candidate in read_rollouts(arguments.run_folder):
+    for candidate in read_rollouts(require_run(arguments.run_folder)):
         is_asked = candidate.prompt_id == arguments.prompt and candidate.sample == arguments.sample
         if is_asked and arguments.step in (None, candidate.step) and candidate.messages is not None:
             row = candidate

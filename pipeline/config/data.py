@@ -9,7 +9,6 @@ Sources of one shape:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from pipeline.config.choices import EnvironmentChoice, VerifierChoice
 from pipeline.config.sections import Section
 from pipeline.config.template import Template
 from pipeline.errors import ConfigError
+from pipeline.near import did_you_mean
 
 MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
 """Shipped column mappings, one YAML file each."""
@@ -319,8 +319,7 @@ def shipped_mapping(name: str) -> dict[str, Any]:
     """The fields of the shipped mapping called `name`. Raises: ConfigError saying which are near."""
     known = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"shipped: {', '.join(known)}"
+        hint = did_you_mean(name, known, f"shipped: {', '.join(known)}.")
         raise ConfigError(f"no mapping is called {name!r}; {hint} Or give columns: mapping: {{question: …, answer: …}}")
     tree = yaml.safe_load((MAPPINGS / f"{name}.yaml").read_text(encoding="utf-8"))
     if not isinstance(tree, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
@@ -15,6 +14,7 @@ from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig, kinds
 from pipeline.config.yaml_reader import read_yaml
 from pipeline.errors import ConfigError
+from pipeline.near import did_you_mean, near_path
 
 Tree = dict[str, Any]
 
@@ -72,9 +72,7 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
     if path in _chain:
         raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=2)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"no recipe at {path}{hint}")
+        raise ConfigError(f"no recipe at {path}; {near_path(path, 'name a YAML file', '*.yaml')}")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
@@ -149,8 +147,7 @@ def _explain(error: Any) -> str:
         if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with, a section of that kind
             section, parents = kinds()[kind], parents[3:]
         known = _fields(section, [str(p) for p in parents])
-        near = difflib.get_close_matches(str(key), known, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
+        hint = did_you_mean(str(key), known, f"known here: {', '.join(known)}")
         return f"unknown key {where!r}; {hint}"
     if error["type"] == "missing":
         return f"{where!r} is missing; add it"

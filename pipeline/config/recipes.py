@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pipeline.config.load import load_recipe
 from pipeline.config.run import RunConfig
 from pipeline.config.yaml_reader import read_yaml
 from pipeline.errors import ConfigError
+from pipeline.near import did_you_mean, near_path
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""
@@ -53,12 +53,23 @@ def run_folder(config: RunConfig, base: Path | None = None) -> Path:
 
 
 def find_recipe(name: str, own: Path | None = None) -> Path:
-    """The recipe at path `name`; else that of the folder `own`; else the shipped one of that name."""
-    plain = f"{name.removesuffix('.yaml')}.yaml"
+    """The recipe at path `name`; else that of the folder `own`; else the shipped one of that name.
+
+    Raises: ConfigError saying which names are near.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    plain = name.removesuffix(".yaml")
     for folder in (own, RECIPES):
-        if folder is not None and not Path(name).is_file() and (folder / plain).is_file():
-            return folder / plain
-    return Path(name)
+        if folder is not None and (folder / f"{plain}.yaml").is_file():
+            return folder / f"{plain}.yaml"
+    known = recipe_names(own)
+    by_last_part = [n for n in known if n.endswith(f"/{plain}")]
+    shipped = f"did you mean {' or '.join(by_last_part)}?" if by_last_part else did_you_mean(plain, known)
+    file = near_path(f"{plain}.yaml", pattern="*.yaml")
+    hint = (file or shipped) if plain != name else (shipped or file)
+    hint = hint or f"give a YAML file, or one of {', '.join(known)}"
+    raise ConfigError(f"recipe={name!r} is no file here, and no recipe of that name is shipped; {hint}")
 
 
 def recipe_names(own: Path | None = None) -> list[str]:
@@ -92,12 +103,7 @@ def asked_for(
     `overrides` are values by dotted name, {"rl.group_size": 8}.
     Raises: ConfigError naming the field, its value and the remedy.
     """
-    names = recipe_names(own)
-    path = find_recipe(recipe, own)
-    if recipe not in names and not path.is_file():
-        near = difflib.get_close_matches(str(recipe), names, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
-        raise ConfigError(f"recipe={recipe!r} is no recipe; {hint}")
+    path = find_recipe(str(recipe), own)
     changes = _as_text("overrides", overrides or {})
     if rounds is not None:
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:

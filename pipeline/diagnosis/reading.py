@@ -16,7 +16,7 @@ from pipeline.config.yaml_reader import read_yaml
 from pipeline.diagnosis.finding import Evidence
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import numbered_jsonl
-from pipeline.report.files import ROUNDS, undone
+from pipeline.report.files import ROUNDS, require_run, undone
 from pipeline.report.rows import CollapseAlarm, EvaluationRow, RolloutRow, StepRow, kind_of, metrics_row, rollout_row
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
@@ -205,8 +205,7 @@ def read(folder: Path, most_bytes: int | None = None) -> Reading:
     Raises: RunError if it holds no metrics.jsonl, or a recipe.yaml that cannot be read; DataError for a line that is no
     row, with its number.
     """
-    if not (folder / METRICS).is_file():
-        raise RunError(f"{folder} holds no {METRICS}; name the folder of a run, e.g. runs/demo")
+    require_run(folder)
     steps: list[tuple[int, StepRow]] = []
     imitation: list[tuple[int, StepRow]] = []
     evaluations: list[Evaluated] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import RunError
 from pipeline.files import Row, iterate_jsonl, read_jsonl
+from pipeline.near import near_path
 from pipeline.report.rows import (
     Alarm,
     CollapseAlarm,
@@ -90,14 +91,20 @@ def undone(row: StepRow | EvaluationRow, stage: str, to_step: int) -> bool:
     return row.stage == stage and row.step > to_step
 
 
+def require_run(folder: Path) -> Path:
+    """Return the folder of a run. Raises: RunError if it holds no metrics.jsonl, saying which folders are near."""
+    if not (folder / "metrics.jsonl").is_file():
+        hint = "name the folder of a run, e.g. runs/demo"
+        raise RunError(f"{folder} holds no metrics.jsonl; {hint if folder.is_dir() else near_path(folder, hint)}")
+    return folder
+
+
 def read_metrics(folder: Path) -> list[MetricsRow]:
     """Return all rows of metrics.jsonl of the run in `folder`, in order.
 
     Raises: RunError if there is no such file; DataError for a line that is no row, with its number and key.
     """
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        raise RunError(f"{folder} holds no metrics.jsonl; name the folder of a run, e.g. runs/demo")
+    path = require_run(folder) / "metrics.jsonl"
     return [metrics_row(line, f"row {number} of {path}") for number, line in enumerate(read_jsonl(path), 1)]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from pipeline.errors import ConfigError
+from pipeline.near import did_you_mean
 from pipeline.rl import catalog
 from pipeline.rl.parts import Part, Parts
 
@@ -53,8 +53,7 @@ def check(parts: Parts) -> None:
 def _check_name(field: str, value: str, names: Iterable[str]) -> None:
     known = tuple(names)
     if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        hint = did_you_mean(str(value), known, f"known: {', '.join(known)}")
         raise ConfigError(f"{field} has no {value!r}; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError
+from pipeline.near import did_you_mean
 from pipeline.rollout.engine import Sampling
 from pipeline.rollout.vllm_records import NOTHING, Records, bounded
 from pipeline.rollout.weights import Weights, weights_of
@@ -140,9 +140,8 @@ def check_arguments(arguments: Mapping[str, Any], known: Iterable[str]) -> None:
         if name in RECIPE_FIELDS:
             raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; it is decided by {RECIPE_FIELDS[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, known, 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise ConfigError(f"rollout.vllm.arguments.{name} is not an argument of vLLM's engine{hint}")
+            hint = did_you_mean(name, known, "drop it")
+            raise ConfigError(f"rollout.vllm.arguments.{name} is not an argument of vLLM's engine; {hint}")
 
 
 def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:

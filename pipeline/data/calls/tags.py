@@ -7,7 +7,6 @@ tag, spaces included. Only a word that names a tool begins a call, and without t
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pipeline.data.calls.base import Unread, properties_of, type_of, value_at
 from pipeline.environments.base import ToolSchema
 from pipeline.environments.conversing import Found
 from pipeline.errors import DataError
+from pipeline.near import did_you_mean
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*\Z")
 LAST_TAG = re.compile(r"<([A-Za-z_][\w.-]*)\s[^<>]*>\s*\Z")
@@ -43,8 +43,7 @@ def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
     content += text[at:]
     last = LAST_TAG.search(content)
     if last is not None and last[1] not in schemas:
-        near = difflib.get_close_matches(last[1], schemas, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"tools: {', '.join(schemas)}"
+        hint = did_you_mean(last[1], schemas, f"tools: {', '.join(schemas)}", most=1)
         return Found(text, unread=f"there is no tool {last[1]}; {hint}")
     return Found(content, tuple(calls))
 

@@ -7,7 +7,6 @@ LookupError or an exception listed in `wrong`. Any other exception leaves the to
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pipeline import registry
 from pipeline.environments.base import PluginParams, ToolSchema, ToolUse, params_of, validated
 from pipeline.errors import ConfigError
+from pipeline.near import did_you_mean
 from pipeline.types import Call, Message, Prompt
 
 MISTAKES: tuple[type[Exception], ...] = (ValueError, ArithmeticError, LookupError)
@@ -89,7 +89,7 @@ class Tool:
         for error in exc.errors(include_url=False):
             where = ".".join(str(part) for part in error["loc"])[:100]
             if error["type"] == "extra_forbidden":
-                hint = near(where, known) or f"only {', '.join(known) or 'nothing'}"
+                hint = did_you_mean(where, known, f"only {', '.join(known) or 'nothing'}", most=1)
                 lines.append(f"{self.name} takes no {where}. {hint}")
             else:
                 meaning = MEANINGS.get(error["type"])
@@ -147,7 +147,7 @@ class Toolbox:
         wrong = False
         try:
             if chosen is None:
-                hint = near(call.name, list(self.tools)) or "tools: " + (", ".join(self.tools) or "none")
+                hint = did_you_mean(call.name, self.tools, f"tools: {', '.join(self.tools) or 'none'}", most=1)
                 raise WrongCall(f"no tool is called {call.name[:100]}. {hint}")
             text = chosen.answer(call.arguments)
         except WrongCall as exc:
@@ -226,12 +226,6 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
         return ToolsPlugin(key, ToolParams, lambda params, prompt: Toolbox([single]))
     params_type, make = params_of(function, ToolParams, f"tool {key!r}")
     return ToolsPlugin(key, params_type, make)
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """Return "did you mean x?" if there is a similar name, else nothing."""
-    close = difflib.get_close_matches(name[:100], known, n=1)
-    return f"did you mean {close[0]}?" if close else ""
 
 
 def written(value: Any) -> str:

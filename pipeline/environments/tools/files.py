@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pipeline.environments.base import BASE
-from pipeline.environments.tools.base import Toolbox, ToolParams, near, tool
+from pipeline.environments.tools.base import Toolbox, ToolParams, tool
 from pipeline.errors import DataError
+from pipeline.near import did_you_mean
 from pipeline.types import Prompt
 
 
@@ -165,4 +166,4 @@ def _lines(files: Files, most: int) -> Iterator[tuple[str, int, str]]:
 
 def _require(name: str, files: Files) -> None:
     if name not in files.names:
-        raise LookupError(f"no file is called {name[:100]}. {near(name, files.names)}".strip())
+        raise LookupError(f"no file is called {name[:100]}. {did_you_mean(name, files.names, most=1)}".strip())
