@@ -19,7 +19,8 @@ MOST_DEPTH = 100
 class _Bounded:
     """Refuses a text before its values are made: an alias of aliases of aliases stands for any number of them."""
 
-    name: str
+    name = "the text"
+    """What errors call it; the parser in C has no name of its own."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Return the values, if they are not too many."""
@@ -65,6 +66,8 @@ def _too_deep() -> ConfigError:
 def _mapping(loader: SlowLoader | FastLoader, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *a` puts the keys of `a` below those that are written here
+            continue
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word or number", key_node.start_mark)
         key = str(loader.construct_object(key_node, deep=True))
