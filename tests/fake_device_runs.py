@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ if __name__ == "__main__":  # before the project is imported: its decorators tak
 
 import torch
 
+import pipeline.config.sections
 import pipeline.train.micros
 import pipeline.train.prepare
 from pipeline.config.load import parse, read_tree
@@ -96,6 +98,9 @@ LAYERS_OF_WAITS = 2
 """Waits are counted where a layer follows another; what a layer mixes, it mixes alone too."""
 MICRO_BATCH_TOKENS = 320
 """Two micro-batches of an update without minibatches: enough to see what happens between two."""
+
+
+pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
 
 
 def names() -> list[str]:

@@ -97,6 +97,8 @@ class TestBadInput:
             ("rl.group_size=1", "got 1; set rl.group_size"),
             ("data.train.0.verifier=mth", "'mth'; did you mean math?"),
             ("rl.algorithm={name: gropo}", "'gropo'; did you mean grpo"),
+            ("train.device=mps", "train.device: 'mps' is no device that models run on here; give auto, cpu, cuda or"),
+            ("train.device=cuda:x", "train.device: 'cuda:x' is no device"),
             ("rl.rounds=none", "rl.rounds: "),
             ("rl.rounds", "a.b=value"),
         ],

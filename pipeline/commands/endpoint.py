@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import check_device
 from pipeline.shown import show
 
 KEY = "VERIZERO_ENDPOINT_KEY"
@@ -34,23 +35,27 @@ def add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-tokens", type=int, default=512, help="most tokens of an answer; default: 512")
     command.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
     command.add_argument("--top-p", type=float, default=1.0, help="default: 1")
-    command.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    command.add_argument("--device", default="auto", type=device, help="auto (default), cpu, cuda or cuda:N")
+
+
+def device(text: str) -> str:
+    """Return the name of a device. Raises: ArgumentTypeError."""
+    try:
+        return check_device(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
 def served_by(arguments: argparse.Namespace) -> Any:
     """Return the model that the arguments name. Raises: ConfigError, DataError."""
-    import torch
-
     from pipeline.models.load import quiet
     from pipeline.rollout.engine import Sampling
     from pipeline.run.serving import load_served
+    from pipeline.train.device import present
 
     quiet()
-    device = arguments.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_p)
-    return load_served(arguments.model, arguments.template, sampling, device)
+    return load_served(arguments.model, arguments.template, sampling, present(arguments.device, "--device"))
 
 
 def key_of(file: Path | None) -> str | None:

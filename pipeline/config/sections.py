@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+
+
+def check_device(name: str) -> str:
+    """Return the name of a device that a policy can be on. Raises: ValueError for any other."""
+    if not DEVICES.fullmatch(name):
+        raise ValueError(f"{name!r} is no device that models run on here; give auto, cpu, cuda or cuda:N")
+    return name
 
 
 class Section(BaseModel):
@@ -91,7 +101,7 @@ class TrainConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save memory"
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
+    device: Annotated[str, AfterValidator(check_device)] = Field("auto", description="auto, cpu, cuda or cuda:N")
     deterministic: bool = Field(
         True,
         description="on a GPU, kernels that give the same bytes each time, which may be slower; the CPU's always do",

@@ -28,6 +28,7 @@ from pipeline.run.rollouts import RolloutSource, Synchronous
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, START_S
+from pipeline.train.device import present
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
 
@@ -37,12 +38,7 @@ def device_of(config: RunConfig) -> str:
 
     Raise ConfigError for a GPU that is not there.
     """
-    asked = config.train.device
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"train.device={asked!r}, but torch sees no GPU here; set train.device: auto or cpu")
-    return asked
+    return present(config.train.device, "train.device")
 
 
 def start_of(config: RunConfig) -> str:

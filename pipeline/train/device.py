@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.config.sections import TrainConfig
-from pipeline.errors import RunError
+from pipeline.errors import ConfigError, RunError
 
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""
@@ -30,6 +30,17 @@ def device_index(size: int, num_seen: int, environment: Mapping[str, str] = os.e
             "would share one GPU. Set LOCAL_RANK to the rank's number on its machine, or start the ranks by `launch`"
         )
     return int(told or 0) % max(1, num_seen)
+
+
+def present(asked: str, field: str) -> str:
+    """Return the device asked for; "auto" is a GPU if there is one. Raises: ConfigError for a GPU that is not there."""
+    num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "auto":
+        return "cuda" if num else "cpu"
+    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= num:
+        seen = f"torch sees {num} GPU{'s' * (num > 1)} here, from cuda:0 on" if num else "torch sees no GPU here"
+        raise ConfigError(f"{field}={asked!r}, but {seen}; give auto or cpu")
+    return asked
 
 
 @contextmanager

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pipeline.config.sections import TrainConfig
-from pipeline.errors import RunError
+from pipeline.errors import ConfigError, RunError
 from pipeline.models import widths
 from pipeline.models.widths import forward_width, padded_width
 from pipeline.train.collate import collate
-from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, switched
+from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, present, switched
 from pipeline.train.micros import micros_of
 from pipeline.train.ranks import collectives, use_own_gpu
 from pipeline.train.step import update
@@ -160,3 +160,19 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-9, abs=1e-12)
     assert {w for _, w in shapes[1]} == {9, 17}
     assert all(rows * w <= 60 or rows == 1 for rows, w in shapes[1])
+
+
+@pytest.mark.parametrize(
+    ("num", "asked", "said"),
+    [
+        (0, "cuda", r"train.device='cuda', but torch sees no GPU here; give auto or cpu"),
+        (1, "cuda:1", r"train.device='cuda:1', but torch sees 1 GPU here, from cuda:0 on"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(num: int, asked: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
+    with pytest.raises(ConfigError, match=said):
+        present(asked, "train.device")
+    assert present("auto", "train.device") == ("cuda" if num else "cpu")
+    assert present(f"cuda:{num - 1}" if num else "cpu", "train.device") in ("cuda:0", "cpu")
