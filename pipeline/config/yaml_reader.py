@@ -20,7 +20,7 @@ class _Bounded:
     """Refuses a text before its values are made: an alias of aliases of aliases stands for any number of them."""
 
     name = "the text"
-    """What errors call it; the parser in C has no name of its own."""
+    """The name of the text in errors; the parser in C has none of its own."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Return the values, if they are not too many."""
