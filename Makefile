@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
+# the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first;
+# a process that dies ends the tests and names its test: pytest-xdist may wait for ever for what is left of its file
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+	--durations=40 --durations-min=5
 
 # every process of the tests would else compile all tests and the package again
 unexport PYTHONDONTWRITEBYTECODE
