@@ -100,9 +100,6 @@ MICRO_BATCH_TOKENS = 320
 """Two micro-batches of an update without minibatches: enough to see what happens between two."""
 
 
-pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
-
-
 def names() -> list[str]:
     """Every recipe by its path below configs/, without those that name another engine in this process."""
     paths = [p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data"]
@@ -310,6 +307,7 @@ def main() -> None:
     """Print the outcome of every recipe, the waits, and the error of the planted mixture."""
     quiet()
     torch.set_num_threads(1)
+    pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
     asked = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name, fake_device.Mode():
         folder = Path(name)
