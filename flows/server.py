@@ -192,9 +192,10 @@ def serve(port: int, services: bool) -> None:
     if not services:
         app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
         app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page there
+    # Around the app and not within it: automations call the app in this process, by a host name of their own.
+    guarded = SameHostOnly(app, port)
     # Open browser tabs hold websockets, so a graceful end needs a limit.
-    app.add_middleware(SameHostOnly, port=port)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
+    uvicorn.run(guarded, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 
 def free_port() -> int:
