@@ -11,6 +11,7 @@ from pipeline.commands.arguments import add_recipe
 from pipeline.commands.report import print_result
 from pipeline.config.load import load_recipe
 from pipeline.config.recipes import find_recipe, run_folder
+from pipeline.models.gguf_file import require_model
 
 
 def add(commands: Any) -> None:
@@ -30,6 +31,9 @@ def run(arguments: argparse.Namespace) -> None:
     path = find_recipe(arguments.recipe)
     stages = [name.strip() for name in (arguments.stages or "").split(",") if name]
     config = load_recipe(path, arguments.set, stages)
+    if config.model.path is not None:
+        # Now: a group of ranks or a server would first take its time to start.
+        require_model(config.model.path, config.model.revision)
     is_first = True
     if config.launch.kind != "none" or "RANK" in os.environ:
         from pipeline.launch import as_rank, is_rank, launch

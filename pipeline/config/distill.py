@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config.rollout import RolloutConfig, check_older_weights
 from pipeline.config.sample import RequestConfig
-from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.config.sections import ModelPath, OptimizerConfig, TrainConfig
 from pipeline.config.stages import RoundsConfig
 from pipeline.rl.divergences import Divergence, Objective, Over
 
@@ -24,7 +24,7 @@ from pipeline.rl.divergences import Divergence, Objective, Over
 class TeacherConfig(RequestConfig):
     """One teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`; the first five are for `url`."""
 
-    path: str | None = Field(None, description="folder or hub id of a model with the policy's vocabulary")
+    path: ModelPath = Field(None, description="folder or hub id of a model with the policy's vocabulary")
     stage: str | None = Field(None, description="earlier stage whose policy, as that stage left it, is the teacher")
     url: str | None = Field(
         None, description="base URL of a server with prompt_logprobs, e.g. http://localhost:8000/v1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,14 @@ def check_device(name: str) -> str:
     if not DEVICES.fullmatch(name):
         raise ValueError(f"{name!r} is no device that models run on here; give auto, cpu, cuda or cuda:N")
     return name
+
+
+def _at_home(path: str | None) -> str | None:
+    return None if path is None else os.path.expanduser(path)
+
+
+ModelPath = Annotated[str | None, AfterValidator(_at_home)]
+"""A model's folder, where `~` is the home of the user, its file, or its id on the hub."""
 
 
 class Section(BaseModel):
@@ -34,7 +43,7 @@ class CreateConfig(Section):
 class ModelConfig(Section):
     """The policy that the first stage starts from: exactly one of `path` and `create`."""
 
-    path: str | None = Field(
+    path: ModelPath = Field(
         None, description="a Hugging Face folder, a hub id (needs network), a file x.gguf, or package:NAME/x.gguf"
     )
     revision: str | None = Field(None, description="commit or tag of the hub id")

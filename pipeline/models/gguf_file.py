@@ -15,6 +15,8 @@ from typing import Any
 
 from pipeline.errors import ConfigError, boundary
 from pipeline.files import locked, replace_folder
+from pipeline.models.named import model_named
+from pipeline.near import near_path
 
 PACKAGE, SUFFIX = "package:", ".gguf"
 MADE = ".models"
@@ -32,14 +34,17 @@ def is_gguf(path: str | None) -> bool:
     return path is not None and path.endswith(SUFFIX)
 
 
-def model_folder(path: str, home: Path) -> str:
-    """Return `path`; for a GGUF file the folder under `home` with its weights in float32, made if it is missing.
+def model_folder(path: str, home: Path, revision: str | None = None, field: str = "model.path") -> str:
+    """Return a model's folder, or its hub id; for a GGUF file the folder under `home` with its weights in float32.
 
-    Raises: ConfigError if the file is missing, cut off or of an unknown architecture, or a package is not installed.
+    That folder is made if it is missing.
+
+    Raises: ConfigError, which names `field`, as `model_named` does; if the file is missing, cut off or of an unknown
+    architecture, or a package is not installed.
     """
     if not is_gguf(path):
-        return path
-    file = located(path)
+        return model_named(path, revision, field)
+    file = located(path, field)
     folder = home / MADE / f"{file.stem}-{digest(file)[:16]}"
     if not (folder / PROVENANCE).is_file():
         # The ranks of a group come together: one makes the folder, and the others wait for it.
@@ -50,6 +55,14 @@ def model_folder(path: str, home: Path) -> str:
                     _convert(file, path, partial)
                     (partial / PROVENANCE).write_text(json.dumps(facts, indent=1))
     return str(folder)
+
+
+def require_model(path: str, revision: str | None = None) -> None:
+    """Raise ConfigError for a model that is neither here nor to be had from the hub."""
+    if is_gguf(path):
+        located(path)
+    else:
+        model_named(path, revision)
 
 
 def provenance(folder: Path) -> dict[str, Any]:
@@ -82,11 +95,13 @@ def provenance_of(path: str) -> dict[str, Any]:
     }
 
 
-def located(path: str) -> Path:
+def located(path: str, field: str = "model.path") -> Path:
     """Return the GGUF file that a model's path names. Raises: ConfigError if there is none."""
     if not path.startswith(PACKAGE):
         if not Path(path).is_file():
-            raise ConfigError(f"model.path={path!r}: there is no such file; give the path of a GGUF file")
+            raise ConfigError(
+                f"{field}={path!r}: there is no such file; {near_path(path, 'give the path of a GGUF file')}"
+            )
         return Path(path)
     package, _, name = path.removeprefix(PACKAGE).partition("/")
     spec = find_spec(package) if package.isidentifier() else None

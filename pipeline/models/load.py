@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ConfigError, boundary
 from pipeline.models import cpu
+from pipeline.models.named import model_named
+from pipeline.near import near_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -59,6 +61,7 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
     """
     import transformers
 
+    path = model_named(path, revision)
     remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
     with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
@@ -82,7 +85,9 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
     """
     import transformers
 
-    with boundary(ConfigError, f"the tokenizer of model.path {path!r} does not load (is it in that folder?)"):
+    path = model_named(path, revision)
+    hint = "is it in that folder?" if Path(path).is_dir() else near_path(path, "is that its name on the hub?")
+    with boundary(ConfigError, f"the tokenizer of model.path {path!r} does not load ({hint})"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its config")

@@ -13,6 +13,7 @@ from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.gguf_file import model_folder
 from pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
+from pipeline.models.named import model_named
 from pipeline.models.routing import num_experts
 from pipeline.models.unloaded import unloaded
 from pipeline.rollout.collect import Generation
@@ -47,7 +48,7 @@ def start_of(config: RunConfig) -> str:
     Raise ConfigError for a file that cannot be read.
     """
     assert config.model.path is not None
-    return model_folder(config.model.path, Path(config.output))
+    return model_folder(config.model.path, Path(config.output), config.model.revision)
 
 
 def build_tokenizer(config: RunConfig) -> Any:
@@ -99,7 +100,7 @@ def read_policy(config: RunConfig, path: str, device: str, revision: str | None 
 
 def check_teacher(path: str, tokenizer: Any) -> None:
     """Raise ConfigError if the teacher at `path` has another vocabulary than `tokenizer`."""
-    theirs, ours = load_tokenizer(path).get_vocab(), tokenizer.get_vocab()
+    theirs, ours = load_tokenizer(model_named(path, field="path of a teacher")).get_vocab(), tokenizer.get_vocab()
     if theirs != ours:
         # Equal sizes do not suffice: a token of another number would be scored as another word.
         odd = sorted(theirs.items() ^ ours.items())[0][0]

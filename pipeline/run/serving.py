@@ -173,7 +173,7 @@ def load_served(
         path = str(folder / "model")
     elif folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has neither model/ nor config.json; give a run's folder, or a model's")
-    path = model_folder(path, Path(HOME))
+    path = model_folder(path, Path(HOME), field="model")
     tokenizer = load_tokenizer(path)
     if template is not None or how is None:
         how = Template.model_validate(template or ("chat" if tokenizer.chat_template else "plain"))

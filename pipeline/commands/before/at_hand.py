@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.config.data import Source
 from pipeline.config.run import RunConfig
 from pipeline.data.prompts import read_demonstrations, read_prompts
 from pipeline.errors import ConfigError, DataError, boundary
+from pipeline.models.named import is_hub_reached, is_offline, is_path
 from pipeline.types import Prompt
 
-HUB = "https://huggingface.co"
 HUB_FAILS = "hub source"
 """Beginning of the errors of `read_hub`: there is no network, no package or no such data set."""
-PATIENCE_S = 3.0
 MOST_ROWS = 10_000
 """Rows that are read of a file or a data set of the hub: reading millions would take minutes."""
 
@@ -89,7 +86,7 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
 
     Raises: ConfigError for a model that a run would refuse too.
     """
-    if not config.model.create or any(s.hub is not None for s in config.data.sources):
+    if any(s.hub is not None for s in config.data.sources):
         stay_offline_without_network()
     from pipeline.models.load import quiet
 
@@ -125,12 +122,7 @@ def stay_offline_without_network() -> None:
 
     They would else try again for half a minute, for each model and each data set. Call it before they are imported.
     """
-    if "HF_HUB_OFFLINE" in os.environ or any(os.environ.get(n) for n in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY")):
-        return
-    url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
-    try:
-        socket.create_connection((url.hostname or "", url.port or 443), PATIENCE_S).close()
-    except OSError:
+    if "HF_HUB_OFFLINE" not in os.environ and not is_hub_reached():
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -172,10 +164,7 @@ def _bounded(source: Source) -> Source:
 
 def is_local(config: RunConfig) -> bool:
     """True if the recipe's model is a folder or file of this machine."""
-    from pipeline.models.gguf_file import is_gguf
-
-    path = config.model.path
-    return path is not None and (is_gguf(path) or Path(path).is_dir())
+    return config.model.path is not None and is_path(config.model.path)
 
 
 def is_absent_package(config: RunConfig) -> bool:
@@ -195,10 +184,12 @@ def _lacks_end(config: RunConfig) -> bool:
     """True if the tokenizer loads, and names no end token."""
     import transformers
 
+    from pipeline.run.build import start_of
+
     if config.model.path is None:
         return False
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(config.model.path, revision=config.model.revision)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(start_of(config), revision=config.model.revision)
     except Exception:  # whatever is wrong with it, `load_tokenizer` has told
         return False
     return tokenizer.eos_token_id is None
@@ -225,7 +216,7 @@ def _sizes(config: RunConfig) -> tuple[tuple[int, ...], int | None]:
 
 def _not_here(name: str, exc: Exception) -> str:
     """Return a line about a model or rows of the hub that could not be had."""
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+    if is_offline():
         return f"{name} is not on this machine, and the hub is not asked (no network, or HF_HUB_OFFLINE is set)"
     text = str(exc).split("\n")[0]
     return f"{name} could not be had: {text if len(text) <= 160 else f'{text[:157]}...'}"

@@ -9,6 +9,8 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.models.gguf_file import model_folder
+from pipeline.models.named import is_path
+from pipeline.near import near_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +179,19 @@ def shape_of(config: RunConfig) -> Shape:
             create.model_type, **{"vocab_size": len(create.characters) + 2, **create.config}
         )
         return from_settings(settings)
-    name = model_folder(str(config.model.path), Path(config.output))
+    name = str(config.model.path)
     known = name.removesuffix("-Base").removesuffix("-Instruct")
     if known in SHAPES:
         return SHAPES[known]
+    if is_path(name):
+        name = model_folder(name, Path(config.output))
     try:
         return from_settings(transformers.AutoConfig.from_pretrained(name, local_files_only=True))
     except OSError as exc:
+        remedy = f"give a folder that holds its config.json, or one of {', '.join(SHAPES)}"
         raise ConfigError(
-            f"model.path={name!r} is no folder here, and its sizes are not known; give a folder that holds its "
-            f"config.json, or one of {', '.join(SHAPES)}"
+            f"model.path={name!r} is no folder here, and its sizes are not known; "
+            + (remedy if is_path(name) else near_path(name, remedy))
         ) from exc
 
 

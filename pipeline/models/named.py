@@ -1,0 +1,113 @@
+"""Models by name: a path of this machine, or an id of the hub. What is a path never asks the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from pipeline.errors import ConfigError
+from pipeline.near import near_path
+
+HUB = "https://huggingface.co"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
+"""Endings of files with weights."""
+PATIENCE_S = 3.0
+AGAIN_S = 60.0
+"""Seconds for which an answer to the question whether the hub is reached is good."""
+
+
+def is_path(name: str) -> bool:
+    """True if a model's name is a path: something is there, or it cannot be an id of the hub, `org/name` or `name`.
+
+    So `./x`, `../x`, `/x`, `~/x`, `a/b/c`, `a\\b` and `x.gguf` are paths.
+    """
+    return Path(name).exists() or not HUB_ID.fullmatch(name) or name.endswith(SUFFIXES)
+
+
+def model_named(name: str, revision: str | None = None, field: str = "model.path") -> str:
+    """Return the local folder of a model, or its id on the hub, which was reached and has to be asked.
+
+    Raises: ConfigError, which names `field`, for a path without a folder, and for an id that is not on this machine
+    while the hub is not reached. A path never asks the hub.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if (folder / "model" / "config.json").is_file() and not (folder / "config.json").exists():
+            raise ConfigError(f"{field}={name!r} is the folder of a run; its model is {folder / 'model'}")
+        return name
+    is_id = not is_path(name)
+    kept = _kept(name, revision) if is_id else None
+    if kept is not None:
+        return name if not is_offline() and is_hub_reached() else kept
+    remedy = "give a folder saved by save_pretrained, a file x.gguf, or a hub id such as Qwen/Qwen3-0.6B"
+    if not is_id and folder.exists():
+        fault = "that is no folder and no GGUF file"
+    elif not is_id or "/" not in name:
+        fault = "nothing is there"
+    elif is_offline():
+        fault = "it is not on this machine, and the hub is not asked, because HF_HUB_OFFLINE is set"
+    elif not is_hub_reached():
+        fault = f"it is not on this machine, and the hub, {endpoint()}, is not reached"
+        remedy = "connect this machine (HTTPS_PROXY names a proxy), or give a folder or a file x.gguf"
+    else:
+        return name
+    raise ConfigError(f"{field}={name!r}: {fault}; {near_path(name, remedy)}")
+
+
+def is_offline() -> bool:
+    """True if the user has told the libraries of the hub to look on this machine alone."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def endpoint() -> str:
+    """Return the address of the hub."""
+    return os.environ.get("HF_ENDPOINT") or HUB
+
+
+def is_hub_reached() -> bool:
+    """True if something answers at the hub's address, or at that of the proxy in front of it.
+
+    The libraries of the hub would try for 40 s and more, once for each file.
+    """
+    url = urlsplit(endpoint())
+    proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme) or getproxies().get("all")
+    if proxy is not None:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return _answers(url.hostname or "", url.port or (443 if url.scheme == "https" else 80), int(time.time() // AGAIN_S))
+
+
+@lru_cache(maxsize=4)
+def _answers(host: str, port: int, minute: int) -> bool:
+    done: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), PATIENCE_S).close()
+        except OSError:
+            return
+        done.append(True)
+
+    # In a thread, as the search for the address of a name has no limit of its own.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(2 * PATIENCE_S)
+    return bool(done)
+
+
+def _kept(name: str, revision: str | None) -> str | None:
+    """Return the folder in which the libraries of the hub keep a model; None if it is not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
+    except ValueError:  # no id that the hub allows
+        return None
+    return str(Path(file).parent) if isinstance(file, str) else None

@@ -1,0 +1,131 @@
+"""Which names of models are paths, and what a name that leads nowhere costs."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.errors import ConfigError
+from pipeline.models import named
+from pipeline.models.named import is_path, model_named
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, int]]:
+    """Addresses that were asked for a connection, of which none answers; HF_HUB_OFFLINE is not set."""
+    asked: list[tuple[str, int]] = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> None:
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    named._answers.cache_clear()
+    return asked
+
+
+@pytest.mark.parametrize(
+    "name", ["./x", "../x", "/x", "~/x", "~", "a/b/c", "a\\b", "x.gguf", "a/x.safetensors", ".", "a b"]
+)
+def test_a_path_is_a_path(name: str) -> None:
+    assert is_path(name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", "org/name_1.5"])
+def test_an_id_of_the_hub_is_none_unless_something_lies_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_path(name)
+    (tmp_path / name).mkdir(parents=True)
+    assert is_path(name)
+    assert model_named(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["./nomodel", "../nomodel", "/no/model", "a/b/nomodel", "model.safetensors", "nomodel"]
+)
+def test_a_path_where_nothing_is_never_asks_the_hub(name: str, asked: list[tuple[str, int]]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        model_named(name)
+    assert f"model.path={name!r}: nothing is there; give a folder saved by save_pretrained" in str(caught.value)
+    assert not asked
+
+
+def test_what_is_near_is_named(asked: list[tuple[str, int]], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo" / "model").mkdir(parents=True)
+    for name, near in (
+        ("./rums", "runs"),
+        ("runs/demp", "runs/demo"),
+        ("demo", "runs/demo"),
+        ("runs/demp/model", "runs/demo"),
+    ):
+        with pytest.raises(ConfigError, match=rf"did you mean {near}\?"):
+            model_named(name)
+    (tmp_path / "runs" / "demo" / "model" / "config.json").touch()
+    with pytest.raises(ConfigError, match=r"'runs/demo' is the folder of a run; its model is runs/demo/model"):
+        model_named("runs/demo")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"'notes.txt': that is no folder and no GGUF file"):
+        model_named("notes.txt")
+
+
+def test_a_hub_that_is_not_reached_is_asked_once(asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named.time, "time", lambda: 1.0)
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"'org/name': it is not on this machine, and the hub, \S+, is not reached"
+        ):
+            model_named("org/name")
+    assert asked == [("huggingface.co", 443)]
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    with pytest.raises(ConfigError, match="connect this machine"):
+        model_named("org/name")
+    assert asked[1:] == [("proxy.example", 3128)]
+
+
+def test_a_model_that_the_hub_left_here_is_found_without_it(
+    asked: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    home = tmp_path / "models--org--name"
+    kept = home / "snapshots" / "c0ffee"
+    kept.mkdir(parents=True)
+    (kept / "config.json").touch()
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("c0ffee")
+    assert model_named("org/name") == str(kept)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert model_named("org/name") == str(kept)
+    with pytest.raises(ConfigError, match="because HF_HUB_OFFLINE is set"):
+        model_named("org/other")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("words", ["chat ./nomodl", "endpoint ./nomodl", "chat nomodl"])
+def test_commands_that_talk_say_what_is_near(
+    words: str, asked: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nomodel").mkdir()
+    assert main(words.split()) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"verizero: model='{words.split()[1]}': nothing is there; did you mean nomodel?")
+    assert not asked
+
+
+@pytest.mark.parametrize("words", ["train {}", "evaluate {}", "plan {}", "try {}", "diagnose --before {}"])
+def test_commands_that_read_a_recipe_name_its_field(
+    words: str, asked: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["--set", "model.create=null", "--set", "model.path=./nomodel"]
+    assert main([*words.format("demo_short").split(), *changes]) == 1
+    assert "model.path='./nomodel': nothing is there; give a folder" in capsys.readouterr().err
+    assert not asked
