@@ -303,11 +303,16 @@ def planted(folder: Path) -> None:
         pipeline.train.prepare.collate = plain
 
 
+def let_recipes_name_it() -> None:
+    """Let recipes of this process name the make-believe device."""
+    pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
+
+
 def main() -> None:
     """Print the outcome of every recipe, the waits, and the error of the planted mixture."""
     quiet()
     torch.set_num_threads(1)
-    pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
+    let_recipes_name_it()
     asked = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name, fake_device.Mode():
         folder = Path(name)

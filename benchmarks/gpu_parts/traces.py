@@ -164,6 +164,7 @@ def make_believe_waits(folder: Path) -> Iterator[Row]:
     from pipeline.rollout.engine import Sampling
     from tests import fake_device_runs as runs
 
+    runs.let_recipes_name_it()
     (folder / "parity.py").write_text(runs.VERIFIER)
     with fake_device.Mode():
         for what, seen in (
