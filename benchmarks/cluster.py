@@ -107,8 +107,8 @@ def policy(folder: str | None) -> Any:
     """The model of that folder, else a small one made here."""
     import torch
 
-    from pipeline.data.tokenizer import character_tokenizer
-    from pipeline.models.load import create_model, load_model, quiet
+    from verizero.pipeline.data.tokenizer import character_tokenizer
+    from verizero.pipeline.models.load import create_model, load_model, quiet
 
     quiet()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -162,7 +162,7 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
     if name == "transformers":
         yield None, lambda turn: None, lambda turn: with_transformers(model, prompts, asked)
         return
-    from pipeline.rollout.engine import Request, Sampling
+    from verizero.pipeline.rollout.engine import Request, Sampling
 
     def generate(turn: int) -> int:
         seeds = range(turn * asked.samples, (turn + 1) * asked.samples)
@@ -183,11 +183,11 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
 
 def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
-    from pipeline.config.rollout import VllmConfig
-    from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.rollout.vllm_arguments import EngineModel
-    from pipeline.rollout.vllm_engine import VllmEngine
-    from pipeline.rollout.vllm_server import VllmServerEngine
+    from verizero.pipeline.config.rollout import VllmConfig
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.vllm_arguments import EngineModel
+    from verizero.pipeline.rollout.vllm_engine import VllmEngine
+    from verizero.pipeline.rollout.vllm_server import VllmServerEngine
 
     if name == "torch":
         return TorchEngine(model, (NO_END,), 0)

@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.report.intervals import Estimate, paired_difference, paired_over_seeds, rate_interval
-from pipeline.seeds import derive
+from verizero.pipeline.report.intervals import Estimate, paired_difference, paired_over_seeds, rate_interval
+from verizero.pipeline.seeds import derive
 
 PROMPTS = (10, 30, 100, 320)
 RATES = (0.02, 0.05, 0.1, 0.3, 0.5, 0.8, 0.95, 0.98)

@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
-from pipeline.compact import no_collection
-from pipeline.held import compacted, told_group
-from pipeline.train.collate import collate, deal, owners, rows_of
-from pipeline.train.exchange import row_lengths
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.compact import no_collection
+from verizero.pipeline.held import compacted, told_group
+from verizero.pipeline.train.collate import collate, deal, owners, rows_of
+from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 VOCAB = 150_000
 ON_TOKENS = ("compact", "send", "collate", "micros")

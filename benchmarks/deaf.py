@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.data.generators.sql import NAMES
-from pipeline.environments.base import Environment, EnvironmentParams, Reply, Start, load
-from pipeline.seeds import stream
-from pipeline.types import Message, Prompt
+from verizero.pipeline.data.generators.sql import NAMES
+from verizero.pipeline.environments.base import Environment, EnvironmentParams, Reply, Start, load
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Message, Prompt
 
 WORDS: dict[str, tuple[str, ...]] = {
     "higher": ("higher", "lower"),

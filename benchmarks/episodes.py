@@ -74,7 +74,7 @@ def run(arm: Arm, folder: Path, changes: list[str]) -> None:
     sets = [word for change in (*arm.overrides(folder), *changes) for word in ("--set", change)]
     begun = time.monotonic()
     with (folder / f"{arm.label}.log").open("w") as log:
-        command = [sys.executable, "-m", "pipeline.cli", "train", str(recipe), "--no-prefect", *sets]
+        command = [sys.executable, "-m", "verizero.pipeline.cli", "train", str(recipe), "--no-prefect", *sets]
         subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
     (folder / arm.label / "seconds").write_text(str(time.monotonic() - begun))
     print(f"{arm.label}: {time.monotonic() - begun:.0f} s", flush=True)

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 def main() -> None:
     """Parse the command line, compare, write the table."""
-    from pipeline.commands.compare import compare
-    from pipeline.report.compare_page import text_table
+    from verizero.pipeline.commands.compare import compare
+    from verizero.pipeline.report.compare_page import text_table
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", help="recipes in configs/algorithms, or paths; default: all, grpo first")

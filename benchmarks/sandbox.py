@@ -23,7 +23,7 @@ from pathlib import Path
 # Started as a script, our own folder comes first, where `sandbox` is this file.
 sys.path[:] = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if Path(p).name != "benchmarks")]
 
-import sandbox  # noqa: E402
+from verizero import sandbox  # noqa: E402
 
 PROGRAM = "print(int(input()) * 2)"
 TESTS = [{"input": f"{i}\n", "output": f"{2 * i}"} for i in range(10)]

@@ -41,7 +41,7 @@ def main() -> None:
     options.add_argument("--profile", action="store_true", help="only ours, packed: where its time goes")
     asked = options.parse_args()
 
-    from pipeline.models.load import quiet, save_folder
+    from verizero.pipeline.models.load import quiet, save_folder
 
     quiet()
     with tempfile.TemporaryDirectory() as folder:
@@ -94,9 +94,9 @@ def of_turns(values: Sequence[float], digits: int) -> dict[str, float]:
 
 def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
     """Return model, tokenizer and texts in tokens."""
-    from pipeline.config.load import load_recipe
-    from pipeline.models.load import create_model
-    from pipeline.run.build import build_tokenizer
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.models.load import create_model
+    from verizero.pipeline.run.build import build_tokenizer
 
     path = ROOT / "configs" / "demo.yaml"
     config = load_recipe(path, [f"model.create.config.max_position_embeddings={CONTEXT}"])
@@ -109,8 +109,8 @@ def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
         sizes = [int(math.exp(draw.uniform(low, high))) for _ in range(count)]
         ids = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
         return model, tokenizer, [(*draw.choices(ids, k=n - 1), tokenizer.eos_token_id) for n in sizes]
-    from pipeline.data.prompts import load_demonstrations
-    from pipeline.data.render import Renderer
+    from verizero.pipeline.data.prompts import load_demonstrations
+    from verizero.pipeline.data.render import Renderer
 
     renderer = Renderer(tokenizer, config.data.template)
     shown = load_demonstrations((), config.data.train, 0, path.parent)
@@ -126,10 +126,10 @@ def padding_share(lengths: Sequence[int]) -> float:
 
 def our_steps(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> Iterator[int]:
     """Take the steps; yield after each the number of tokens that it trained on."""
-    from pipeline.config.sections import OptimizerConfig
-    from pipeline.models.load import load_model
-    from pipeline.train.texts import row_after, text_gradient
-    from pipeline.train.torch_backend import TorchBackend
+    from verizero.pipeline.config.sections import OptimizerConfig
+    from verizero.pipeline.models.load import load_model
+    from verizero.pipeline.train.texts import row_after, text_gradient
+    from verizero.pipeline.train.torch_backend import TorchBackend
 
     backend = TorchBackend(load_model(folder))
     backend.start(OptimizerConfig(learning_rate=1e-4), len(texts) // BATCH)

@@ -69,10 +69,10 @@ def made_start(folder: Path) -> Path:
 
 def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> list[str]:
     """The recipe's cells of the table, after its run."""
-    from pipeline.config.load import load_recipe
-    from pipeline.report.files import read_metrics
-    from pipeline.report.intervals import paired_difference
-    from pipeline.report.rows import EvaluationRow, SampleRow, StepRow
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.report.files import read_metrics
+    from verizero.pipeline.report.intervals import paired_difference
+    from verizero.pipeline.report.rows import EvaluationRow, SampleRow, StepRow
 
     config = load_recipe(path)
     stages = list(config.stages)
@@ -125,7 +125,7 @@ def num_responses(run: Path) -> int:
 
 def train(path: Path, stages: Sequence[str], overrides: Sequence[str]) -> None:
     """Run those stages of the recipe (none named: all) in a process of its own; one started before is resumed."""
-    command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "train", str(path), "--no-prefect"]
     command += ["--stages", ",".join(stages)] if stages else []
     for override in overrides:
         command += ["--set", override]

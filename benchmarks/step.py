@@ -66,11 +66,11 @@ def main() -> None:
 
 def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     """Return seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
-    from pipeline.config.load import load_recipe
-    from pipeline.models.load import quiet
-    from pipeline.report.files import read_metrics
-    from pipeline.report.rows import StepRow
-    from pipeline.report.summary import count_seconds
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.report.files import read_metrics
+    from verizero.pipeline.report.rows import StepRow
+    from verizero.pipeline.report.summary import count_seconds
 
     quiet()
     overrides = ["rl.select.keep=all", "rl.rounds=1", f"rl.steps_per_round={asked.steps + 1}", "stages=[rl]"]
@@ -114,13 +114,13 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     """
     from dataclasses import replace
 
-    from pipeline.config.load import load_recipe
-    from pipeline.config.recipes import run_folder
-    from pipeline.loop.steps import rl_steps
-    from pipeline.models.load import quiet
-    from pipeline.report.progress import Silent
-    from pipeline.run.opening import opened
-    from pipeline.scoring.verdict_cache import VerdictCache
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.config.recipes import run_folder
+    from verizero.pipeline.loop.steps import rl_steps
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.scoring.verdict_cache import VerdictCache
 
     quiet()
     overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
@@ -162,14 +162,14 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
 def run(config: Any, base: Path, mode: str) -> None:
     """Execute the run, with or without Prefect."""
-    from pipeline.config.recipes import run_folder
-    from pipeline.report.progress import Silent
-    from pipeline.whole_run import train
+    from verizero.pipeline.config.recipes import run_folder
+    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.whole_run import train
 
     if mode == "none":
         train(config, base, run_folder(config), "never", Silent())
     else:
-        from flows.local import run_here
+        from verizero.flows.local import run_here
 
         run_here(config, base, "never")
 

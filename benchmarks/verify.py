@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.types import Attempt  # noqa: E402
 from tests.verifiers.floods import VERIFIERS, floods  # noqa: E402
 from tests.verifiers.math import hostile  # noqa: E402
-from verifiers.base import load  # noqa: E402
-from verifiers.mathematics import grade, score  # noqa: E402
+from verizero.pipeline.types import Attempt  # noqa: E402
+from verizero.verifiers.base import load  # noqa: E402
+from verizero.verifiers.mathematics import grade, score  # noqa: E402
 
 LABELLED = ROOT / "tests" / "verifiers" / "math" / "labelled.jsonl"
 Row = dict[str, Any]

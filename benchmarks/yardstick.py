@@ -96,8 +96,8 @@ def both_sides(folder: str, work: Work, turn: int) -> tuple[dict[str, float], di
 
 def compare(lengths: str, steps: int, rounds: int) -> None:
     """Print, for each side, the median seconds of a step, and the ratio theirs / ours of each round."""
-    from pipeline.data.tokenizer import character_tokenizer
-    from pipeline.models.load import create_model, quiet, save_folder
+    from verizero.pipeline.data.tokenizer import character_tokenizer
+    from verizero.pipeline.models.load import create_model, quiet, save_folder
 
     quiet()
     tokenizer = character_tokenizer(CHARACTERS)
@@ -125,8 +125,8 @@ def compare(lengths: str, steps: int, rounds: int) -> None:
 
 def compare_pretrained(model: str, lengths: str, steps: int, rounds: int) -> None:
     """Print the same as `compare` for a Hugging Face folder, a GGUF file or a package, and the peaks of memory."""
-    from pipeline.models.gguf_file import model_folder
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.gguf_file import model_folder
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     ratios, peaks = [], []
@@ -170,7 +170,7 @@ def peak_mib() -> int:
 def questions(work: Work, turn: int, step: int, tokenizer: Any) -> list[str]:
     """Two-digit sums, or sentences to extract in the tokenizer's chat template."""
     if work.has_chat:
-        from pipeline.data.generators.extraction import Params, rows
+        from verizero.pipeline.data.generators.extraction import Params, rows
 
         made = rows(Params(num_train=work.prompts, num_evaluation=1), turn * 1000 + step).train
         turns = [[{"role": "user", "content": row["question"]}] for row in made]
@@ -200,15 +200,15 @@ def teach_to_end(model: Any, eos: int) -> None:
 
 def our_steps(folder: str, work: Work, turn: int) -> Side:
     """Median seconds of our step by phase, the first one left out, and the mean answer length."""
-    from pipeline.algorithms.base import load_algorithm
-    from pipeline.config.sections import OptimizerConfig
-    from pipeline.models.load import load_model, load_tokenizer
-    from pipeline.rollout.engine import Request, Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.train.prepare import Controllers, Settings
-    from pipeline.train.step import update
-    from pipeline.train.torch_backend import TorchBackend
-    from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+    from verizero.pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.config.sections import OptimizerConfig
+    from verizero.pipeline.models.load import load_model, load_tokenizer
+    from verizero.pipeline.rollout.engine import Request, Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.train.prepare import Controllers, Settings
+    from verizero.pipeline.train.step import update
+    from verizero.pipeline.train.torch_backend import TorchBackend
+    from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
     tokenizer, model = load_tokenizer(folder), load_model(folder, work.dtype, work.device)
     _, parts = load_algorithm("grpo", {"kl_coef": 0.0})

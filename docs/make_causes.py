@@ -6,7 +6,7 @@ import importlib
 import inspect
 from pathlib import Path
 
-from pipeline.diagnosis.ranking import causes
+from verizero.pipeline.diagnosis.ranking import causes
 
 PAGE = Path(__file__).with_name("diagnose.md")
 MARK = "## Causes\n"
@@ -16,7 +16,8 @@ def page(before: str) -> str:
     """Return the page with a new list of causes."""
     head = before.partition(MARK)[0]
     entries = [
-        f"### {name}\n\n{inspect.getdoc(importlib.import_module(f'pipeline.diagnosis.{name}'))}" for name in causes()
+        f"### {name}\n\n{inspect.getdoc(importlib.import_module(f'verizero.pipeline.diagnosis.{name}'))}"
+        for name in causes()
     ]
     return head + MARK + "\n" + "\n\n".join(entries) + "\n"
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipeline.config.run import RunConfig
+from verizero.pipeline.config.run import RunConfig
 
 PAGE = Path(__file__).with_name("recipes.md")
 

@@ -12,11 +12,11 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from pipeline.config.run import RunConfig
-from pipeline.report.progress import Lines, Progress
-from pipeline.report.result import result_markdown
-from pipeline.report.round import round_markdown, round_samples
-from pipeline.shown import in_markdown
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.progress import Lines, Progress
+from verizero.pipeline.report.result import result_markdown
+from verizero.pipeline.report.round import round_markdown, round_samples
+from verizero.pipeline.shown import in_markdown
 
 
 class RunLog(StringIO):

@@ -21,13 +21,13 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 from pydantic import Field
 
-from flows.artifacts import RunLog, show_markdown
-from flows.forms import Recipe, asked, run_name
-from flows.process_lifetime import bind_lifetime
-from flows.requests import run_request
-from pipeline.config.campaign import campaign_config
-from pipeline.errors import ConfigError
-from pipeline.shown import in_markdown, one_line
+from verizero.flows.artifacts import RunLog, show_markdown
+from verizero.flows.forms import Recipe, asked, run_name
+from verizero.flows.process_lifetime import bind_lifetime
+from verizero.flows.requests import run_request
+from verizero.pipeline.config.campaign import campaign_config
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import in_markdown, one_line
 
 
 @flow(name="rl-rounds", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -63,7 +63,7 @@ def rl_rounds(
     request = asked(recipe, overrides=overrides)
     limits = {"max_rounds": max_rounds, "max_tokens": max_tokens, "max_hours": max_hours, "target": target}
     config = campaign_config(name=campaign, rounds=rounds, patience=patience, **limits)
-    from pipeline.commands.campaign import fire
+    from verizero.pipeline.commands.campaign import fire
 
     say = get_run_logger().info
     with tags(campaign):
@@ -96,7 +96,7 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     bind_lifetime()
     if not 0 < answer_within_hours < math.inf:
         raise ConfigError(f"answer_within_hours must be above 0, got {answer_within_hours!r}; the default is 72")
-    from pipeline.commands import promote as promotion
+    from verizero.pipeline.commands import promote as promotion
 
     folder = Path(registry)
     comparison = promotion.compare_with_champion(Path(run), folder)

@@ -16,10 +16,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
 
-from flows import campaigns, forms
-from flows.automations import register_automations
-from pipeline.errors import ConfigError
-from pipeline.own_programs import SAFE_PATH
+from verizero.flows import campaigns, forms
+from verizero.flows.automations import register_automations
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.own_programs import SAFE_PATH
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""

@@ -10,11 +10,11 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifacts import RunLog, show_markdown, show_table
-from flows.process_lifetime import bind_lifetime
-from flows.requests import run_request
-from pipeline.config.recipes import Request, Resume, asked_for, recipe_names
-from pipeline.shown import block_in_markdown, in_markdown
+from verizero.flows.artifacts import RunLog, show_markdown, show_table
+from verizero.flows.process_lifetime import bind_lifetime
+from verizero.flows.requests import run_request
+from verizero.pipeline.config.recipes import Request, Resume, asked_for, recipe_names
+from verizero.pipeline.shown import block_in_markdown, in_markdown
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
@@ -99,9 +99,9 @@ def evaluate(
     # A recipe has one of the two; naming a folder must switch off a model created from scratch.
     chosen = {"model.path": model, "model.create": None} if model else {}
     request = asked(recipe, overrides={**overrides, **chosen})
-    from pipeline.models.load import quiet
-    from pipeline.report.result import evaluation_markdown
-    from pipeline.whole_run import evaluate_model
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.report.result import evaluation_markdown
+    from verizero.pipeline.whole_run import evaluate_model
 
     quiet()
     domains = evaluate_model(request.config, request.base_dir, RunLog.lines())
@@ -133,8 +133,8 @@ def compare(
     """
     bind_lifetime()
     requests = [asked(recipe, overrides=overrides) for recipe in recipes]
-    from pipeline.commands.compare import compare as run_compare
-    from pipeline.report.compare_page import text_table
+    from verizero.pipeline.commands.compare import compare as run_compare
+    from verizero.pipeline.report.compare_page import text_table
 
     rows = run_compare(
         [r.path for r in requests],
@@ -162,7 +162,7 @@ def verify_dataset(rows: str, verifier: str | None = None, save: str | None = No
         batch: Rows graded together, 1 or more.
     """
     bind_lifetime()
-    from pipeline.commands.verifiers.verify import verify_file
+    from verizero.pipeline.commands.verifiers.verify import verify_file
 
     out = Path(save) if save else Path(rows).with_suffix(".verdicts.jsonl")
     counts, first = verify_file(Path(rows), out, verifier, batch)
@@ -188,9 +188,9 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
         save: A JSONL file for disagreements and wrong verdicts. Empty: none is written.
     """
     bind_lifetime()
-    from pipeline.commands.verifiers.audit import audit, save_cases
-    from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-    from pipeline.errors import GradingError
+    from verizero.pipeline.commands.verifiers.audit import audit, save_cases
+    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+    from verizero.pipeline.errors import GradingError
 
     report = audit(good_rows(Path(rows), Defaults(verifier=verifier) if verifier else None), second=second)
     if save:

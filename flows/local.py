@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flows.server import QUIET, EmbeddedServer
-from pipeline.config.recipes import Resume, run_folder
-from pipeline.config.run import RunConfig
-from pipeline.errors import RunError, VerizeroError
-from pipeline.run.data import RunData
-from pipeline.run.opening import prepare_run
+from verizero.flows.server import QUIET, EmbeddedServer
+from verizero.pipeline.config.recipes import Resume, run_folder
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import RunError, VerizeroError
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.opening import prepare_run
 
 
 def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
@@ -49,7 +49,7 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
 
 
 def _prepare(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     return prepare_run(config, base_dir, folder)
@@ -67,8 +67,8 @@ def _run_flow(
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.train import FlowJob, run_job
-    from pipeline.report.progress import for_terminal
+    from verizero.flows.train import FlowJob, run_job
+    from verizero.pipeline.report.progress import for_terminal
 
     progress = for_terminal()
     if server is not None:

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from pipeline.launch import die_with
-from pipeline.own_programs import leave_safe_path
+from verizero.pipeline.launch import die_with
+from verizero.pipeline.own_programs import leave_safe_path
 
 RUNNER = "VERIZERO_RUNNER"
 """Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from prefect import tags
 
-from flows.artifacts import show_result
-from pipeline.config.recipes import Request, Resume, run_folder
-from pipeline.launch import launch
-from pipeline.report.progress import Progress
-from pipeline.report.round import run_tags
+from verizero.flows.artifacts import show_result
+from verizero.pipeline.config.recipes import Request, Resume, run_folder
+from verizero.pipeline.launch import launch
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.round import run_tags
 
 
 def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
     """
     config, folder = request.config, run_folder(request.config)
     if config.launch.kind == "none":
-        from flows.train import run_in_flow
+        from verizero.flows.train import run_in_flow
 
         with tags(*run_tags(config)):  # subflows and tasks inherit them
             return run_in_flow(request, folder, resume, progress)

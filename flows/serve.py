@@ -1,7 +1,7 @@
 """Serve Prefect's server, its UI, the deployments and a runner on this machine, and end them together.
 
 This process watches two children, and restarts one that ends by itself: the server, and the runner
-(`python -m flows.serve`), whose children are the flows. Each child ends with its parent, even if that is killed.
+(`python -m verizero.flows.serve`), whose children are the flows. Each child ends with its parent, even if that is killed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from flows.server import QUIET, EmbeddedServer, answers
-from pipeline.errors import ConfigError, RunError, fault_in_log
-from pipeline.own_programs import SAFE_PATH, module_command
+from verizero.flows.server import QUIET, EmbeddedServer, answers
+from verizero.pipeline.errors import ConfigError, RunError, fault_in_log
+from verizero.pipeline.own_programs import SAFE_PATH, module_command
 
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3
@@ -28,7 +28,7 @@ MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
 SETTINGS = {
     # a request waits 2, 4, 8, … s between tries, 254 s in all, for a server that is started again on a slow machine
     "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.automations waits for three of these
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # verizero.flows.automations waits for three of these
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",
     "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "20",
@@ -117,7 +117,7 @@ class ServerAndRunner:
         with (self.home / "runner.log").open("ab") as log:
             self.log_begin = log.tell()
             return subprocess.Popen(
-                [*module_command("flows.serve"), str(os.getpid())],
+                [*module_command("verizero.flows.serve"), str(os.getpid())],
                 env={**os.environ, **self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -151,8 +151,8 @@ class ServerAndRunner:
 
 def run_deployments(parent: int) -> None:
     """Register the deployments and automations, write READY, and run what is triggered until SIGINT."""
-    from flows.process_lifetime import RUNNER
-    from pipeline.launch import die_with
+    from verizero.flows.process_lifetime import RUNNER
+    from verizero.pipeline.launch import die_with
 
     die_with(parent)
     # Flows are grandchildren, which a signal for dead parents of this process would not reach.
@@ -163,8 +163,8 @@ def run_deployments(parent: int) -> None:
 
     from prefect.runner import Runner
 
-    from flows.automations import register_automations
-    from flows.deployments import all_deployments
+    from verizero.flows.automations import register_automations
+    from verizero.flows.deployments import all_deployments
 
     # Made while the server starts: importing the flows takes seconds.
     deployments = all_deployments()

@@ -1,6 +1,6 @@
 """Prefect's server as a child process on loopback, which ends with the process that started it.
 
-Run as `python -m flows.server PORT`; with `--services` it also has the scheduler and the automations, which a single
+Run as `python -m verizero.flows.server PORT`; with `--services` it also has the scheduler and the automations, which a single
 run does not need. It ends with its parent even if that is killed, so no run leaves a server behind.
 """
 
@@ -21,10 +21,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.server_patches import SameHostOnly, lock_early
-from pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
-from pipeline.files import disk_errors
-from pipeline.own_programs import module_command
+from verizero.flows.server_patches import SameHostOnly, lock_early
+from verizero.pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
+from verizero.pipeline.files import disk_errors
+from verizero.pipeline.own_programs import module_command
 
 PR_SET_PDEATHSIG = 1
 LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
@@ -59,7 +59,7 @@ class EmbeddedServer:
         with log.open("ab") as out:
             self.log_begin = out.tell()
             self.process = subprocess.Popen(
-                [*module_command("flows.server"), str(self.port), *(["--services"] if services else [])],
+                [*module_command("verizero.flows.server"), str(self.port), *(["--services"] if services else [])],
                 env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -12,17 +12,17 @@ from typing import Any
 from prefect import flow, tags, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.artifacts import Listener, show_result
-from pipeline.config.recipes import Request, Resume
-from pipeline.config.run import RunConfig
-from pipeline.models.load import quiet
-from pipeline.report.progress import Progress
-from pipeline.report.round import run_tags
-from pipeline.run.data import RunData
-from pipeline.run.opening import opened, prepare_run
-from pipeline.run.recorder import Recorder
-from pipeline.run.session import Session
-from pipeline.whole_run import finish, remaining, run_items
+from verizero.flows.artifacts import Listener, show_result
+from verizero.pipeline.config.recipes import Request, Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.models.load import quiet
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.round import run_tags
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.opening import opened, prepare_run
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.whole_run import finish, remaining, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
 """Phases that are tasks with `prefect.phases: folded`, where a step is one task."""

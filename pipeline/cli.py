@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.commands import (
+from verizero.pipeline.commands import (
     audit,
     campaign,
     chat,
@@ -31,8 +31,8 @@ from pipeline.commands import (
     try_out,
     verify,
 )
-from pipeline.errors import VerizeroError, fault_now, machine_fault
-from pipeline.shown import show, show_exceptions
+from verizero.pipeline.errors import VerizeroError, fault_now, machine_fault
+from verizero.pipeline.shown import show, show_exceptions
 
 COMMANDS = [train, try_out, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose]
 COMMANDS += [doctor, sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]

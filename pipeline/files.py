@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, InUse, RunError, VerizeroError, machine_fault
+from verizero.pipeline.errors import DataError, InUse, RunError, VerizeroError, machine_fault
 
 Row = dict[str, Any]
 PARTIAL, REPLACED = ".partial-", ".replaced-"

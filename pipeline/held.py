@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipeline.compact import Elsewhere, integers, reals, totals
-from pipeline.types import Episode, Group, KeptTokens, Rollout, ScoredRollout, Turn
+from verizero.pipeline.compact import Elsewhere, integers, reals, totals
+from verizero.pipeline.types import Episode, Group, KeptTokens, Rollout, ScoredRollout, Turn
 
 
 def compacted(rollouts: Iterable[Rollout]) -> list[Rollout]:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.sections import LaunchConfig
-from pipeline.errors import RunError
-from pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
-from pipeline.shown import show
-from pipeline.train.deadline import SPARE_S, WATCH
+from verizero.pipeline.config.sections import LaunchConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
+from verizero.pipeline.shown import show
+from verizero.pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
 """Variable of the ranks that this module started, with the kind of launch."""
@@ -35,7 +35,7 @@ GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for the other ranks."""
 LAST_LINES = 15
 """Lines of a dead rank's log that the error shows."""
-PROGRAM = "pipeline.cli"
+PROGRAM = "verizero.pipeline.cli"
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:

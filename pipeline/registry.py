@@ -16,19 +16,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.near import did_you_mean
+from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.near import did_you_mean
 
 Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms"]
 
 PACKAGES: dict[Kind, str] = {
-    "algorithms": "pipeline.algorithms",
+    "algorithms": "verizero.pipeline.algorithms",
     "verifiers": "verifiers",
-    "preferences": "pipeline.preferences",
-    "generators": "pipeline.data.generators",
-    "environments": "pipeline.environments",
-    "tools": "pipeline.environments.tools",
-    "call_forms": "pipeline.data.calls",
+    "preferences": "verizero.pipeline.preferences",
+    "generators": "verizero.pipeline.data.generators",
+    "environments": "verizero.pipeline.environments",
+    "tools": "verizero.pipeline.environments.tools",
+    "call_forms": "verizero.pipeline.data.calls",
 }
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import DataError, EngineError
-from pipeline.types import Rollout, Turn
+from verizero.pipeline.errors import DataError, EngineError
+from verizero.pipeline.types import Rollout, Turn
 
 ROUNDING = 1e-4
 """Rounding may lift the log-prob of a sure token above 0 by this much."""

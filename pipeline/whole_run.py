@@ -8,23 +8,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.recipes import Resume
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import BASE, RoundsConfig
-from pipeline.diagnosis.cards import cards_of
-from pipeline.loop.diagnosing import report_causes
-from pipeline.loop.rollback import RolledBack
-from pipeline.loop.steps import Wrap, plain
-from pipeline.report.page import build_page
-from pipeline.report.progress import Progress, Silent
-from pipeline.report.summary import build_summary
-from pipeline.run.opening import enter_stage, opened
-from pipeline.run.recorder import Recorder
-from pipeline.run.saving import save, save_final
-from pipeline.run.schedule import Item, position, schedule
-from pipeline.run.session import Run, Session, StageSetup
-from pipeline.run.state import RunState
-from pipeline.stages.evaluate import evaluate
+from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import BASE, RoundsConfig
+from verizero.pipeline.diagnosis.cards import cards_of
+from verizero.pipeline.loop.diagnosing import report_causes
+from verizero.pipeline.loop.rollback import RolledBack
+from verizero.pipeline.loop.steps import Wrap, plain
+from verizero.pipeline.report.page import build_page
+from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.run.opening import enter_stage, opened
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.saving import save, save_final
+from verizero.pipeline.run.schedule import Item, position, schedule
+from verizero.pipeline.run.session import Run, Session, StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.stages.evaluate import evaluate
 
 
 def remaining(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:
@@ -96,7 +96,7 @@ def upcoming(run: Run, state: RunState, last: Item) -> list[Item]:
 
 def run_of(kind: str) -> Callable[[Session, Item, Wrap], None]:
     """Return `run` of the module that does items of this kind of stage."""
-    run: Callable[[Session, Item, Wrap], None] = import_module(f"pipeline.stages.{kind}").run
+    run: Callable[[Session, Item, Wrap], None] = import_module(f"verizero.pipeline.stages.{kind}").run
     return run
 
 

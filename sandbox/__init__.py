@@ -4,15 +4,15 @@ result = sandbox.run("print(int(input()) * 2)", [{"input": "4", "output": "8"}])
 result.passed, result.status, result.level
 """
 
-from sandbox.api import Trial, configure, default_pool, execute, probe, run, run_many, shutdown
-from sandbox.calls import CallResult, Quota
-from sandbox.isolation import WALLS, Isolation
-from sandbox.keepers import SessionBounds
-from sandbox.languages import TOOLS, available, run_language
-from sandbox.pool import Pool
-from sandbox.results import Limits, Mode, RunResult, Status, TestResult
-from sandbox.session import Session
-from sandbox.snapshots import Snapshot
+from verizero.sandbox.api import Trial, configure, default_pool, execute, probe, run, run_many, shutdown
+from verizero.sandbox.calls import CallResult, Quota
+from verizero.sandbox.isolation import WALLS, Isolation
+from verizero.sandbox.keepers import SessionBounds
+from verizero.sandbox.languages import TOOLS, available, run_language
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
+from verizero.sandbox.session import Session
+from verizero.sandbox.snapshots import Snapshot
 
 __all__ = [
     "TOOLS",

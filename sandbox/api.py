@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import IsolationError
-from sandbox.isolation import WALLS, Isolation
-from sandbox.languages import run_language
-from sandbox.pool import Pool
-from sandbox.process import ERROR_CHARACTERS
-from sandbox.results import Limits, Mode, RunResult, TestResult, require_tests
-from sandbox.trial import cases, run_tests, run_with_checker
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox.isolation import WALLS, Isolation
+from verizero.sandbox.languages import run_language
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.process import ERROR_CHARACTERS
+from verizero.sandbox.results import Limits, Mode, RunResult, TestResult, require_tests
+from verizero.sandbox.trial import cases, run_tests, run_with_checker
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()

@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sandbox.process import signal_name
-from sandbox.results import Limits, Status
-from sandbox.snapshots import Past
-from sandbox.worker import frames
+from verizero.sandbox.process import signal_name
+from verizero.sandbox.results import Limits, Status
+from verizero.sandbox.snapshots import Past
+from verizero.sandbox.worker import frames
 
 Outcome = tuple[Status, bytes, bytes, str]
 """Status, output, errors and reason of a call that has ended."""

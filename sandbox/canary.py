@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-from sandbox.process import Worker, WorkerDied, order
-from sandbox.results import Limits
-from sandbox.worker import codec, frames
+from verizero.sandbox.process import Worker, WorkerDied, order
+from verizero.sandbox.results import Limits
+from verizero.sandbox.worker import codec, frames
 
 OFTEN = 64
 """Processes of a worker after which it is checked, whatever their results."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline.errors import SessionError
-from pipeline.own_requests import open_url
-from sandbox import http_format
-from sandbox.api import Tests, Trial
-from sandbox.calls import CallResult
-from sandbox.results import Limits, Mode, RunResult
+from verizero.pipeline.errors import SessionError
+from verizero.pipeline.own_requests import open_url
+from verizero.sandbox import http_format
+from verizero.sandbox.api import Tests, Trial
+from verizero.sandbox.calls import CallResult
+from verizero.sandbox.results import Limits, Mode, RunResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 _AVOID_S = 5.0

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from sandbox.worker.codec import Members, Pairs, by_key, key_text
+from verizero.sandbox.worker.codec import Members, Pairs, by_key, key_text
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-6

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.api import Trial
-from sandbox.languages import NO_COMPILE, available
-from sandbox.results import Limits, RunResult, TestResult
-from sandbox.worker import codec
+from verizero.sandbox.api import Trial
+from verizero.sandbox.languages import NO_COMPILE, available
+from verizero.sandbox.results import Limits, RunResult, TestResult
+from verizero.sandbox.worker import codec
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 

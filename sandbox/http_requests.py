@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, RootModel
 
-from sandbox.api import Trial
-from sandbox.calls import Quota
-from sandbox.http_format import language_of
-from sandbox.results import Limits, Mode
-from sandbox.worker import codec
+from verizero.sandbox.api import Trial
+from verizero.sandbox.calls import Quota
+from verizero.sandbox.http_format import language_of
+from verizero.sandbox.results import Limits, Mode
+from verizero.sandbox.worker import codec
 
 MOST_FORKS = 64
 MOST_SEED = (1 << 60) - 1

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.errors import IsolationError
-from sandbox.calls import Quota
-from sandbox.http_requests import Call, Fork, Named, Open, Python, Read, Shell, Write
-from sandbox.pool import Pool
-from sandbox.results import Limits
-from sandbox.session import Session
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox.calls import Quota
+from verizero.sandbox.http_requests import Call, Fork, Named, Open, Python, Read, Shell, Write
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.results import Limits
+from verizero.sandbox.session import Session
 
 
 class UnknownSession(LookupError):

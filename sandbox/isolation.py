@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.process import Worker, WorkerDied
-from sandbox.worker import frames
-from sandbox.worker.frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, UID
+from verizero.sandbox.process import Worker, WorkerDied
+from verizero.sandbox.worker import frames
+from verizero.sandbox.worker.frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, UID
 
 WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP)
 _REMEDY = {

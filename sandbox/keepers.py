@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pipeline.errors import IsolationError
-from sandbox import isolation, process
-from sandbox.process import Worker, WorkerDied
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox import isolation, process
+from verizero.sandbox.process import Worker, WorkerDied
 
 _MOST_PACKET = 256 << 10
 _MOST_FILES = 4

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.errors import IsolationError
-from sandbox import canary, compare
-from sandbox.pool import Pool
-from sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
-from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
-from sandbox.trial import cases, run_tests
-from sandbox.worker import frames
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox import canary, compare
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
+from verizero.sandbox.results import Limits, RunResult, Status, TestResult, require_tests
+from verizero.sandbox.trial import cases, run_tests
+from verizero.sandbox.worker import frames
 
 TOOLS = (
     "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",

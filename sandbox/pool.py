@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from pipeline.errors import IsolationError, fault_in_log
-from sandbox import canary, keepers, process
-from sandbox.isolation import WALLS, Isolation, examine, explain
-from sandbox.process import Worker, WorkerDied
-from sandbox.worker import frames
+from verizero.pipeline.errors import IsolationError, fault_in_log
+from verizero.sandbox import canary, keepers, process
+from verizero.sandbox.isolation import WALLS, Isolation, examine, explain
+from verizero.sandbox.process import Worker, WorkerDied
+from verizero.sandbox.worker import frames
 
 T = TypeVar("T")
 _ATTEMPTS = 4

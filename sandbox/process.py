@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import IsolationError, limit_fault
-from sandbox import cgroups, work_folders
-from sandbox.results import Limits, Status
-from sandbox.worker import frames
-from sandbox.worker.disk import MAX_ENTRIES
-from sandbox.worker.frames import CGROUP, NAMESPACES
+from verizero.pipeline.errors import IsolationError, limit_fault
+from verizero.sandbox import cgroups, work_folders
+from verizero.sandbox.results import Limits, Status
+from verizero.sandbox.worker import frames
+from verizero.sandbox.worker.disk import MAX_ENTRIES
+from verizero.sandbox.worker.frames import CGROUP, NAMESPACES
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; boot()"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from sandbox.worker import codec
+from verizero.sandbox.worker import codec
 
 Mode = Literal["stdin", "function"]
 Status = Literal[

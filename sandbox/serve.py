@@ -14,16 +14,16 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pipeline.errors import IsolationError, SessionError
-from pipeline.service import Refused, Service, checked, parsed
-from sandbox import http_format
-from sandbox.api import Trial, check, run_many
-from sandbox.calls import Quota
-from sandbox.http_requests import Call, Fork, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
-from sandbox.http_sessions import Sessions, UnknownSession
-from sandbox.languages import TOOLS, available
-from sandbox.pool import Pool
-from sandbox.results import Limits, RunResult
+from verizero.pipeline.errors import IsolationError, SessionError
+from verizero.pipeline.service import Refused, Service, checked, parsed
+from verizero.sandbox import http_format
+from verizero.sandbox.api import Trial, check, run_many
+from verizero.sandbox.calls import Quota
+from verizero.sandbox.http_requests import Call, Fork, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
+from verizero.sandbox.http_sessions import Sessions, UnknownSession
+from verizero.sandbox.languages import TOOLS, available
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.results import Limits, RunResult
 
 Act = tuple[type[BaseModel], Callable[[Any], dict[str, Any]]]
 """The form of a request, and what is done with it."""

@@ -13,16 +13,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from pipeline.errors import SessionError
-from sandbox.calls import CallResult, Outcome, Quota, order_of, order_of_cells, outcome
-from sandbox.keepers import Connection
-from sandbox.languages import TOOLS, require_walls
-from sandbox.pool import Pool
-from sandbox.process import WorkerDied, tail
-from sandbox.results import Limits
-from sandbox.snapshots import Base, Past, Snapshot, batches, digest_of, general, seed_of_fork
-from sandbox.worker import answers, frames
-from sandbox.worker.frames import MOST_TEXT
+from verizero.pipeline.errors import SessionError
+from verizero.sandbox.calls import CallResult, Outcome, Quota, order_of, order_of_cells, outcome
+from verizero.sandbox.keepers import Connection
+from verizero.sandbox.languages import TOOLS, require_walls
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.process import WorkerDied, tail
+from verizero.sandbox.results import Limits
+from verizero.sandbox.snapshots import Base, Past, Snapshot, batches, digest_of, general, seed_of_fork
+from verizero.sandbox.worker import answers, frames
+from verizero.sandbox.worker.frames import MOST_TEXT
 
 _ATTEMPTS = 3
 _KILLS = 2

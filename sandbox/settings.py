@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.errors import IsolationError
-from sandbox import api
-from sandbox.api import Trial
-from sandbox.calls import Quota
-from sandbox.languages import LANGUAGES, TOOLS, available
-from sandbox.pool import Pool
-from sandbox.results import Limits, RunResult
-from sandbox.session import Session
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox import api
+from verizero.sandbox.api import Trial
+from verizero.sandbox.calls import Quota
+from verizero.sandbox.languages import LANGUAGES, TOOLS, available
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.results import Limits, RunResult
+from verizero.sandbox.session import Session
 
 if TYPE_CHECKING:
-    from sandbox.client import Client, RemoteSession
+    from verizero.sandbox.client import Client, RemoteSession
 
 VARIABLE = "VERIZERO_SANDBOX"
 """Environment variable that hands the settings to a process that plays episodes."""
@@ -59,7 +59,7 @@ def configure(settings: SandboxSettings) -> None:
         return
     services: Client | None = None
     if settings.urls:
-        from sandbox.client import Client  # only here: a run on this machine alone loads no network code
+        from verizero.sandbox.client import Client  # only here: a run on this machine alone loads no network code
 
         services = Client(settings.urls, settings.token)
     with _lock:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from sandbox import canary, compare
-from sandbox.pool import Pool
-from sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
-from sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
-from sandbox.worker import codec, frames
+from verizero.sandbox import canary, compare
+from verizero.sandbox.pool import Pool
+from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
+from verizero.sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
+from verizero.sandbox.worker import codec, frames
 
 ANYTHING = object()
 """Expected value of a test that accepts every output."""

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from sandbox.worker import disk
+from verizero.sandbox.worker import disk
 
 _PREFIX = "verizero-sandbox-"
 _CANARY = "canary"

@@ -29,30 +29,30 @@ if __name__ == "__main__":  # before the project is imported: its decorators tak
 
 import torch
 
-import pipeline.config.sections
-import pipeline.train.micros
-import pipeline.train.prepare
-from pipeline.config.load import parse, read_tree
-from pipeline.config.run import RunConfig
-from pipeline.models.load import quiet
-from pipeline.models.widths import padded_width
-from pipeline.preferences.base import load_preference
-from pipeline.report.progress import Silent
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.run.algorithm import resolve_parts
-from pipeline.run.build import build_backend, build_policy, build_tokenizer
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
-from pipeline.train.backend import Backend
-from pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
-from pipeline.train.prepare import Controllers
-from pipeline.train.step import update
-from pipeline.train.texts import row_after, text_gradient
-from pipeline.types import Group
-from pipeline.whole_run import remaining, run_items
+import verizero.pipeline.config.sections
+import verizero.pipeline.train.micros
+import verizero.pipeline.train.prepare
 from tests.stages.parity import VERIFIER
 from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
+from verizero.pipeline.config.load import parse, read_tree
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.models.load import quiet
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.preferences.base import load_preference
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.build import build_backend, build_policy, build_tokenizer
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.texts import row_after, text_gradient
+from verizero.pipeline.types import Group
+from verizero.pipeline.whole_run import remaining, run_items
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -258,19 +258,19 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
 
     def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
         micros: list[int] = []
-        plain = pipeline.train.micros.deal
+        plain = verizero.pipeline.train.micros.deal
 
         def counted(*arguments: Any, **named: Any) -> Any:
             own = plain(*arguments, **named)
             micros.append(len(own[0]))
             return own
 
-        pipeline.train.micros.deal = counted
+        verizero.pipeline.train.micros.deal = counted
         try:
             settings = replace(settings_of(parts, tokens), controllers=Controllers(parts))
             seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
         finally:
-            pipeline.train.micros.deal = plain
+            verizero.pipeline.train.micros.deal = plain
         return seen, max(micros)
 
     waits(MOST_TOKENS)
@@ -295,17 +295,17 @@ def text_waits(folder: Path) -> dict[str, float]:
 
 def planted(folder: Path) -> None:
     """Train on a batch that was collated on the CPU."""
-    plain = pipeline.train.prepare.collate
-    pipeline.train.prepare.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
+    plain = verizero.pipeline.train.prepare.collate
+    verizero.pipeline.train.prepare.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
     try:
         update_once("demo", folder)
     finally:
-        pipeline.train.prepare.collate = plain
+        verizero.pipeline.train.prepare.collate = plain
 
 
 def let_recipes_name_it() -> None:
     """Let recipes of this process name the make-believe device."""
-    pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
+    verizero.pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
 
 
 def main() -> None:

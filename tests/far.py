@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from pipeline.launch import die_with
 from tests.processes import until
 from tests.warm import warm
+from verizero.pipeline.launch import die_with
 
 
 class FarProgram:

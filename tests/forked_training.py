@@ -16,17 +16,17 @@ import transformers.models.qwen2.modeling_qwen2
 import transformers.tokenization_utils_sentencepiece  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import pipeline.algorithms
-import pipeline.data.generators.arithmetic
-import pipeline.diagnosis
-import pipeline.models.written
-import pipeline.rl.explain
-import pipeline.stages
-import pipeline.whole_run
-import verifiers.math  # noqa: F401
-from pipeline.models.load import quiet
+import verizero.pipeline.algorithms
+import verizero.pipeline.data.generators.arithmetic
+import verizero.pipeline.diagnosis
+import verizero.pipeline.models.written
+import verizero.pipeline.rl.explain
+import verizero.pipeline.stages
+import verizero.pipeline.whole_run
+import verizero.verifiers.math  # noqa: F401
+from verizero.pipeline.models.load import quiet
 
-for parts in (pipeline.algorithms, pipeline.diagnosis, pipeline.stages):
+for parts in (verizero.pipeline.algorithms, verizero.pipeline.diagnosis, verizero.pipeline.stages):
     for module in pkgutil.iter_modules(parts.__path__, f"{parts.__name__}."):
         importlib.import_module(module.name)
 quiet()

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
 from benchmarks.claims.claim import above, within
 from benchmarks.claims.page import number, write_page
-from pipeline.config.load import load_recipe
-from pipeline.report.intervals import Estimate, over_seeds
 from tests.stages.tiny import FEW_SHOWN
 from tests.warm import warm
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.report.intervals import Estimate, over_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 

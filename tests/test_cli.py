@@ -15,10 +15,10 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from pipeline.cli import main
-from pipeline.config.recipes import find_recipe
 from tests.report.runs import make_run
 from tests.stages.tiny import TREE
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.recipes import find_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
@@ -204,7 +204,7 @@ class TestBadInput:
 @contextmanager
 def verifying(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]]:
     """`verizero verify` with pipes at both ends: the process, its input, its output."""
-    command = [sys.executable, "-m", "pipeline.cli", "verify", *options]
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "verify", *options]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compact import Elsewhere, Numbers, integers, no_collection, reals, totals
+from verizero.pipeline.compact import Elsewhere, Numbers, integers, no_collection, reals, totals
 
 IDS = st.lists(st.integers(-(2**40), 2**40)).map(tuple)
 SHORT, LONG = st.floats(width=32, allow_nan=False), st.floats(allow_nan=False)

@@ -17,10 +17,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from pipeline.cli import parser
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
-from pipeline.config.run import RunConfig
+from verizero.pipeline.cli import parser
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))

@@ -12,14 +12,14 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pipeline.config.data import MAPPINGS, DataConfig, Source
-from pipeline.config.episodes import EpisodesConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.data.prompts import load_prompts
-from pipeline.registry import names
-from pipeline.types import ENDINGS, Attempt
 from tests.source import ROOT
-from verifiers.base import load
+from verizero.pipeline.config.data import MAPPINGS, DataConfig, Source
+from verizero.pipeline.config.episodes import EpisodesConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.registry import names
+from verizero.pipeline.types import ENDINGS, Attempt
+from verizero.verifiers.base import load
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 
 def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
-    from pipeline.rl.explain import explain
+    from verizero.pipeline.rl.explain import explain
 
     module = imported(block(CONTRIBUTING, "python", "algorithm"), "half_clipped", tmp_path)
     found = module.parts(module.Params(clip_high=0.5)).resolve(64)
@@ -94,9 +94,9 @@ def test_the_verifier_example_grades(tmp_path: Path) -> None:
 
 
 def test_the_environment_example_is_played(tmp_path: Path) -> None:
-    from pipeline.commands.environments.check import check
-    from pipeline.environments.base import load as load_environment
-    from pipeline.types import Message, Prompt
+    from verizero.pipeline.commands.environments.check import check
+    from verizero.pipeline.environments.base import load as load_environment
+    from verizero.pipeline.types import Message, Prompt
 
     (tmp_path / "my_games.py").write_text(block(CONTRIBUTING, "python", "environment"), encoding="utf-8")
     bound = load_environment(path="my_games.py:parity", base=tmp_path).bind({"turns": 2})
@@ -152,8 +152,8 @@ def test_the_environments_of_the_page_are_accepted() -> None:
 
 @pytest.mark.parametrize("kind", ["environments", "tools"])
 def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_parameters(kind: str) -> None:
-    from pipeline.environments.base import load as load_environment
-    from pipeline.environments.tools.base import load as load_tools
+    from verizero.pipeline.environments.base import load as load_environment
+    from verizero.pipeline.environments.tools.base import load as load_tools
 
     table = [line for line in EPISODES.splitlines() if line.startswith("|")]
     listed = {name: line for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
@@ -178,7 +178,7 @@ def test_every_limit_of_episodes_is_explained() -> None:
 
 def test_the_wires_take_and_refuse_what_is_listed() -> None:
     """Each field that a wire knows is in its column."""
-    from pipeline.environments.gateway import chat, messages, responses
+    from verizero.pipeline.environments.gateway import chat, messages, responses
 
     heads = next(line for line in AGENTS.splitlines() if line.startswith("| | chat"))
     columns = [c.strip() for c in heads.split("|")]

@@ -20,9 +20,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-import sandbox
-from pipeline.errors import CheckpointError, IsolationError, RunError, boundary, fault_in_log, machine_fault
 from tests.stages.tiny import TREE
+from verizero import sandbox
+from verizero.pipeline.errors import CheckpointError, IsolationError, RunError, boundary, fault_in_log, machine_fault
 
 FULL, MANY, THREADS = "the disk is full; free space", "`ulimit -n` is ", "no further process or thread"
 CLOSED = "make it readable and writable"
@@ -181,7 +181,10 @@ def shell(folder: Path, script: str, **changes: Any) -> subprocess.CompletedProc
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**TREE, "output": str(folder / "out" / "runs"), **changes}))
     (folder / "out").mkdir(exist_ok=True)
     plain = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    environment = plain | {"V": f"{sys.executable} -m pipeline.cli", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = plain | {
+        "V": f"{sys.executable} -m verizero.pipeline.cli",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
 
@@ -201,7 +204,9 @@ def full(size: str) -> str:
 
 
 READ_ONLY = "mount -t tmpfs none out && mkdir -p out/runs/.prefect && mount -o remount,ro out"
-HUGE_STACKS = "import sys, threading; threading.stack_size(1 << 46); from pipeline.cli import main; sys.exit(main())"
+HUGE_STACKS = (
+    "import sys, threading; threading.stack_size(1 << 46); from verizero.pipeline.cli import main; sys.exit(main())"
+)
 NO_THREADS = f"{sys.executable} -c '{HUGE_STACKS}'"
 COMMANDS = {
     "full at the first rows": (f"{full('40k')} && $V train tiny.yaml --no-prefect", FULL),

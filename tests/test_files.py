@@ -10,8 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.errors import InUse, RunError
-from pipeline.files import PARTIAL, REPLACED, disk_errors, iterate_jsonl, locked, replace_folder, restore_folders
+from verizero.pipeline.errors import InUse, RunError
+from verizero.pipeline.files import (
+    PARTIAL,
+    REPLACED,
+    disk_errors,
+    iterate_jsonl,
+    locked,
+    replace_folder,
+    restore_folders,
+)
 
 
 def text_of(folder: Path) -> str:

@@ -24,8 +24,8 @@ from benchmarks.gpu_parts.correct import agreement
 from benchmarks.gpu_parts.machine import Machine, check, settings_of
 from benchmarks.gpu_parts.part import Part, in_child, run
 from benchmarks.gpu_parts.whole import equal_steps
-from pipeline.rollout.engine import Completion
 from tests.warm import LIBRARIES, warm
+from verizero.pipeline.rollout.engine import Completion
 
 ROOT = Path(__file__).resolve().parents[1]
 H100 = Ceilings(3.0e12, {torch.bfloat16: 798e12, torch.float32: 55e12})

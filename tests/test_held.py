@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compact import Elsewhere, Numbers
-from pipeline.held import compacted, told, told_group
-from pipeline.loop.batch import Batch
-from pipeline.loop.metrics import rollout_metrics, trained_responses
-from pipeline.rows import is_truncated, trained_rows
-from pipeline.scoring.second_opinion import merged
-from pipeline.scoring.select import classify_group
-from pipeline.types import Call, Group, KeptTokens, Message, Rollout, Routing, Turn, Verdict
 from tests.train.batches import groups_of
 from tests.train.episodes import episodes_of
+from verizero.pipeline.compact import Elsewhere, Numbers
+from verizero.pipeline.held import compacted, told, told_group
+from verizero.pipeline.loop.batch import Batch
+from verizero.pipeline.loop.metrics import rollout_metrics, trained_responses
+from verizero.pipeline.rows import is_truncated, trained_rows
+from verizero.pipeline.scoring.second_opinion import merged
+from verizero.pipeline.scoring.select import classify_group
+from verizero.pipeline.types import Call, Group, KeptTokens, Message, Rollout, Routing, Turn, Verdict
 
 SECRET = "words"
 

@@ -19,10 +19,16 @@ RANKS = {
 }
 """Part -> rank, out of the table that people read."""
 UPWARD = {
-    ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
-    ("pipeline.registry", "pipeline.near"): "an unknown name answers with those near to it; near imports nothing",
-    ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
-    ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
+    (
+        "verizero.pipeline.registry",
+        "verizero.pipeline.errors",
+    ): "an unknown name is one of the errors; errors import nothing",
+    (
+        "verizero.pipeline.registry",
+        "verizero.pipeline.near",
+    ): "an unknown name answers with those near to it; near imports nothing",
+    ("verizero.pipeline.files", "verizero.pipeline.errors"): "a full disk is one of the errors; errors import nothing",
+    ("verizero.pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }
 """Imports that are not from a lower rank, each with its reason."""
 
@@ -110,18 +116,22 @@ class TestWhoImportsWhom:
     @pytest.mark.parametrize(
         ("source", "module", "wrong"),
         [
-            ("from pipeline.errors import X", "pipeline.rl.kl", 0),
-            ("from pipeline.stages import rl", "pipeline.rl.kl", 1),
-            ("def f():\n    import pipeline.train.step", "verifiers.math", 1),
-            ("from pipeline import config", "pipeline.rl.kl", 1),
-            ("from .. import scoring", "pipeline.rl.kl", 1),
-            ("from ..errors import X", "pipeline.rl.kl", 0),
-            ("from .other import x", "pipeline.rl.kl", 0),
-            ("import importlib\nimportlib.import_module('flows.local')", "pipeline.stages.rl", 1),
-            ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flows", "pipeline.rl.kl", 0),
-            ("if TYPE_CHECKING:\n    pass\nelse:\n    import flows", "pipeline.rl.kl", 1),
-            ("import pipeline.train\nimport pipeline.data", "pipeline.report.page", 2),
-            ("import pipeline.brandnew", "pipeline.cli", 1),
+            ("from verizero.pipeline.errors import X", "verizero.pipeline.rl.kl", 0),
+            ("from verizero.pipeline.stages import rl", "verizero.pipeline.rl.kl", 1),
+            ("def f():\n    import verizero.pipeline.train.step", "verizero.verifiers.math", 1),
+            ("from verizero.pipeline import config", "verizero.pipeline.rl.kl", 1),
+            ("from .. import scoring", "verizero.pipeline.rl.kl", 1),
+            ("from ..errors import X", "verizero.pipeline.rl.kl", 0),
+            ("from .other import x", "verizero.pipeline.rl.kl", 0),
+            ("import importlib\nimportlib.import_module('verizero.flows.local')", "verizero.pipeline.stages.rl", 1),
+            (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from verizero import flows",
+                "verizero.pipeline.rl.kl",
+                0,
+            ),
+            ("if TYPE_CHECKING:\n    pass\nelse:\n    from verizero import flows", "verizero.pipeline.rl.kl", 1),
+            ("import verizero.pipeline.train\nimport verizero.pipeline.data", "verizero.pipeline.report.page", 2),
+            ("import verizero.pipeline.brandnew", "verizero.pipeline.cli", 1),
         ],
     )
     def test_the_reader_of_imports_sees_what_it_should(self, source: str, module: str, wrong: int) -> None:
@@ -134,7 +144,7 @@ class TestWhoImportsWhom:
         assert cycles(import_graph(sources())) == []
 
     def test_every_file_belongs_to_a_part_with_a_rank(self) -> None:
-        lost = [dotted(p) for p in code_files() if part_of(dotted(p)) not in {*RANKS, "pipeline.__init__"}]
+        lost = [dotted(p) for p in code_files() if part_of(dotted(p)) not in {*RANKS, "verizero.pipeline.__init__"}]
         assert lost == []
 
     def test_no_exception_is_left_over(self) -> None:
@@ -172,25 +182,30 @@ class TestWhoImportsWhom:
 
     @pytest.mark.integration
     def test_types_and_the_command_line_load_no_torch(self) -> None:
-        assert loaded_by("import pipeline.types, pipeline.errors, pipeline.registry, pipeline.seeds") == set()
-        assert loaded_by("import pipeline.cli; pipeline.cli.parser()") == set()
+        assert (
+            loaded_by(
+                "import verizero.pipeline.types, verizero.pipeline.errors, verizero.pipeline.registry, verizero.pipeline.seeds"
+            )
+            == set()
+        )
+        assert loaded_by("import verizero.pipeline.cli; verizero.pipeline.cli.parser()") == set()
         assert loaded_by(EXPLAINED) == set()
 
     @pytest.mark.integration
     def test_recipes_load_without_torch(self) -> None:
         paths = [str(p) for p in recipes()]
-        code = f"from pipeline.config.load import load_recipe\nfor p in {paths!r}: load_recipe(p)"
+        code = f"from verizero.pipeline.config.load import load_recipe\nfor p in {paths!r}: load_recipe(p)"
         assert loaded_by(code) == set()
 
     def test_verifiers_is_our_package(self) -> None:
-        import verifiers
+        from verizero import verifiers
 
         assert verifiers.__file__ == str(ROOT / "verifiers" / "__init__.py")
 
 
 EXPLAINED = """
-from pipeline.commands.explain import explain_recipe
-from pipeline.config.load import load_recipe
+from verizero.pipeline.commands.explain import explain_recipe
+from verizero.pipeline.config.load import load_recipe
 explain_recipe(load_recipe("configs/demo.yaml"))
 """
 
@@ -275,7 +290,7 @@ class TestRecipes:
         assert re.search(r"^# Hardware:\s+\S", said, re.MULTILINE)
 
     def test_there_are_recipes_and_each_mapping_is_one(self) -> None:
-        from pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping
+        from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping
 
         assert len(recipes()) > 3
         names = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))

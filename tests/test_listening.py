@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.listening import address_towards, listen_at
-from pipeline.rollout.weight_group import join_group, rendezvous
+from verizero.pipeline.listening import address_towards, listen_at
+from verizero.pipeline.rollout.weight_group import join_group, rendezvous
 
 OWN, OTHER, NOBODYS = "127.0.0.1", "127.0.0.2", "203.0.113.9"
 RANK = """
 import json, os
-from pipeline.train.ranks import join, leave
+from verizero.pipeline.train.ranks import join, leave
 from tests.test_listening import listened
 ranks = join(60.0)
 print(json.dumps([listened(), ranks.gather(ranks.rank)]))

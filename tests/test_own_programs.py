@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config.merge import merge
-from pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
 from tests.source import code_files
 from tests.stages.test_graders_down import CHECK
 from tests.stages.test_stale import SHORT, rows
 from tests.stages.tiny import TREE
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
 
 NAMES = ("flows", "pipeline", "verifiers", "sandbox", "json", "random", "typing", "logging", "prefect", "torch", "yaml")
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.integration
 def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
-    done = subprocess.run([*module_command("pipeline.seeds")], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([*module_command("verizero.pipeline.seeds")], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.own_requests import open_url
-from pipeline.scoring.sandbox_setup import _ask
-from pipeline.types import Attempt
-from sandbox.client import Client
-from verifiers.judge import judge
+from verizero.pipeline.own_requests import open_url
+from verizero.pipeline.scoring.sandbox_setup import _ask
+from verizero.pipeline.types import Attempt
+from verizero.sandbox.client import Client
+from verizero.verifiers.judge import judge
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.algorithms
-import verifiers
-from pipeline import registry
-from pipeline.errors import ConfigError, UnknownName
+import verizero.pipeline.algorithms
+from verizero import verifiers
+from verizero.pipeline import registry
+from verizero.pipeline.errors import ConfigError, UnknownName
 
 FOLDERS: list[tuple[registry.Kind, Path]] = [
-    ("algorithms", Path(pipeline.algorithms.__path__[0])),
+    ("algorithms", Path(verizero.pipeline.algorithms.__path__[0])),
     ("verifiers", Path(verifiers.__path__[0])),
 ]
 
@@ -66,8 +66,8 @@ def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
 
 
 def test_an_installed_package_brings_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, ("theirs", "pipeline.seeds:derive"))
-    from pipeline.seeds import derive
+    install(monkeypatch, ("theirs", "verizero.pipeline.seeds:derive"))
+    from verizero.pipeline.seeds import derive
 
     assert registry.find("verifiers", "theirs") is derive
     assert "theirs" in registry.names("verifiers")

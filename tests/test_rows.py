@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError, EngineError
-from pipeline.rows import is_truncated, require_single, rows, trained_rows
-from pipeline.types import Episode, KeptTokens, Rollout, Routing, Turn
+from verizero.pipeline.errors import DataError, EngineError
+from verizero.pipeline.rows import is_truncated, require_single, rows, trained_rows
+from verizero.pipeline.types import Episode, KeptTokens, Rollout, Routing, Turn
 
 FIRST = Turn((7, 9), (4, 1), (-0.1, -0.7), "stop", 12)
 SECOND = Turn((1, 8), (6, 3, 1), (-0.2, -0.3, -0.4), "stop", 14)

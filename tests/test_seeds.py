@@ -9,7 +9,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.seeds import derive, stream
+from verizero.pipeline.seeds import derive, stream
 
 NAME = st.one_of(st.text(st.characters(exclude_categories=[])), st.integers())
 NAMES = st.lists(NAME, max_size=4)
@@ -46,7 +46,7 @@ def test_names_that_hold_the_separator_or_look_like_others_are_others() -> None:
 
 def test_the_number_is_the_same_in_another_process_with_other_hashes() -> None:
     """Resuming on another machine draws on; `hash` would not have done."""
-    code = "from pipeline.seeds import derive, stream; print(derive(7, 'rollout', 3, 'é'), stream(7, 'x').random())"
+    code = "from verizero.pipeline.seeds import derive, stream; print(derive(7, 'rollout', 3, 'é'), stream(7, 'x').random())"
     said = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": h}, capture_output=True, text=True, check=True

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from pipeline import service as services
-from pipeline.service import Refused, Service, checked, parsed
+from verizero.pipeline import service as services
+from verizero.pipeline.service import Refused, Service, checked, parsed
 
 TOKEN = "secret"
 PATIENCE_S = 30.0

@@ -13,14 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.commands import chat
-from pipeline.commands.diagnose import _paragraph
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.launch import Tail
-from pipeline.report.progress import Bars, Lines
-from pipeline.shown import block_in_markdown, in_html, in_json, in_markdown, one_line, show, show_exceptions, visible
-from pipeline.types import Message
 from tests.shown_texts import HIDDEN, TEXTS, Reader, rendered
+from verizero.pipeline.commands import chat
+from verizero.pipeline.commands.diagnose import _paragraph
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.launch import Tail
+from verizero.pipeline.report.progress import Bars, Lines
+from verizero.pipeline.shown import (
+    block_in_markdown,
+    in_html,
+    in_json,
+    in_markdown,
+    one_line,
+    show,
+    show_exceptions,
+    visible,
+)
+from verizero.pipeline.types import Message
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 marked_text = st.text(st.sampled_from("`|\\*_[]()<>!#&~-+=.:/@w1aü \n\t\x1b\u202e"))

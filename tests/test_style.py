@@ -34,26 +34,30 @@ def test_circles_are_the_strongly_connected_groups(graph: dict[str, set[str]], e
 @pytest.mark.parametrize(
     "second",
     [
-        "import pipeline.a",
-        "from pipeline import a",
-        "from pipeline.a import name",
+        "import verizero.pipeline.a",
+        "from verizero.pipeline import a",
+        "from verizero.pipeline.a import name",
         "from .a import name",
-        "def f():\n    from pipeline.a import name",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.a import name",
+        "def f():\n    from verizero.pipeline.a import name",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from verizero.pipeline.a import name",
         "import importlib\nimportlib.import_module('pipeline.a')",
     ],
 )
 def test_a_circle_of_any_kind_of_import_is_seen(second: str) -> None:
-    sources = {"pipeline.a": "from pipeline.b import x", "pipeline.b": second, "pipeline.c": "import pipeline.a"}
+    sources = {
+        "pipeline.a": "from verizero.pipeline.b import x",
+        "pipeline.b": second,
+        "pipeline.c": "import verizero.pipeline.a",
+    }
     assert cycles(import_graph(sources)) == [["pipeline.a", "pipeline.b"]]
 
 
 def test_a_circle_through_a_package_is_found() -> None:
     sources = {
-        "pipeline.cpu.__init__": "from pipeline.cpu.blocks import Blocks",
-        "pipeline.cpu.blocks": "from pipeline.cpu.norms import norm\nfrom pipeline.shared import Shared",
+        "pipeline.cpu.__init__": "from verizero.pipeline.cpu.blocks import Blocks",
+        "pipeline.cpu.blocks": "from verizero.pipeline.cpu.norms import norm\nfrom pipeline.shared import Shared",
         "pipeline.cpu.norms": "",
-        "pipeline.shared": "from pipeline.cpu.norms import norm",
+        "pipeline.shared": "from verizero.pipeline.cpu.norms import norm",
     }
     assert cycles(import_graph(sources)) == [["pipeline.cpu.__init__", "pipeline.cpu.blocks", "pipeline.shared"]]
 

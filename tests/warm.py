@@ -37,9 +37,9 @@ from pathlib import Path
 from runpy import run_module, run_path
 from typing import Any
 
-from pipeline.files import locked
-from pipeline.launch import die_with
-from pipeline.rollout import child_process
+from verizero.pipeline.files import locked
+from verizero.pipeline.launch import die_with
+from verizero.pipeline.rollout import child_process
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "VERIZERO_TEST_RUN"
@@ -54,8 +54,8 @@ FOLDER = "VERIZERO_TEST_MODELS"
 """Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
 LAUNCHERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tests.launch.host", "torch.distributed.run", WATCHER), ("",)),
-    "pipeline.cli": ("flows.",),
-    **dict.fromkeys(("flows.serve", "prefect"), ("prefect.engine",)),
+    "verizero.pipeline.cli": ("flows.",),
+    **dict.fromkeys(("verizero.flows.serve", "prefect"), ("prefect.engine",)),
 }
 """Programs that start others as forks too, and how the names of those others begin."""
 

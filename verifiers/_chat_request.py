@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pipeline.errors import GradingError
-from pipeline.own_requests import open_url
+from verizero.pipeline.errors import GradingError
+from verizero.pipeline.own_requests import open_url
 
 T = TypeVar("T")
 SHOWN = 300

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from verifiers._natural_language import KNOWN, is_written_in
+from verizero.verifiers._natural_language import KNOWN, is_written_in
 
 SENTENCE_END = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)|[。！？]+")
 BULLET = re.compile(r"^\s{0,8}(?:[-*+•]|\d{1,3}[.)])\s+\S", re.MULTILINE)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 
 Mode = Literal["stdin", "function"]
 Test = dict[str, Any]

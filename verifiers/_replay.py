@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
-from sandbox.worker.codec import Opaque, Unhashed
-from verifiers._sandbox_jobs import Job, Outcome, Ran, Run, run_or_fail
+from verizero.pipeline.errors import DataError
+from verizero.sandbox.worker.codec import Opaque, Unhashed
+from verizero.verifiers._sandbox_jobs import Job, Outcome, Ran, Run, run_or_fail
 
 HERE = Path(__file__).parent
 STEP = (HERE / "in_sandbox" / "asserts.py").read_text()

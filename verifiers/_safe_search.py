@@ -11,8 +11,8 @@ from pathlib import Path
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from pipeline.errors import DataError
-from verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, runner
+from verizero.pipeline.errors import DataError
+from verizero.verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, runner
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 MAX_HERE = 2_000

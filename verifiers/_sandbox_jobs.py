@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-import sandbox
-from pipeline.errors import IsolationError
-from pipeline.types import Verdict
-from sandbox import settings as sandbox_settings
-from verifiers.base import VerifierParams
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError
+from verizero.pipeline.types import Verdict
+from verizero.sandbox import settings as sandbox_settings
+from verizero.verifiers.base import VerifierParams
 
 OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
 Language = Literal["python", "c", "cpp", "javascript", "bash"]

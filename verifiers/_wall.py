@@ -24,10 +24,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import pipeline
-from pipeline.own_programs import module_command
-from pipeline.types import Attempt, Verdict
-from sandbox import settings
+from verizero import pipeline
+from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.sandbox import settings
 
 TIME_S = 30.0
 """Seconds that a verifier from outside may take for a response, unless the recipe says otherwise."""
@@ -135,7 +135,7 @@ class _Process:
         # Without a fixed seed the order of a set of texts, and perhaps a verdict, differs from process to process.
         environ = {"PYTHONHASHSEED": "0"} | os.environ | {"PYTHONPATH": path} | settings.variables()
         self._child = subprocess.Popen(
-            [*module_command("verifiers._wall_process"), str(self._dump)], stdin=subprocess.PIPE,
+            [*module_command("verizero.verifiers._wall_process"), str(self._dump)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, pass_fds=(self._dump,),
             start_new_session=True,  # Ctrl-C must reach this process alone, which decides what ends
         )  # fmt: skip

@@ -16,9 +16,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-from sandbox import settings
-from verifiers import _wall
-from verifiers.base import BoundVerifier, load
+from verizero.sandbox import settings
+from verizero.verifiers import _wall
+from verizero.verifiers.base import BoundVerifier, load
 
 Choice = tuple[str | None, str | None, Path | None, dict[str, Any], float]
 """(name, path, base, params, time_s) of a verifier."""

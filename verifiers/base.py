@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline import registry
-from pipeline.errors import ConfigError, UnknownName, raise_if_operator, raised_at
-from pipeline.types import STATUSES, Attempt, Verdict
-from verifiers import _wall
-from verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
+from verizero.pipeline import registry
+from verizero.pipeline.errors import ConfigError, UnknownName, raise_if_operator, raised_at
+from verizero.pipeline.types import STATUSES, Attempt, Verdict
+from verizero.verifiers import _wall
+from verizero.verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
     "TIME_S",
@@ -224,7 +224,7 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
         params_type = takes[1] if len(takes) > 1 else VerifierParams
         if not (isinstance(params_type, type) and issubclass(params_type, VerifierParams)):
             raise ConfigError(
-                f"verifier {f.__name__!r}: annotate its 2nd argument with a verifiers.base.VerifierParams"
+                f"verifier {f.__name__!r}: annotate its 2nd argument with a verizero.verifiers.base.VerifierParams"
             )
         call = f if len(takes) > 1 else wraps(f)(lambda attempt, _: f(attempt))
         return Verifier(name or f.__name__, params_type, None if batch else call, call if batch else None)

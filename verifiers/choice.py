@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import one_answer
-from verifiers.base import VerifierParams, verifier
-from verifiers.exact import normal
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import one_answer
+from verizero.verifiers.base import VerifierParams, verifier
+from verizero.verifiers.exact import normal
 
 MAX_CHARS = 2_000
 """A longer answer is prose, not a choice."""

@@ -8,11 +8,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._programs import grade_distinct, program_of, suite_of
-from verifiers._sandbox_jobs import Job, Language, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
-from verifiers.base import verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._programs import grade_distinct, program_of, suite_of
+from verizero.verifiers._sandbox_jobs import Job, Language, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verizero.verifiers.base import verifier
 
 Grading = Literal["all", "fraction"]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
-from pipeline.types import Attempt, Verdict
-from verifiers.base import BASE, BoundVerifier, VerifierParams, load, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import BASE, BoundVerifier, VerifierParams, load, verifier
 
 
 class Part(BaseModel):

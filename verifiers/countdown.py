@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import one_answer
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import one_answer
+from verizero.verifiers.base import VerifierParams, verifier
 
 TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})(?!\d)|(?P<sign>[-+*/(){}=]|\\[dt]?frac))")
 SIGNS = {"×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "\\times": "*", "\\cdot": "*", "\\div": "/",

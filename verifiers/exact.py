@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import after_thinking, one_answer, too_long, undecorated
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import after_thinking, one_answer, too_long, undecorated
+from verizero.verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
 """Characters that show nothing and change no meaning."""

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import is_blank
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import is_blank
+from verizero.verifiers.base import VerifierParams, verifier
 
 TAG = re.compile(r"<(/?)(think|answer)>")
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._constraints import AnyConstraint, Constraint, bounds
-from verifiers.answer import after_thinking, too_long
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._constraints import AnyConstraint, Constraint, bounds
+from verizero.verifiers.answer import after_thinking, too_long
+from verizero.verifiers.base import VerifierParams, verifier
 
 CONSTRAINT: TypeAdapter[Constraint] = TypeAdapter(AnyConstraint)
 IFEVAL_COUNTS = {

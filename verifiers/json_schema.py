@@ -11,11 +11,11 @@ import jsonschema
 import referencing
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
-from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
+from verizero.verifiers.answer import Answer, after_thinking, code_blocks, last_tag
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 class JsonSchemaParams(VerifierParams):

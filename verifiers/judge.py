@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from pipeline.errors import ConfigError, GradingError
-from pipeline.types import Attempt, Verdict
-from verifiers._chat_request import chat
-from verifiers.answer import after_thinking, too_long
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import ConfigError, GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._chat_request import chat
+from verizero.verifiers.answer import after_thinking, too_long
+from verizero.verifiers.base import VerifierParams, verifier
 
 RUBRIC = "Score 10 if the answer is correct and complete, 0 if it is wrong, and in between if it is partly right."
 INSTRUCTIONS = """You grade one answer to one task. {rubric}

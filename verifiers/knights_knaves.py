@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import Answer, after_thinking, marked
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import Answer, after_thinking, marked
+from verizero.verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
 STOP = re.compile(r"[\n;]|[.!?](?=\s)")

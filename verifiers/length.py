@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 class LengthParams(VerifierParams):

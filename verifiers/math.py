@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.errors import DataError, GradingError
-from pipeline.types import Attempt, Verdict
-from verifiers.base import verifier
-from verifiers.mathematics.grader import grade
-from verifiers.mathematics.policy import MathParams
+from verizero.pipeline.errors import DataError, GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import verifier
+from verizero.verifiers.mathematics.grader import grade
+from verizero.verifiers.mathematics.policy import MathParams
 
 __all__ = ["MathParams", "math"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import final_answer
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import final_answer
+from verizero.verifiers.base import VerifierParams, verifier
 
 MARKS = {"\u2212": "-", "\u2013": "-", "\\,": "", "\\!": "", "{,}": ",", "~": " ", "\\ ": " "}
 MAX_DIGITS, MAX_EXPONENT = 1_000, 1_000

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from pipeline.errors import DataError, GradingError
-from pipeline.types import Attempt, Verdict
-from sandbox.worker.clocks import cpu_clock
-from verifiers.answer import one_answer
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError, GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.sandbox.worker.clocks import cpu_clock
+from verizero.verifiers.answer import one_answer
+from verizero.verifiers.base import VerifierParams, verifier
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
 SCORER = Path(__file__).with_name("_gym_scorer.py")

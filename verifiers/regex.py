@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._programs import grade_distinct
-from verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
-from verifiers.answer import Answer, after_thinking, code_blocks, final_answer, marked, too_long
-from verifiers.base import verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._programs import grade_distinct
+from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verizero.verifiers.answer import Answer, after_thinking, code_blocks, final_answer, marked, too_long
+from verizero.verifiers.base import verifier
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 

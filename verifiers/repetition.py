@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import is_blank
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import is_blank
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 class RepetitionParams(VerifierParams):

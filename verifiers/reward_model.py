@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.errors import ConfigError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import after_thinking
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import after_thinking
+from verizero.verifiers.base import VerifierParams, verifier
 
 LOADING = threading.Lock()
 REWARD = "reward.json"

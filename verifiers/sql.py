@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._programs import grade_distinct, program_of
-from verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
-from verifiers.base import verifier
-from verifiers.in_sandbox.query import result_of
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._programs import grade_distinct, program_of
+from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verizero.verifiers.base import verifier
+from verizero.verifiers.in_sandbox.query import result_of
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "query.py").read_text()
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import Answer, after_thinking, code_blocks, marked
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import Answer, after_thinking, code_blocks, marked
+from verizero.verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
 FRAME = re.compile(r"[\s|+\-,;&\[\]()$\u2500-\u257f]|\\[\[\]]|\\\\|\\hline|\\(?:begin|end)\{[a-z]+\}(?:\{[|lcr]+\})?")

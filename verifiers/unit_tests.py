@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._programs import grade_distinct, program_of
-from verifiers._replay import Replay, Suite, replay, suite_of
-from verifiers._sandbox_jobs import Run, SandboxParams, runner
-from verifiers.base import verifier
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._programs import grade_distinct, program_of
+from verizero.verifiers._replay import Replay, Suite, replay, suite_of
+from verizero.verifiers._sandbox_jobs import Run, SandboxParams, runner
+from verizero.verifiers.base import verifier
 
 
 class UnitTestsParams(SandboxParams):

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.claims.claim import Claim
 from benchmarks.claims.page import number, write_page
 from benchmarks.claims.trained import ROOT, run_of
-from pipeline.report.intervals import over_seeds
+from verizero.pipeline.report.intervals import over_seeds
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

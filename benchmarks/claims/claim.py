@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.report.intervals import Estimate
+from verizero.pipeline.report.intervals import Estimate
 
 Outcome = Literal["holds", "fails", "not at this scale"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.files import read_jsonl
+from verizero.pipeline.files import read_jsonl
 
 
 def rl_steps(run: Path) -> list[dict[str, Any]]:

@@ -39,5 +39,5 @@ def start_of(seed: int, folder: Path, changes: tuple[str, ...] = ()) -> Path:
 def train(recipe: str, changes: tuple[str, ...]) -> None:
     """Train a recipe in a process of its own. Raises: CalledProcessError if it fails."""
     words = [word for change in changes for word in ("--set", change)]
-    command = [sys.executable, "-m", "pipeline.cli", "train", str(ROOT / recipe), "--no-prefect", *words]
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "train", str(ROOT / recipe), "--no-prefect", *words]
     subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)

@@ -44,8 +44,8 @@ def prepare_process() -> None:
     """Load what every run needs, so that the forks of this process begin at once; one thread, which forks survive."""
     import torch
 
-    import pipeline.whole_run  # noqa: F401
-    from pipeline.models.load import quiet
+    import verizero.pipeline.whole_run  # noqa: F401
+    from verizero.pipeline.models.load import quiet
 
     torch.set_num_threads(1)
     quiet()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.seeds import stream
+from verizero.pipeline.seeds import stream
 
 Row = dict[str, Any]
 CAREFUL = 0.4

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
 from benchmarks.diagnose.recorded import RECORDED, unpack
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.ranking import diagnose
-from pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.ranking import diagnose
+from verizero.pipeline.diagnosis.reading import read
 
 
 def main() -> None:

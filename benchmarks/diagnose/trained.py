@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.diagnose.fault import HERE, Fault
 from benchmarks.diagnose.rows import write_rows
-from pipeline.config.load import load_recipe, read_tree
-from pipeline.errors import VerizeroError
-from pipeline.files import write_atomic
+from verizero.pipeline.config.load import load_recipe, read_tree
+from verizero.pipeline.errors import VerizeroError
+from verizero.pipeline.files import write_atomic
 
 NOTE = "planted.json"
 """The file next to a run that names what was planted; a run whose note has the same is not repeated."""
@@ -59,10 +59,10 @@ def in_own_process(fault: Fault, seed: int, folder: Path, only_sft: bool = False
 
 
 def _child(fault: Fault, seed: int, folder: Path, only_sft: bool, sender: Any) -> None:
-    from pipeline.report.progress import Silent
-    from pipeline.report.summary import build_summary
-    from pipeline.run.opening import opened
-    from pipeline.whole_run import remaining, run_items
+    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.report.summary import build_summary
+    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.whole_run import remaining, run_items
 
     recipe = prepare_inputs(fault, seed, folder / "inputs")
     try:
@@ -118,7 +118,7 @@ def _note(folder: Path) -> dict[str, Any]:
 
 def pass_rates(folder: Path) -> list[tuple[str, int, dict[str, tuple[float, float, float]]]]:
     """Return (label, step, domain -> pass@1 with its interval) of each evaluation of the run."""
-    from pipeline.report.files import read_run
+    from verizero.pipeline.report.files import read_run
 
     rows = []
     for row in read_run(folder / "run").evaluations:

@@ -32,7 +32,7 @@ def measure_ceilings(machine: Machine) -> Iterator[Row]:
 
 def requests_of(rows: int, prompt: int, vocab: int, group: int = 4) -> list[Any]:
     """Return requests for `rows` responses, `group` to each prompt; prompts have half to all of `prompt` tokens."""
-    from pipeline.rollout.engine import Request
+    from verizero.pipeline.rollout.engine import Request
 
     draw = random.Random(1)
     return [
@@ -46,8 +46,8 @@ def requests_of(rows: int, prompt: int, vocab: int, group: int = 4) -> list[Any]
 
 def decode_as_cpu(machine: Machine) -> Iterator[Row]:
     """Compare the embedded engine on the GPU with the CPU: the same weights and seeds, greedy and sampled."""
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     for name in machine.pick(["small", "Qwen/Qwen2.5-0.5B"], ["small"]):
         on_cpu = made(name, torch.float32, "cpu")
@@ -91,10 +91,10 @@ def agreement(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
 
 def decode_as_trainer(machine: Machine) -> Iterator[Row]:
     """Compare the log-probs that the engine records with those that the trainer computes for the same tokens."""
-    from pipeline.loop.parity import gap_of
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.types import Rollout
+    from verizero.pipeline.loop.parity import gap_of
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.types import Rollout
 
     for name in machine.pick(["small", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"], ["small"]):
         for dtype in (torch.float32, torch.bfloat16):
@@ -122,8 +122,8 @@ def decode_as_trainer(machine: Machine) -> Iterator[Row]:
 
 def update_as_cpu(machine: Machine) -> Iterator[Row]:
     """Compare one update on the GPU with one on the CPU, for every preset of an algorithm, in float32."""
-    from pipeline import registry
-    from pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline import registry
+    from verizero.pipeline.algorithms.base import load_algorithm
 
     groups = groups_of(*machine.pick((4, 4, 6, 12), (2, 2, 4, 6)), SMALL["vocab_size"])
     start = made("small", torch.float32, "cpu")

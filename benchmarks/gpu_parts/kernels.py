@@ -27,7 +27,7 @@ CHUNK = 1024
 
 def kernels(machine: Machine) -> Iterator[Row]:
     """Compare log-probs, decode attention and whole decode steps, with the kernel and with the twin."""
-    from pipeline.models.kernels import VARIABLE
+    from verizero.pipeline.models.kernels import VARIABLE
 
     os.environ[VARIABLE] = "on"
     most = machine.ceilings()
@@ -43,9 +43,9 @@ def kernels(machine: Machine) -> Iterator[Row]:
 
 def log_probs(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings) -> Iterator[Row]:
     """Compare forward and backward of log-probs and entropies in bfloat16, by the kernel, in chunks, and at once."""
-    from pipeline.models.chunked_logprobs import head_logprobs
-    from pipeline.models.kernels import VARIABLE
-    from pipeline.rl.logprobs import logprobs_and_entropy
+    from verizero.pipeline.models.chunked_logprobs import head_logprobs
+    from verizero.pipeline.models.kernels import VARIABLE
+    from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
     width, vocab, few = sizes["hidden_size"], sizes["vocab_size"], machine.pick(512, 8)
     head = torch.nn.Linear(width, vocab, bias=False, device=machine.device, dtype=torch.bfloat16)
@@ -88,7 +88,7 @@ def pulled(head: Any, hidden: Any, targets: Any, compute: Callable[[Any, Any], A
 
 def compared(head: Any, hidden: Any, targets: Any, compute: Callable[[Any, Any], Any]) -> tuple[float, float]:
     """Return the greatest gaps, of log-probs and entropies, and of gradients as a share, from all in float32."""
-    from pipeline.rl.logprobs import logprobs_and_entropy
+    from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
     ours = pulled(head, hidden, targets, compute)
 
@@ -125,8 +125,8 @@ def filled(machine: Machine, rows: int, heads: int, kv: int, d: int, longest: in
 
     Rows have half to all of `longest` columns, and no shared prompts; the one that a step writes is filled too.
     """
-    from pipeline.models.cpu.cache import Cache
-    from pipeline.models.cpu.decoder import ON_GPU
+    from verizero.pipeline.models.cpu.cache import Cache
+    from verizero.pipeline.models.cpu.decoder import ON_GPU
 
     wide = -(-longest // ON_GPU.align) * ON_GPU.align
     device, dtype = machine.device, torch.bfloat16
@@ -144,9 +144,9 @@ def filled(machine: Machine, rows: int, heads: int, kv: int, d: int, longest: in
 
 def steps(machine: Machine, name: str) -> Iterator[Row]:
     """Compare whole decode steps of the embedded engine: a kernel that is faster alone may cost more to launch."""
-    from pipeline.models.kernels import VARIABLE
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.models.kernels import VARIABLE
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     model = made(name, torch.bfloat16, machine.device)
     prompt, tokens = machine.pick((64, 256), (4, 3))

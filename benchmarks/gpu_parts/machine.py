@@ -84,7 +84,7 @@ def settings_of(name: str) -> tuple[str, dict[str, Any]]:
     """Return the architecture and the sizes of a model by its name, e.g. Qwen/Qwen3-0.6B, without a download."""
     if name == "small":
         return "qwen2", SMALL
-    from pipeline.commands.plan.shape import SHAPES
+    from verizero.pipeline.commands.plan.shape import SHAPES
 
     shape = SHAPES[name]
     return "qwen3" if shape.qk_norm else "qwen2", {
@@ -104,7 +104,7 @@ def made(name: str, dtype: torch.dtype, device: torch.device | str, seed: int = 
     """Return the model of that name with random weights, made on the device itself."""
     import transformers
 
-    from pipeline.models.load import ready
+    from verizero.pipeline.models.load import ready
 
     model_type, sizes = settings_of(name)
     torch.manual_seed(seed)
@@ -116,16 +116,16 @@ def made(name: str, dtype: torch.dtype, device: torch.device | str, seed: int = 
 
 def learner(model: Any, learning_rate: float = 1e-4, eps: float = 1e-8, **train: Any) -> Any:
     """Return a backend around the model with a fresh optimiser; `train`: fields of a recipe's `train`."""
-    from pipeline.config.sections import OptimizerConfig, TrainConfig
-    from pipeline.train.torch_backend import TorchBackend
+    from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+    from verizero.pipeline.train.torch_backend import TorchBackend
 
     config = TrainConfig(**train)
     if config.backend == "deepspeed":
-        from pipeline.train.deepspeed_backend import DeepSpeedBackend
+        from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 
         backend: Any = DeepSpeedBackend(model, config)
     elif config.backend == "fsdp":
-        from pipeline.train.fsdp_backend import FsdpBackend
+        from verizero.pipeline.train.fsdp_backend import FsdpBackend
 
         backend = FsdpBackend(model, config)
     else:
@@ -141,7 +141,7 @@ def groups_of(num: int, size: int, prompt: int, response: int, vocab: int, seed:
     """
     import math
 
-    from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+    from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
     draw, groups = random.Random(seed), []
     for g in range(num):
@@ -176,9 +176,9 @@ def train_once(
     params: Mapping[str, Any] = WITHOUT_REFERENCE,
 ) -> Any:
     """Take one update of the algorithm on the groups, and return its metrics."""
-    from pipeline.algorithms.base import load_algorithm
-    from pipeline.train.prepare import Controllers, Settings
-    from pipeline.train.step import update
+    from verizero.pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.train.prepare import Controllers, Settings
+    from verizero.pipeline.train.step import update
 
     longest = max(len(m.rollout.response_ids) for g in groups for m in g.members)
     parts = load_algorithm(algorithm, dict(params))[1].resolve(longest)

@@ -60,8 +60,8 @@ def new_shapes(machine: Machine, label: str) -> Iterator[Row]:
 
 def decode(machine: Machine) -> Iterator[Row]:
     """Time decode steps of the embedded engine by rows, and transformers' generate at 128 rows; goals come first."""
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     most = machine.ceilings()
     prompt, tokens = machine.pick((PROMPT, RESPONSE), (4, 6))
@@ -161,8 +161,8 @@ def update(machine: Machine) -> Iterator[Row]:
 
 def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
     """Return tokens/s, the share of the bound, which is the measured matrix product, and the peak of memory."""
-    from pipeline.models.flops import update_flops
-    from pipeline.train.sharing import packing_of
+    from verizero.pipeline.models.flops import update_flops
+    from verizero.pipeline.train.sharing import packing_of
 
     model = made(name, dtype, machine.device)
     backend = learner(model, device=str(machine.device), micro_batch_tokens=micro, **train)
@@ -187,8 +187,8 @@ def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dic
 
 def deterministic(machine: Machine) -> Iterator[Row]:
     """Time updates and attention with deterministic kernels and without."""
-    from pipeline.config.sections import TrainConfig
-    from pipeline.train.device import WORKSPACE, switched
+    from verizero.pipeline.config.sections import TrainConfig
+    from verizero.pipeline.train.device import WORKSPACE, switched
 
     os.environ[WORKSPACE] = ":4096:8"  # cuBLAS reads it at its start, so both ways have it
     most = machine.ceilings()
@@ -206,8 +206,8 @@ def against_trl(machine: Machine) -> Iterator[Row]:
     from pathlib import Path
 
     from benchmarks.yardstick import Work, both_sides
-    from pipeline.data.tokenizer import character_tokenizer
-    from pipeline.models.load import save_folder
+    from verizero.pipeline.data.tokenizer import character_tokenizer
+    from verizero.pipeline.models.load import save_folder
 
     for name in machine.shapes(NAMES[0], NAMES[2]):
         work = machine.pick(

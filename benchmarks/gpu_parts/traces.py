@@ -22,7 +22,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaun
 
 def memory(machine: Machine) -> Iterator[Row]:
     """Compare the memory of an update and of a generation with the parts that `verizero plan` counts."""
-    from pipeline.config.load import load_recipe
+    from verizero.pipeline.config.load import load_recipe
 
     for dtype in machine.pick(("float32", "bfloat16"), ("float32",)):
         micro, rows, prompt, response = machine.pick((8192, 64, 128, 896), (64, 4, 4, 8))
@@ -48,9 +48,9 @@ def memory(machine: Machine) -> Iterator[Row]:
 
 def planned_gib(config: Any) -> dict[str, float]:
     """Return the plan's parts on one GPU, of its update and of its generation."""
-    from pipeline.commands.plan.devices import DEVICES
-    from pipeline.commands.plan.memory import generating, memory
-    from pipeline.commands.plan.shape import shape_of
+    from verizero.pipeline.commands.plan.devices import DEVICES
+    from verizero.pipeline.commands.plan.memory import generating, memory
+    from verizero.pipeline.commands.plan.shape import shape_of
 
     shape = shape_of(config)
     parts = memory(config, shape, 1) | generating(config, shape, 1, DEVICES["h100"])
@@ -61,8 +61,8 @@ def measured_gib(
     machine: Machine, dtype: str, micro: int, rows: int, prompt: int, response: int
 ) -> dict[str, float | None]:
     """Return the peaks of a model with random weights; None in a dry run, which does the work all the same."""
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     def less(a: float | None, b: float | None) -> float | None:
         return None if a is None or b is None else a - b
@@ -117,8 +117,8 @@ def traces(machine: Machine) -> Iterator[Row]:
 
 def works(machine: Machine) -> Iterator[tuple[str, Callable[[], Any], int]]:
     """Yield a decode of some steps and an update of some micro-batches, each with their number."""
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     model = made(machine.pick(NAME, "small"), torch.bfloat16, machine.device)
     vocab = model.config.vocab_size
@@ -161,8 +161,8 @@ def make_believe_waits(folder: Path) -> Iterator[Row]:
     from tests import fake_device
 
     fake_device.install()  # in this process alone, which has imported nothing of the project's own so far
-    from pipeline.rollout.engine import Sampling
     from tests import fake_device_runs as runs
+    from verizero.pipeline.rollout.engine import Sampling
 
     runs.let_recipes_name_it()
     (folder / "parity.py").write_text(runs.VERIFIER)

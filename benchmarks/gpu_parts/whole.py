@@ -27,7 +27,7 @@ DRY = (
 
 def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
     """Return a shipped recipe for this machine, whose run lies in the folder `run` under the output's."""
-    from pipeline.config.load import load_recipe
+    from verizero.pipeline.config.load import load_recipe
 
     here = (
         *(f"train.device={machine.device}", "sandbox.min_level=0", "report.trackers=[]"),
@@ -38,10 +38,10 @@ def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
 
 def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
-    from pipeline.config.recipes import run_folder
-    from pipeline.report.progress import Silent
-    from pipeline.run.opening import opened
-    from pipeline.whole_run import finish, remaining, run_items
+    from verizero.pipeline.config.recipes import run_folder
+    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.whole_run import finish, remaining, run_items
 
     seen = 0
 
@@ -63,7 +63,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
 
 def outcome(folder: Path) -> tuple[str, list[Any]]:
     """Return a hash of the final weights, and the run's metrics without times."""
-    from pipeline.report.rows import VARYING
+    from verizero.pipeline.report.rows import VARYING
 
     weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -77,7 +77,7 @@ def equal_steps(a: list[Any], b: list[Any]) -> int:
 
 def again(machine: Machine) -> Iterator[Row]:
     """Run demo_short twice, and once killed and resumed; with the switch for deterministic kernels and without."""
-    import pipeline.whole_run  # noqa: F401  # once for the processes that are forked here
+    import verizero.pipeline.whole_run  # noqa: F401  # once for the processes that are forked here
 
     for label in machine.pick(("on", "off"), ("on",)):
         folders = []

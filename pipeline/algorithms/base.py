@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline import registry
-from pipeline.errors import ConfigError
-from pipeline.rl import catalog, rules
-from pipeline.rl.explain import PLAIN, Setting, explain
-from pipeline.rl.parts import (
+from verizero.pipeline import registry
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl import catalog, rules
+from verizero.pipeline.rl.explain import PLAIN, Setting, explain
+from verizero.pipeline.rl.parts import (
     Kl,
     KlForm,
     KlPlace,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.algorithms.base import GroupNormParams, one_update, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import GroupNormParams, one_update, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2506.13585 eq. 4 and 5"
 DEPARTURES: tuple[str, ...] = (

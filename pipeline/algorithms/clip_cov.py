@@ -7,8 +7,8 @@ cov_t = (log pi(y_t) - mean of log pi) (A_i - mean of A)
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipParams, GroupNormParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams, GroupNormParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2505.22617"
 DEPARTURES: tuple[str, ...] = (

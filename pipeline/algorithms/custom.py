@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pipeline.algorithms.base import PolicyParams
-from pipeline.errors import ConfigError
-from pipeline.rl.catalog import ADVANTAGES, SURROGATES, Entry
-from pipeline.rl.parts import Aggregate, Critic, Part, Parts, RatioLevel
+from verizero.pipeline.algorithms.base import PolicyParams
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.catalog import ADVANTAGES, SURROGATES, Entry
+from verizero.pipeline.rl.parts import Aggregate, Critic, Part, Parts, RatioLevel
 
 SOURCE = "the recipe"
 DEPARTURES: tuple[str, ...] = ()

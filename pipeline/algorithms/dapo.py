@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import grpo
-from pipeline.algorithms.base import Buffer, ClipHigh, Dynamic, KlCoef, KlIn, one_update
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import grpo
+from verizero.pipeline.algorithms.base import Buffer, ClipHigh, Dynamic, KlCoef, KlIn, one_update
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2503.14476 eq. 8 to 13"
 DEPARTURES: tuple[str, ...] = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import dr_grpo
-from pipeline.algorithms.base import ClipParams, Delta, KeepRouting, KeepSampling, KlCoef, KlFormName, KlIn
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import dr_grpo
+from verizero.pipeline.algorithms.base import ClipParams, Delta, KeepRouting, KeepSampling, KlCoef, KlFormName, KlIn
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2512.02556 section 3.1"
 DEPARTURES: tuple[str, ...] = (

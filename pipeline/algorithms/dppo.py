@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.algorithms.base import PolicyParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import PolicyParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.04879"
 DEPARTURES: tuple[str, ...] = (

@@ -6,8 +6,8 @@ A_i = R_i - mean of the group,  L = the recipe's longest response
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipParams
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2503.20783"
 DEPARTURES: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ A_i = whiten over the batch( sum_k weight_k (R_ik - mean of the group) / (std of
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2601.05242"
 DEPARTURES: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ A_i and r_t as in GRPO
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import BY_ROW, GroupNormParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import BY_ROW, GroupNormParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2507.20673"
 DEPARTURES: tuple[str, ...] = (BY_ROW,)

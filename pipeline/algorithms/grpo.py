@@ -7,8 +7,8 @@ r_t = pi(y_t) / pi_old(y_t),  k3_t = exp(d) - d - 1,  d = log pi_ref(y_t) - log 
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipParams, GroupNormParams, KlCoef, KlFormName, KlIn
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms.base import ClipParams, GroupNormParams, KlCoef, KlFormName, KlIn
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2402.03300 eq. 3 and 4"
 DEPARTURES: tuple[str, ...] = ("the standard deviation is the sample's (ddof 1); the paper leaves it open",)

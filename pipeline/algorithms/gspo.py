@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import grpo
-from pipeline.algorithms.base import BY_ROW, ClipHigh, ClipLow, KlCoef, KlIn, one_update
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import grpo
+from verizero.pipeline.algorithms.base import BY_ROW, ClipHigh, ClipLow, KlCoef, KlIn, one_update
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2507.18071 eq. 5 to 7"
 DEPARTURES: tuple[str, ...] = (BY_ROW, one_update(4))

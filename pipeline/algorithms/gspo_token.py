@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import gspo
-from pipeline.algorithms.base import BY_ROW
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import gspo
+from verizero.pipeline.algorithms.base import BY_ROW
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2507.18071 eq. 13 and 14"
 DEPARTURES: tuple[str, ...] = (BY_ROW,)

@@ -5,8 +5,8 @@ J = mean_i -(R_i - mean of the group - tau log(pi(y_i) / pi_old(y_i)))^2
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import BY_ROW, PolicyParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import BY_ROW, PolicyParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2507.20534 section 3.2.3; 2501.12599 eq. 3"
 DEPARTURES: tuple[str, ...] = (

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import gspo
-from pipeline.algorithms.base import BY_ROW
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import gspo
+from verizero.pipeline.algorithms.base import BY_ROW
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2602.05261"
 DEPARTURES: tuple[str, ...] = (BY_ROW,)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import dr_grpo
-from pipeline.algorithms.base import ClipParams
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import dr_grpo
+from verizero.pipeline.algorithms.base import ClipParams
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.02710"
 DEPARTURES: tuple[str, ...] = ("PPO's clip where a batch is used several times",)

@@ -6,9 +6,9 @@ A_i = R_i - sum_j |y_j| R_j / sum_j |y_j| over the group
 
 from __future__ import annotations
 
-from pipeline.algorithms import reinforce
-from pipeline.algorithms.base import PolicyParams
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import reinforce
+from verizero.pipeline.algorithms.base import PolicyParams
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2505.23585"
 DEPARTURES: tuple[str, ...] = ()

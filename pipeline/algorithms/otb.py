@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.algorithms import reinforce
-from pipeline.algorithms.base import PolicyParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import reinforce
+from verizero.pipeline.algorithms.base import PolicyParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.07078"
 DEPARTURES: tuple[str, ...] = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from pipeline.algorithms import dr_grpo
-from pipeline.algorithms.base import ClipParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import dr_grpo
+from verizero.pipeline.algorithms.base import ClipParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2503.19595; subsets 2505.15201"
 DEPARTURES: tuple[str, ...] = (

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, NumMinibatches, option
-from pipeline.rl.parts import Critic, Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, NumMinibatches, option
+from verizero.pipeline.rl.parts import Critic, Part, Parts
 
 SOURCE = "arXiv:1707.06347 eq. 7 to 9; on language 1909.08593, 2203.02155; options 2503.01491, 2504.05118"
 DEPARTURES: tuple[str, ...] = (

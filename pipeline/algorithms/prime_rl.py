@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.algorithms import dppo
-from pipeline.algorithms.base import option
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms import dppo
+from verizero.pipeline.algorithms.base import option
+from verizero.pipeline.rl.parts import Parts
 
 SOURCE = "prime-rl's default loss at commit 559b44772e (August 2026); arXiv:2602.04879, 2602.02276"
 DEPARTURES: tuple[str, ...] = (

@@ -5,8 +5,8 @@ J as in GRPO, with pi_ref replaced by pi at the start of each round
 
 from __future__ import annotations
 
-from pipeline.algorithms import grpo
-from pipeline.algorithms.base import KlCoef, ReferenceName, one_update
+from verizero.pipeline.algorithms import grpo
+from verizero.pipeline.algorithms.base import KlCoef, ReferenceName, one_update
 
 SOURCE = "arXiv:2501.12948; 2402.03300"
 DEPARTURES: tuple[str, ...] = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.algorithms.base import KlCoef, KlFormName, KlIn, PolicyParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import KlCoef, KlFormName, KlIn, PolicyParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "Williams 1992, doi:10.1007/BF00992696"
 DEPARTURES: tuple[str, ...] = (

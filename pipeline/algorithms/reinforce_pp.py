@@ -7,8 +7,8 @@ k1  = log pi_old(y_s) - log pi_ref(y_s)
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, RewardClip, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, RewardClip, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2501.03262"
 DEPARTURES: tuple[str, ...] = ("the population's deviation plus eps; implementations differ in both",)

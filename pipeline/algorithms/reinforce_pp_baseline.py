@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2501.03262"
 DEPARTURES: tuple[str, ...] = ("the population's deviation plus eps; implementations differ in both",)

@@ -6,8 +6,8 @@ A_t = R_i - R of the greedy response,  R_i with the KL taken off as in REINFORCE
 
 from __future__ import annotations
 
-from pipeline.algorithms import reinforce
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import reinforce
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2310.10505 algorithm 1"
 DEPARTURES: tuple[str, ...] = (

@@ -6,9 +6,9 @@ A_i = R_i - mean of the group's other R,  each R with the KL taken off as in REI
 
 from __future__ import annotations
 
-from pipeline.algorithms import reinforce
-from pipeline.algorithms.base import KlCoef
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms import reinforce
+from verizero.pipeline.algorithms.base import KlCoef
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2402.14740"
 DEPARTURES: tuple[str, ...] = ()

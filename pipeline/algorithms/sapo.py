@@ -6,8 +6,8 @@ tau = tau_positive where A_i > 0, else tau_negative
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import GroupNormParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import GroupNormParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2511.20347"
 DEPARTURES: tuple[str, ...] = ()

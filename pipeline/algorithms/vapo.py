@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.algorithms import ppo
-from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, one_update, option
+from verizero.pipeline.algorithms import ppo
+from verizero.pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, one_update, option
 
 SOURCE = "arXiv:2504.05118 section 4"
 DEPARTURES: tuple[str, ...] = (

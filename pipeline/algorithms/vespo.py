@@ -6,8 +6,8 @@ w_i = pi(y_i) / pi_old(y_i);  k and lambda are the positive ones where A_i >= 0,
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import BY_ROW, GroupNormParams, option
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import BY_ROW, GroupNormParams, option
+from verizero.pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.10693"
 DEPARTURES: tuple[str, ...] = (

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:

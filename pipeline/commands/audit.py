@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.shown import show
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the audit; return 1 if it found errors."""
-    from pipeline.commands.verifiers.audit import audit, save_cases
-    from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+    from verizero.pipeline.commands.verifiers.audit import audit, save_cases
+    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 
     defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
     report = audit(good_rows(arguments.rows, defaults), second=arguments.second)

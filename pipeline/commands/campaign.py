@@ -22,16 +22,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from pipeline.commands.arguments import add_recipe
-from pipeline.config.campaign import CampaignConfig, campaign_config
-from pipeline.config.data import FILE_TYPES, Source
-from pipeline.config.recipes import Request, find_recipe, read_request, run_folder
-from pipeline.config.run import most_tokens, parts_of
-from pipeline.config.stages import RlConfig
-from pipeline.errors import ConfigError, InUse
-from pipeline.files import locked, write_atomic
-from pipeline.report.files import read_run
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_recipe
+from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
+from verizero.pipeline.config.data import FILE_TYPES, Source
+from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder
+from verizero.pipeline.config.run import most_tokens, parts_of
+from verizero.pipeline.config.stages import RlConfig
+from verizero.pipeline.errors import ConfigError, InUse
+from verizero.pipeline.files import locked, write_atomic
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.shown import show
 
 Train = Callable[[Request], object]
 """Trains the requested run, or continues the one in its folder. The result is read from the run's files."""
@@ -57,10 +57,10 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Do one firing and print its outcome."""
-    from pipeline.launch import launch
-    from pipeline.models.load import quiet
-    from pipeline.report.progress import for_terminal
-    from pipeline.whole_run import train
+    from verizero.pipeline.launch import launch
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.report.progress import for_terminal
+    from verizero.pipeline.whole_run import train
 
     quiet()
     progress = for_terminal()
@@ -273,7 +273,7 @@ def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, 
     A firing reads the copies, so that later changes of a file do not affect it.
     Raises: DataError naming file and row.
     """
-    from pipeline.data.prompts import load_prompts
+    from verizero.pipeline.data.prompts import load_prompts
 
     (folder / "data").mkdir(exist_ok=True)
     (folder / "taken").mkdir(exist_ok=True)

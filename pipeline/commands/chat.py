@@ -7,11 +7,11 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.endpoint import add_model, served_by
-from pipeline.shown import show
+from verizero.pipeline.commands.endpoint import add_model, served_by
+from verizero.pipeline.shown import show
 
 if TYPE_CHECKING:
-    from pipeline.types import Message
+    from verizero.pipeline.types import Message
 
 START = "start"
 """Names, for --against, the model that the run started from."""
@@ -33,8 +33,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer each line of the standard input until it ends; /new begins another conversation."""
-    from pipeline.run.serving import recipe_of
-    from pipeline.types import Message
+    from verizero.pipeline.run.serving import recipe_of
+    from verizero.pipeline.types import Message
 
     speakers = speakers_of(arguments)
     is_terminal = sys.stdin.isatty()
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the models by the names that they were given as. Raises: ConfigError, DataError."""
-    from pipeline.errors import ConfigError
-    from pipeline.run.serving import recipe_of
+    from verizero.pipeline.errors import ConfigError
+    from verizero.pipeline.run.serving import recipe_of
 
     if arguments.against is None:
         return {arguments.model: served_by(arguments)}
@@ -88,9 +88,9 @@ def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
     """Print a model's answer to a line, and add both to its conversation."""
-    from pipeline.environments.gateway.wire import Asked
-    from pipeline.service import Refused
-    from pipeline.types import Message
+    from verizero.pipeline.environments.gateway.wire import Asked
+    from verizero.pipeline.service import Refused
+    from verizero.pipeline.types import Message
 
     messages.append(Message("user", text))
     (answer,) = served.answer([Asked("policy", tuple(messages))], [seed])

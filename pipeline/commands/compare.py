@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import add_overrides
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import Stage
-from pipeline.errors import ConfigError, RunError
-from pipeline.files import write_atomic
-from pipeline.launch import die_with
-from pipeline.own_programs import module_command
-from pipeline.report.memory import noted_peak
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_overrides
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import Stage
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.launch import die_with
+from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.report.memory import noted_peak
+from verizero.pipeline.shown import show
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
 """Sections that must be equal in compared recipes, so that only their algorithms are compared."""
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Train the recipes, and print the table and the page's path."""
-    from pipeline.report.compare_page import text_table
+    from verizero.pipeline.report.compare_page import text_table
 
     rows = compare(
         [find_recipe(name) for name in arguments.recipes],
@@ -76,7 +76,7 @@ def compare(
 
     Raises: ConfigError for recipes that differ in more than their algorithm; RunError naming a run that failed.
     """
-    from pipeline.report.compare_page import build_compare_page
+    from verizero.pipeline.report.compare_page import build_compare_page
 
     if seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {seeds}")
@@ -187,7 +187,7 @@ def _made_start(
 
 def _trained(path: Path, overrides: Sequence[str]) -> float:
     """Run the recipe in a process of its own and return its peak memory in MiB. Raises: RunError if it fails."""
-    command = [*module_command("pipeline.cli"), "train", str(path), "--no-prefect"]
+    command = [*module_command("verizero.pipeline.cli"), "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
     root = Path(__file__).resolve().parents[2]

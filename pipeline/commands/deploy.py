@@ -6,9 +6,9 @@ import argparse
 import os
 from typing import Any
 
-from pipeline.commands.arguments import add_recipes_folder
-from pipeline.errors import ConfigError
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_recipes_folder
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Register the deployments and print their names. Raises: ConfigError without a server's address."""
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigError("PREFECT_API_URL is not set; set it to the server's address, e.g. http://127.0.0.1:4200/api")
-    # read by flows.forms, whose list of recipes is made when it is imported
+    # read by verizero.flows.forms, whose list of recipes is made when it is imported
     os.environ["VERIZERO_RECIPES"] = str(arguments.recipes.resolve())
-    from flows.deployments import deploy
+    from verizero.flows.deployments import deploy
 
     for name in deploy(arguments.pool, arguments.recipes, arguments.image, arguments.srun):
         show(f"deployed {name}")

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import add_overrides
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.ranking import causes, diagnose
-from pipeline.diagnosis.reading import FEW, Reading, read
-from pipeline.errors import ConfigError
-from pipeline.shown import in_json, one_line, show
+from verizero.pipeline.commands.arguments import add_overrides
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.ranking import causes, diagnose
+from verizero.pipeline.diagnosis.reading import FEW, Reading, read
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import in_json, one_line, show
 
 FOUND = 3
 """Exit status where a problem was found, for scripts that watch runs."""
@@ -54,7 +54,7 @@ def run_before(arguments: argparse.Namespace) -> int:
     """Check a recipe, and print what was found and each check, tried or not. With --json the checks go to stderr."""
     path = find_recipe(arguments.before)
     config = load_recipe(path, arguments.set)
-    from pipeline.commands.before.checks import check
+    from verizero.pipeline.commands.before.checks import check
 
     checks, findings = check(config, path.resolve().parent)
     num_tried = sum(c.tried for c in checks)

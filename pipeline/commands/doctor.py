@@ -12,12 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.commands.arguments import add_overrides
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
-from pipeline.config.run import RunConfig
-from pipeline.errors import VerizeroError
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_overrides
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import VerizeroError
+from verizero.pipeline.shown import show
 
 State = Literal["ok", "missing", "broken"]
 
@@ -101,12 +101,12 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
 
     Rows of the hub are not downloaded; of their source the verifier that the recipe names counts.
     """
-    from pipeline.data.prompts import read_prompts
-    from pipeline.models.gguf_file import is_gguf
-    from pipeline.run.episodes import languages_of
-    from pipeline.scoring.score import bind_components, bind_verifiers
-    from verifiers._sandbox_jobs import programs_of
-    from verifiers.base import BoundVerifier
+    from verizero.pipeline.data.prompts import read_prompts
+    from verizero.pipeline.models.gguf_file import is_gguf
+    from verizero.pipeline.run.episodes import languages_of
+    from verizero.pipeline.scoring.score import bind_components, bind_verifiers
+    from verizero.verifiers._sandbox_jobs import programs_of
+    from verizero.verifiers.base import BoundVerifier
 
     sources = [*config.data.train, *config.data.evaluation]
     here, _ = read_prompts([s for s in sources if s.hub is None], config.seed, base)
@@ -163,7 +163,7 @@ def _devices() -> list[Finding]:
 
 def sandbox_findings(min_level: int = 2) -> list[Finding]:
     """Return the sandbox's level here, the state of each wall, and the languages whose tools are installed."""
-    import sandbox
+    from verizero import sandbox
 
     try:
         isolation = sandbox.probe()

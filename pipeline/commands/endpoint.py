@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import check_device
-from pipeline.shown import show
+from verizero.pipeline.config.sections import check_device
+from verizero.pipeline.shown import show
 
 KEY = "VERIZERO_ENDPOINT_KEY"
 """Variable with the key of the endpoint."""
@@ -48,10 +48,10 @@ def device(text: str) -> str:
 
 def served_by(arguments: argparse.Namespace) -> Any:
     """Return the model that the arguments name. Raises: ConfigError, DataError."""
-    from pipeline.models.load import quiet
-    from pipeline.rollout.engine import Sampling
-    from pipeline.run.serving import load_served
-    from pipeline.train.device import present
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.run.serving import load_served
+    from verizero.pipeline.train.device import present
 
     quiet()
     sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_p)
@@ -60,7 +60,7 @@ def served_by(arguments: argparse.Namespace) -> Any:
 
 def key_of(file: Path | None) -> str | None:
     """Return the key in the file, or in the environment; None if neither names one. Raises: ConfigError."""
-    from pipeline.errors import ConfigError
+    from verizero.pipeline.errors import ConfigError
 
     if file is None:
         return os.environ.get(KEY) or None
@@ -75,8 +75,8 @@ def key_of(file: Path | None) -> str | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from pipeline.environments.gateway.server import Gateway
-    from pipeline.run.serving import serve_forever
+    from verizero.pipeline.environments.gateway.server import Gateway
+    from verizero.pipeline.run.serving import serve_forever
 
     key = key_of(arguments.key_file)
     served = served_by(arguments)

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import object_of
-from pipeline.errors import ConfigError
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import object_of
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; return 1 if a check failed."""
-    from pipeline.commands.environments.check import check
+    from verizero.pipeline.commands.environments.check import check
 
     params = object_of(arguments.params, "--params", '{"tries": 5}')
     if arguments.episodes < 1:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
-from pipeline.shown import in_json, show
+from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from verizero.pipeline.shown import in_json, show
 
 
 def add(commands: Any) -> None:
@@ -19,9 +19,9 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the measures of each domain as JSON."""
-    from pipeline.models.load import quiet
-    from pipeline.report.progress import Lines
-    from pipeline.whole_run import evaluate_model
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.report.progress import Lines
+    from verizero.pipeline.whole_run import evaluate_model
 
     quiet()
     show(in_json(evaluate_model(*recipe_with_model(arguments), Lines()), indent=1))

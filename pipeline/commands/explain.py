@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.algorithms.base import explain_algorithm
-from pipeline.commands.arguments import add_recipe, recipe_of
-from pipeline.config.episodes import longest_response
-from pipeline.config.run import RunConfig
-from pipeline.rl.divergences import explain as explain_distillation
-from pipeline.rl.explain import Setting
-from pipeline.shown import show
+from verizero.pipeline.algorithms.base import explain_algorithm
+from verizero.pipeline.commands.arguments import add_recipe, recipe_of
+from verizero.pipeline.config.episodes import longest_response
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.rl.divergences import explain as explain_distillation
+from verizero.pipeline.rl.explain import Setting
+from verizero.pipeline.shown import show
 
 DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 """Architectures of new models that are known to have no experts."""

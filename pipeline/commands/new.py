@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
-from pipeline.shown import show
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the files and print their paths."""
-    from pipeline.commands.environments.scaffold import new_environment
-    from pipeline.commands.verifiers.scaffold import new_verifier
+    from verizero.pipeline.commands.environments.scaffold import new_environment
+    from verizero.pipeline.commands.verifiers.scaffold import new_verifier
 
     if arguments.kind == "verifier":
         paths = new_verifier(arguments.name, arguments.folder, arguments.model)

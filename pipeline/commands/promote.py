@@ -25,18 +25,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.recipes import read_request
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError, RunError
-from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
-from pipeline.report.files import read_run, require_run
-from pipeline.report.rows import to_json
-from pipeline.shown import in_markdown, show
-from verifiers.base import load
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.recipes import read_request
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
+from verizero.pipeline.report.files import read_run, require_run
+from verizero.pipeline.report.rows import to_json
+from verizero.pipeline.shown import in_markdown, show
+from verizero.verifiers.base import load
 
 if TYPE_CHECKING:
-    from pipeline.report.intervals import Estimate
+    from verizero.pipeline.report.intervals import Estimate
 
 Verdict = Literal["first", "better", "worse", "between"]
 Evaluate = Callable[[Path, Path], Mapping[str, Any]]
@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison and the decision; return 1 if a person must decide and neither --yes nor --no is given."""
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     comparison = compare_with_champion(arguments.run_folder, arguments.registry)
@@ -115,7 +115,7 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
     The champion is evaluated again unless its own evaluation was on the same prompts.
     Raises: RunError for a run without a final model or an evaluation.
     """
-    from pipeline.report.intervals import paired_difference
+    from verizero.pipeline.report.intervals import paired_difference
 
     run = require_run(run).resolve()
     files = read_run(run)
@@ -194,7 +194,7 @@ def by_prompt(domains: Mapping[str, Any]) -> dict[str, float]:
 
 def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
     """Evaluate `model` on the held-out rows of `run`, as the run's recipe says."""
-    from pipeline.whole_run import evaluate_model
+    from verizero.pipeline.whole_run import evaluate_model
 
     rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
     # The rows that the run itself used, as its sources may have changed since.
@@ -258,8 +258,8 @@ def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
 
 def both_curves(comparison: Comparison) -> str:
     """Return a picture for markdown: held-out pass@1 of both at each evaluation of their runs."""
-    from pipeline.report.curves import Chart, Series
-    from pipeline.report.round import data_uri
+    from verizero.pipeline.report.curves import Chart, Series
+    from verizero.pipeline.report.round import data_uri
 
     series = [_rates([e.domains for e in read_run(comparison.run).evaluations])]
     if comparison.champion is not None:

@@ -12,17 +12,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
-from pipeline.config.run import RunConfig
-from pipeline.data.rows import row_of
-from pipeline.errors import ConfigError, DataError
-from pipeline.files import disk_errors
-from pipeline.report.progress import Lines, Progress
-from pipeline.shown import show
-from pipeline.types import Group
+from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.rows import row_of
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.files import disk_errors
+from verizero.pipeline.report.progress import Lines, Progress
+from verizero.pipeline.shown import show
+from verizero.pipeline.types import Group
 
 if TYPE_CHECKING:
-    from pipeline.run.session import Session
+    from verizero.pipeline.run.session import Session
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Rate the prompts and print a summary."""
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     config, base_dir = recipe_with_model(arguments)
@@ -78,8 +78,8 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     Prompts whose rows `out` has already are not sampled again, so an interrupted command can be repeated.
     Raises: ConfigError; DataError where `out` is of other prompts or another number of samples.
     """
-    from pipeline.loop.metrics import report_failures, require_verdicts
-    from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
+    from verizero.pipeline.loop.metrics import report_failures, require_verdicts
+    from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 
     if samples < 1:
         raise ConfigError(f"samples must be >= 1, got {samples}; give -n 8, for example")
@@ -116,7 +116,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
 @contextmanager
 def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[Session]:
     """Yield a session that samples from the model which the recipe starts from. Nothing that it writes is kept."""
-    from pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import opened
 
     with tempfile.TemporaryDirectory() as folder, opened(config, base_dir, Path(folder), "auto", progress) as session:
         session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)

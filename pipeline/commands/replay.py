@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.shown import show
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -25,14 +25,14 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the conversation; return 1 if it differs from the record."""
-    from pipeline.config.load import load_recipe
-    from pipeline.data.prompts import read_prompts
-    from pipeline.errors import DataError
-    from pipeline.report.files import read_rollouts, require_run
-    from pipeline.rollout.rounds import task_seed_of
-    from pipeline.run.episodes import bind_environments
-    from pipeline.run.origin import recipe_folder
-    from pipeline.run.replay import message_of, replay
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.data.prompts import read_prompts
+    from verizero.pipeline.errors import DataError
+    from verizero.pipeline.report.files import read_rollouts, require_run
+    from verizero.pipeline.rollout.rounds import task_seed_of
+    from verizero.pipeline.run.episodes import bind_environments
+    from verizero.pipeline.run.origin import recipe_folder
+    from verizero.pipeline.run.replay import message_of, replay
 
     row = None
     for candidate in read_rollouts(require_run(arguments.run_folder)):

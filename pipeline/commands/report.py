@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.shown import show
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -19,9 +19,9 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Rebuild both files and print the result."""
-    from pipeline.diagnosis.cards import cards_of
-    from pipeline.report.page import build_page
-    from pipeline.report.summary import build_summary
+    from verizero.pipeline.diagnosis.cards import cards_of
+    from verizero.pipeline.report.page import build_page
+    from verizero.pipeline.report.summary import build_summary
 
     summary = build_summary(arguments.folder)
     build_page(arguments.folder, cards_of(arguments.folder, show))
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def print_result(folder: Path, summary: Mapping[str, Any]) -> None:
     """Print what a run reached, and where its report and model are."""
-    from pipeline.report.result import result_lines
+    from verizero.pipeline.report.result import result_lines
 
     for line in result_lines(summary):
         show(line)

@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from pipeline.errors import ConfigError, IsolationError
-from pipeline.shown import show
+from verizero.pipeline.errors import ConfigError, IsolationError
+from verizero.pipeline.shown import show
 
 LIMITS = {
     "wall_s": (float, "most seconds of a test; requests can only lower limits"),
@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run programs over HTTP until SIGINT or SIGTERM. Raises: ConfigError for a wrong limit, queue or port."""
-    import sandbox
-    from sandbox.serve import SandboxService
+    from verizero import sandbox
+    from verizero.sandbox.serve import SandboxService
 
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
@@ -63,8 +63,8 @@ def serve(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> int:
     """Print the walls and the level; return 1 where the level is below --min-level."""
-    import sandbox
-    from pipeline.commands.doctor import sandbox_findings
+    from verizero import sandbox
+    from verizero.pipeline.commands.doctor import sandbox_findings
 
     # The trial of the walls may succeed where starting workers fails, so both are done.
     show("\n".join(map(str, sandbox_findings())))

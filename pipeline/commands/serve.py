@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import add_recipes_folder
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_recipes_folder
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from flows.serve import serve_here
+    from verizero.flows.serve import serve_here
 
     def say(line: str) -> None:
         show(line, is_error=True)

@@ -7,11 +7,11 @@ import json
 import os
 from typing import Any
 
-from pipeline.commands.arguments import add_recipe
-from pipeline.commands.report import print_result
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe, run_folder
-from pipeline.models.gguf_file import require_model
+from verizero.pipeline.commands.arguments import add_recipe
+from verizero.pipeline.commands.report import print_result
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import find_recipe, run_folder
+from verizero.pipeline.models.gguf_file import require_model
 
 
 def add(commands: Any) -> None:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         require_model(config.model.path, config.model.revision)
     is_first = True
     if config.launch.kind != "none" or "RANK" in os.environ:
-        from pipeline.launch import as_rank, is_rank, launch
+        from verizero.pipeline.launch import as_rank, is_rank, launch
 
         folder = run_folder(config)
         # This process only launches; the ranks run this command again, as ranks.
@@ -48,15 +48,15 @@ def run(arguments: argparse.Namespace) -> None:
     base_dir = path.resolve().parent
     # Only the first rank is a flow; one run must not appear once for each rank.
     if arguments.no_prefect or not is_first:
-        from pipeline.models.load import quiet
-        from pipeline.report.progress import for_terminal
-        from pipeline.whole_run import train
+        from verizero.pipeline.models.load import quiet
+        from verizero.pipeline.report.progress import for_terminal
+        from verizero.pipeline.whole_run import train
 
         quiet()
         folder = run_folder(config)
         summary = train(config, base_dir, folder, arguments.resume, for_terminal())
     else:
-        from flows.local import run_here
+        from verizero.flows.local import run_here
 
         folder, summary = run_here(config, base_dir, arguments.resume)
     if config.launch.kind == "none" and is_first:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
-from pipeline.commands.before.checked import spread
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError, DataError
-from pipeline.report.progress import Lines, Progress
-from pipeline.shown import one_line, show, visible
-from pipeline.types import Group, Prompt, ScoredRollout
+from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from verizero.pipeline.commands.before.checked import spread
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.report.progress import Lines, Progress
+from verizero.pipeline.shown import one_line, show, visible
+from verizero.pipeline.types import Group, Prompt, ScoredRollout
 
 if TYPE_CHECKING:
-    from pipeline.run.session import Session, StageSetup
+    from verizero.pipeline.run.session import Session, StageSetup
 
 MINUTE_S = 60.0
 """Seconds that all answers may take."""
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Try the prompts and print what happened."""
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     config, base_dir = recipe_with_model(arguments)
@@ -48,8 +48,8 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
 
     Prompts are answered one after another, so that the first is shown early. Raises: ConfigError, DataError.
     """
-    from pipeline.commands.rate import at_start
-    from pipeline.loop.sampled_groups import sample_groups
+    from verizero.pipeline.commands.rate import at_start
+    from verizero.pipeline.loop.sampled_groups import sample_groups
 
     for what, value in (("--prompts", num), ("--samples", samples)):
         if value < 1:
@@ -75,7 +75,7 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
 
 def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
     """Return the stage's setup with answers that take a minute in all, and a note if they are shorter for it."""
-    from pipeline.run.sampling import PROBE_TOKENS, seconds_a_token
+    from verizero.pipeline.run.sampling import PROBE_TOKENS, seconds_a_token
 
     setup, how = session.setup, session.setup.config.rollout
     if any(p.environment is not None for p in prompts):  # nobody knows before how many turns an episode has
@@ -101,7 +101,7 @@ def _learns_first(config: RunConfig) -> list[str]:
 
 def _enter_rl(session: Session) -> list[str]:
     """Let the verifier of the first RL stage grade, if it has one; return a note where a stage has yet to make it."""
-    from pipeline.run.graders import bind_grader
+    from verizero.pipeline.run.graders import bind_grader
 
     run, stage = session.run, next(iter(session.run.recipe.stages_of("rl")), None)
     section = None if stage is None else run.recipe.of_stage(stage.name).rl

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import object_of
-from pipeline.errors import ConfigError, DataError
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import object_of
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -26,10 +26,10 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a verdict a line, or with --check the report; return 1 for bad rows or a failed check."""
-    from pipeline.commands.verifiers.check import check
-    from pipeline.commands.verifiers.labelled_rows import Defaults, choice_of
-    from pipeline.commands.verifiers.verify import verify
-    from pipeline.report.progress import Lines
+    from verizero.pipeline.commands.verifiers.check import check
+    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, choice_of
+    from verizero.pipeline.commands.verifiers.verify import verify
+    from verizero.pipeline.report.progress import Lines
 
     _accept_any_text()
     params = object_of(arguments.params, "--params", '{"abs_tol": 0.1}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config.run import RunConfig
+from verizero.pipeline.config.run import RunConfig
 
 
 def with_backend(config: RunConfig, num_ranks: int, device: str) -> RunConfig:

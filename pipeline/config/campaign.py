@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError
 
-from pipeline.config.sections import Section
-from pipeline.errors import ConfigError
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.errors import ConfigError
 
 
 class CampaignConfig(Section):

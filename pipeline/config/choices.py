@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from pipeline.config.sections import Section
-from pipeline.errors import DataError
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from verifiers.base import BoundVerifier
+    from verizero.verifiers.base import BoundVerifier
 
 ENVIRONMENT = "environment"
 """The verifier of prompts whose environment gives the verdict."""
@@ -77,7 +77,7 @@ class VerifierChoice(PluginChoice):
     def _exists(self, info: ValidationInfo) -> Self:
         name = self.named()
         if name is not None and name != ENVIRONMENT:
-            from verifiers.base import load
+            from verizero.verifiers.base import load
 
             load(name).bind(self.params, (info.context or {}).get("base"))
         return self
@@ -87,7 +87,7 @@ class VerifierChoice(PluginChoice):
 
         Raises: UnknownName, ConfigError.
         """
-        from verifiers.base import load
+        from verizero.verifiers.base import load
 
         return load(self.name, self.path, base).bind(self.params if params is None else params, base, self.time_s)
 
@@ -114,7 +114,7 @@ class EnvironmentChoice(PluginChoice):
         self._check_place()
         # A service has environments of its own, which need not be installed here.
         if name is not None and "url" not in self.place:
-            from pipeline.environments.base import load
+            from verizero.pipeline.environments.base import load
 
             load(name).bind(self.params, (info.context or {}).get("base"))
         return self

@@ -26,12 +26,12 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline import registry
-from pipeline.config.choices import EnvironmentChoice, VerifierChoice
-from pipeline.config.sections import Section
-from pipeline.config.template import Template
-from pipeline.errors import ConfigError
-from pipeline.near import did_you_mean
+from verizero.pipeline import registry
+from verizero.pipeline.config.choices import EnvironmentChoice, VerifierChoice
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import did_you_mean
 
 MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
 """Shipped column mappings, one YAML file each."""

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
-from pipeline.config.rollout import RolloutConfig, check_older_weights
-from pipeline.config.sample import RequestConfig
-from pipeline.config.sections import ModelPath, OptimizerConfig, TrainConfig
-from pipeline.config.stages import RoundsConfig
-from pipeline.rl.divergences import Divergence, Objective, Over
+from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
+from verizero.pipeline.config.sample import RequestConfig
+from verizero.pipeline.config.sections import ModelPath, OptimizerConfig, TrainConfig
+from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.rl.divergences import Divergence, Objective, Over
 
 
 class TeacherConfig(RequestConfig):

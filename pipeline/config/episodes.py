@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.config.data import DataConfig
-from pipeline.config.rollout import RolloutConfig
-from pipeline.config.sections import LaunchConfig, Section
+from verizero.pipeline.config.data import DataConfig
+from verizero.pipeline.config.rollout import RolloutConfig
+from verizero.pipeline.config.sections import LaunchConfig, Section
 
 
 class EpisodesConfig(Section):

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.rollout import RolloutConfig
-from pipeline.config.sections import OptimizerConfig, Section
-from pipeline.config.stages import RlConfig
+from verizero.pipeline.config.rollout import RolloutConfig
+from verizero.pipeline.config.sections import OptimizerConfig, Section
+from verizero.pipeline.config.stages import RlConfig
 
 OF_OPTIMIZER = ("learning_rate", "max_grad_norm")
 ADAPTIVE = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
@@ -101,7 +101,7 @@ def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int)
 
 
 def _params(rl: RlConfig) -> Any:
-    from pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import load_algorithm
 
     params = dict(rl.algorithm)
     return load_algorithm(params.pop("name"), params)[0]

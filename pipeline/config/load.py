@@ -10,11 +10,11 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig, kinds
-from pipeline.config.yaml_reader import read_yaml
-from pipeline.errors import ConfigError
-from pipeline.near import did_you_mean, near_path
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig, kinds
+from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import did_you_mean, near_path
 
 Tree = dict[str, Any]
 

@@ -22,10 +22,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.data import FILE_TYPES, Column, HubSource, check_ending, label_of
-from pipeline.config.sections import Section
-from pipeline.config.stages import MODEL
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.data import FILE_TYPES, Column, HubSource, check_ending, label_of
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.config.stages import MODEL
 
 
 class PairColumns(Section):

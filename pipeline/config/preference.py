@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import (
+from verizero.pipeline.config.pairs import (
     JUDGE,
     ON_WRONG_CHOSEN,
     Judge,
@@ -17,10 +17,10 @@ from pipeline.config.pairs import (
     check_wrong_chosen,
     judges_stage,
 )
-from pipeline.config.sections import OptimizerConfig
-from pipeline.config.stages import RoundsConfig, StageSection, check_one_length
-from pipeline.preferences.base import PreferenceParams, load_preference
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.stages import RoundsConfig, StageSection, check_one_length
+from verizero.pipeline.preferences.base import PreferenceParams, load_preference
+from verizero.pipeline.rl.parts import Part, Parts
 
 
 class PreferenceConfig(StageSection):

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import yaml
 
-from pipeline.config.load import load_recipe
-from pipeline.config.run import RunConfig
-from pipeline.config.yaml_reader import read_yaml
-from pipeline.errors import ConfigError
-from pipeline.near import did_you_mean, near_path
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import did_you_mean, near_path
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""

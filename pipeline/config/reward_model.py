@@ -6,9 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import ON_WRONG_CHOSEN, PairSource, SampledPairsConfig, check_wrong_chosen, judges_stage
-from pipeline.config.sections import OptimizerConfig
-from pipeline.config.stages import MODEL, StageSection, check_one_length
+from verizero.pipeline.config.pairs import (
+    ON_WRONG_CHOSEN,
+    PairSource,
+    SampledPairsConfig,
+    check_wrong_chosen,
+    judges_stage,
+)
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.stages import MODEL, StageSection, check_one_length
 
 
 class RewardModelConfig(StageSection):

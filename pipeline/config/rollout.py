@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.sections import LaunchConfig, Section, TrainConfig
+from verizero.pipeline.config.sections import LaunchConfig, Section, TrainConfig
 
 Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
 DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}

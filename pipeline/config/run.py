@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.data import DataConfig
-from pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages
-from pipeline.config.episodes import EpisodesConfig, check_episodes, most_sampled, names_episodes
-from pipeline.config.guard import GuardConfig, turned
-from pipeline.config.merge import merge
-from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
-from pipeline.config.reward_model import RewardModelConfig
-from pipeline.config.rollout import RolloutConfig, check_launch, check_older_weights, check_quantized
-from pipeline.config.sample import SampleConfig
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.config.sections import (
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.data import DataConfig
+from verizero.pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages
+from verizero.pipeline.config.episodes import EpisodesConfig, check_episodes, most_sampled, names_episodes
+from verizero.pipeline.config.guard import GuardConfig, turned
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
+from verizero.pipeline.config.reward_model import RewardModelConfig
+from verizero.pipeline.config.rollout import RolloutConfig, check_launch, check_older_weights, check_quantized
+from verizero.pipeline.config.sample import SampleConfig
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.config.sections import (
     CheckpointConfig,
     EvaluationConfig,
     LaunchConfig,
@@ -30,7 +30,7 @@ from pipeline.config.sections import (
     TrainConfig,
     check_backend,
 )
-from pipeline.config.stages import (
+from verizero.pipeline.config.stages import (
     PretrainConfig,
     RlConfig,
     RoundsConfig,
@@ -39,10 +39,10 @@ from pipeline.config.stages import (
     StageSection,
     check_start,
 )
-from pipeline.rl.rules import UNUSUAL
+from verizero.pipeline.rl.rules import UNUSUAL
 
 if TYPE_CHECKING:
-    from pipeline.rl.parts import Parts
+    from verizero.pipeline.rl.parts import Parts
 
 RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
 """Engines that record the sets of tokens that were sampled from, and the experts used."""
@@ -278,7 +278,7 @@ def check_guard(config: RunConfig) -> None:
 
 def parts_of(rl: RlConfig) -> Parts:
     """The parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
-    from pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import load_algorithm
 
     params = dict(rl.algorithm)
     return load_algorithm(params.pop("name"), params)[1]
@@ -289,7 +289,7 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
 
     Raises: ValueError naming field, value and remedy; UnknownName for an algorithm that does not exist.
     """
-    from pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import load_algorithm
 
     params = dict(rl.algorithm)
     name = params.pop("name", None)

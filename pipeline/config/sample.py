@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.sections import Section
-from pipeline.config.stages import DEMONSTRATIONS, StageSection
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.config.stages import DEMONSTRATIONS, StageSection
 
 
 class RequestConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from pipeline.config.sections import Section
+from verizero.pipeline.config.sections import Section
 
 
 class SandboxConfig(Section):

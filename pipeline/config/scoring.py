@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.sections import Section
-from pipeline.types import Ending
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.types import Ending
 
 
 class ComponentConfig(Section):

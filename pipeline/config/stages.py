@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.sections import OptimizerConfig, Section, TrainConfig
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.sections import OptimizerConfig, Section, TrainConfig
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 """File that a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""

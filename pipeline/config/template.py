@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline import registry
-from pipeline.config.sections import Section
-from pipeline.errors import UnknownName
+from verizero.pipeline import registry
+from verizero.pipeline.config.sections import Section
+from verizero.pipeline.errors import UnknownName
 
 TEXT = "{text}"
 

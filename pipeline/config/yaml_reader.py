@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError
 
 MOST_VALUES = 100_000
 """Values of a text with its aliases written out; the longest shipped recipe has a few hundred."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.data.outside import Outside
-from pipeline.data.render import Renderer
-from pipeline.data.spoken import CLOSE, OPEN, after_thinking
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError, boundary
-from pipeline.types import Call, Message
+from verizero.pipeline.data.outside import Outside
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.spoken import CLOSE, OPEN, after_thinking
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.types import Call, Message
 
 Ids = tuple[int, ...]
 WORDS = ("word 0", "term 1")

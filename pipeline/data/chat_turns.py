@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.data.chat_text import WORDS, ChatText, shared, whole
-from pipeline.data.render import Renderer
-from pipeline.data.row_again import num_new, row_again
-from pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import CallForm, Foreign, Next, Piece, Said
-from pipeline.errors import DataError
-from pipeline.types import FinishReason, Message, Prompt
+from verizero.pipeline.data.chat_text import WORDS, ChatText, shared, whole
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.row_again import num_new, row_again
+from verizero.pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import CallForm, Foreign, Next, Piece, Said
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import FinishReason, Message, Prompt
 
 Ids = tuple[int, ...]
 Tools = Sequence[ToolSchema]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.data import Column
-from pipeline.errors import DataError
-from verifiers.answer.parts import last_box
+from verizero.pipeline.config.data import Column
+from verizero.pipeline.errors import DataError
+from verizero.verifiers.answer.parts import last_box
 
 
 class Missing(DataError):

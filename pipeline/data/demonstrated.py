@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from pipeline.data.spoken import call_id
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Conversing
-from pipeline.errors import DataError
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline.data.spoken import call_id
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, Message, Prompt
 
 Ids = tuple[int, ...]
 Spans = tuple[tuple[int, int], ...]

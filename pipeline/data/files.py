@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import FILE_TYPES, HubSource
-from pipeline.errors import DataError, boundary
+from verizero.pipeline.config.data import FILE_TYPES, HubSource
+from verizero.pipeline.errors import DataError, boundary
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Placed = tuple[str, int, dict[str, Any] | DataError]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.types import Prompt
+from verizero.pipeline.types import Prompt
 
 
 def answer_of(prompt: Prompt) -> str | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.data import PassRateConfig
-from pipeline.errors import CheckpointError
-from pipeline.types import Group
+from verizero.pipeline.config.data import PassRateConfig
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.types import Group
 
 
 class PassRateLedger:

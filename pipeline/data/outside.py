@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pipeline.data.tokenizer import unknown_characters
+from verizero.pipeline.data.tokenizer import unknown_characters
 
 INSTEAD = "?"
 """Written for a character that the tokenizer does not know, if it knows this one; otherwise nothing is."""

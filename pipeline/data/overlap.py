@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.config.data import OverlapConfig
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.config.data import OverlapConfig
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 log = logging.getLogger(__name__)
 Gram = tuple[str, ...]

@@ -10,15 +10,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from pipeline.config.data import Column
-from pipeline.config.pairs import PairingConfig, PairSource
-from pipeline.data.columns import Missing, pick, pick_optional
-from pipeline.data.files import Placed, read_file, read_hub
-from pipeline.data.rows import SourceCounts, good_rows
-from pipeline.errors import DataError
-from pipeline.rows import require_single
-from pipeline.seeds import stream
-from pipeline.types import Group, Prompt, ScoredRollout, Verdict
+from verizero.pipeline.config.data import Column
+from verizero.pipeline.config.pairs import PairingConfig, PairSource
+from verizero.pipeline.data.columns import Missing, pick, pick_optional
+from verizero.pipeline.data.files import Placed, read_file, read_hub
+from verizero.pipeline.data.rows import SourceCounts, good_rows
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rows import require_single
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import registry
-from pipeline.config.choices import ENVIRONMENT
-from pipeline.config.data import Column, RatedConfig, Source
-from pipeline.data.columns import Missing, pick, pick_optional
-from pipeline.data.demonstrated import demonstration_of
-from pipeline.data.files import Placed, read_file, read_hub
-from pipeline.data.generators import base as generators
-from pipeline.data.rows import SourceCounts, good_rows, row_of
-from pipeline.errors import DataError, UnknownName
-from pipeline.seeds import stream
-from pipeline.types import Prompt
+from verizero.pipeline import registry
+from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.config.data import Column, RatedConfig, Source
+from verizero.pipeline.data.columns import Missing, pick, pick_optional
+from verizero.pipeline.data.demonstrated import demonstration_of
+from verizero.pipeline.data.files import Placed, read_file, read_hub
+from verizero.pipeline.data.generators import base as generators
+from verizero.pipeline.data.rows import SourceCounts, good_rows, row_of
+from verizero.pipeline.errors import DataError, UnknownName
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Prompt
 
 log = logging.getLogger(__name__)
 

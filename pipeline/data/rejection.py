@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from pipeline.config.sample import KeepConfig
-from pipeline.data.overlap import normalise
-from pipeline.rows import require_single
-from pipeline.types import ScoredRollout
+from verizero.pipeline.config.sample import KeepConfig
+from verizero.pipeline.data.overlap import normalise
+from verizero.pipeline.rows import require_single
+from verizero.pipeline.types import ScoredRollout
 
 REASONS = ("ungraded", "wrong", "truncated", "short", "long", "duplicate", "similar", "surplus")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from pipeline.config.template import Template
-from pipeline.data.tokenizer import unknown_characters
-from pipeline.errors import DataError, boundary
-from pipeline.types import Prompt
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.tokenizer import unknown_characters
+from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.types import Prompt
 
 K = TypeVar("K", bound=Hashable)
 Ids = tuple[int, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pipeline.data.chat_text import ChatText, shared
-from pipeline.data.spoken import CLOSE, OPEN
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Piece
-from pipeline.types import Message
+from verizero.pipeline.data.chat_text import ChatText, shared
+from verizero.pipeline.data.spoken import CLOSE, OPEN
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Piece
+from verizero.pipeline.types import Message
 
 Ids = tuple[int, ...]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from pipeline.data.demonstrated import as_value
-from pipeline.data.files import Placed
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.data.demonstrated import as_value
+from verizero.pipeline.data.files import Placed
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 T = TypeVar("T")
 

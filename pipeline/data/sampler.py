@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pipeline.config.data import PassRateConfig
-from pipeline.data.ledger import PassRateLedger
-from pipeline.errors import CheckpointError, DataError
-from pipeline.seeds import stream
-from pipeline.types import Prompt
+from verizero.pipeline.config.data import PassRateConfig
+from verizero.pipeline.data.ledger import PassRateLedger
+from verizero.pipeline.errors import CheckpointError, DataError
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Prompt
 
 ALL = ""
 """Name of the only pool when domains have no weights."""

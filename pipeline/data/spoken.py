@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import CallForm, Said
-from pipeline.errors import DataError
-from pipeline.types import Call, FinishReason, Message
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import CallForm, Said
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, FinishReason, Message
 
 OPEN, CLOSE = "<think>", "</think>"
 """The marks around thinking. A text of it that is not closed has no calls."""

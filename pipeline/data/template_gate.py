@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.data.chat_turns import ChatTurns
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Conversing
-from pipeline.errors import DataError
-from pipeline.seeds import stream
-from pipeline.types import Call, Message
+from verizero.pipeline.data.chat_turns import ChatTurns
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Call, Message
 
 TemplateClass = Literal["keeps", "keeps within a tool cycle", "rewrites", "cannot show tools"]
 CONVERSATIONS = 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config.data import Column
-from pipeline.config.stages import TextSource
-from pipeline.data.columns import pick
-from pipeline.data.files import read_file
-from pipeline.errors import DataError
+from verizero.pipeline.config.data import Column
+from verizero.pipeline.config.stages import TextSource
+from verizero.pipeline.data.columns import pick
+from verizero.pipeline.data.files import read_file
+from verizero.pipeline.errors import DataError
 
 
 def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from pipeline.errors import DataError
+from verizero.pipeline.errors import DataError
 
 PAD, EOS = "<pad>", "<eos>"
 CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline import registry
-from pipeline.config.template import TEXT
-from pipeline.data.chat_turns import ChatTurns
-from pipeline.data.outside import Outside
-from pipeline.data.render import Renderer
-from pipeline.data.spoken import read_turn, spoken
-from pipeline.data.tokenizer import unknown_characters
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import CallForm, Conversing, Next, Piece, Said
-from pipeline.errors import DataError
-from pipeline.types import FinishReason, Message, Prompt
+from verizero.pipeline import registry
+from verizero.pipeline.config.template import TEXT
+from verizero.pipeline.data.chat_turns import ChatTurns
+from verizero.pipeline.data.outside import Outside
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.spoken import read_turn, spoken
+from verizero.pipeline.data.tokenizer import unknown_characters
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import CallForm, Conversing, Next, Piece, Said
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import FinishReason, Message, Prompt
 
 Ids = tuple[int, ...]
 

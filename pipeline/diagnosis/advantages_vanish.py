@@ -7,8 +7,8 @@ were joined wrongly between the two.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"too_easy", "too_hard", "learning_rate_low", "starvation", "false_positives"})
 NEARLY_ALL, HALF, SOME = 0.8, 0.5, 0.1

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.diagnosis.finding import PASS, Finding
-from pipeline.diagnosis.ranking import diagnose
-from pipeline.diagnosis.reading import Reading, read
-from pipeline.report.curves import Chart, Series, pass_chart, thin
-from pipeline.report.diagnosis_section import Card
+from verizero.pipeline.diagnosis.finding import PASS, Finding
+from verizero.pipeline.diagnosis.ranking import diagnose
+from verizero.pipeline.diagnosis.reading import Reading, read
+from verizero.pipeline.report.curves import Chart, Series, pass_chart, thin
+from verizero.pipeline.report.diagnosis_section import Card
 
 
 def cards_of(folder: Path, say: Callable[[str], None]) -> list[Card] | None:

@@ -7,9 +7,9 @@ whole responses are clipped there, not the tokens of each that changed most.
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low"})
 MANY, MANY_OF_SEQUENCES = 0.08, 0.5

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import FEW, Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import FEW, Reading
 
 EXPLAINS = frozenset({"learning_rate_low", "advantages_vanish"})
 FEWEST, USEFUL, WORSE = 10, 0.01, -0.01

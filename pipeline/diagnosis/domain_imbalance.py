@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading
 
 RARE = 0.05
 FEWEST = 100

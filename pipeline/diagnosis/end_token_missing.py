@@ -7,8 +7,8 @@ has no final answer, or an answer followed by noise.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"too_hard", "length_cap", "false_negatives", "wrong_references", "infrastructure_zeros"})
 NEARLY_ALL = 0.9

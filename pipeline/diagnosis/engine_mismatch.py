@@ -6,8 +6,8 @@ probs then carry noise, and a correction or the same type is needed (arXiv 2510.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 LARGE, SOME = 0.01, 1e-3
 

@@ -7,8 +7,8 @@ so a small gain does not excuse it.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 LESS, GAIN = 0.65, 0.02
 LESS_BY_SIGN, GAIN_BY_SIGN = 0.85, 0.2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 OF = re.compile(r"(\d+) of (\d+) evaluation prompts occur in training")
 SOME = 0.02

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import PASS, Evidence, Finding
-from pipeline.diagnosis.reading import METRICS, Reading
+from verizero.pipeline.diagnosis.finding import PASS, Evidence, Finding
+from verizero.pipeline.diagnosis.reading import METRICS, Reading
 
 WIDE = 0.12
 """Half of an interval of 95 %: gains of a run are often smaller."""

@@ -8,9 +8,9 @@ verifier is not to blame.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading
-from pipeline.diagnosis.stated import shown, stated
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading
+from verizero.pipeline.diagnosis.stated import shown, stated
 
 EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
 GAP = 0.15

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
-from pipeline.diagnosis.stated import shown, stated
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
+from verizero.pipeline.diagnosis.stated import shown, stated
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
 GAP = 0.25

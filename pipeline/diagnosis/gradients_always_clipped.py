@@ -6,8 +6,8 @@ little. One that is far below the usual norm leaves gradients near Adam's epsilo
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low"})
 FAR, ALWAYS = 50.0, 0.95

@@ -13,9 +13,9 @@ import re
 from collections.abc import Sequence
 from typing import get_args
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
-from sandbox.results import Status
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
+from verizero.sandbox.results import Status
 
 FAILED = ("timeout", "verifier_error", "sandbox_error")
 EXPLAINS = frozenset({"too_hard", "false_negatives", "wrong_references"})

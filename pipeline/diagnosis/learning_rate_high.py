@@ -6,8 +6,8 @@ distance to the reference grows to tenths of a nat a token, which careful runs n
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset(
     {"entropy_collapse", "length_cap", "length_drift", "too_hard", "wrong_references", "false_negatives"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 STILL = 2e-3
 """Nats a token between policy and reference. A policy that learns is past this within a few updates."""

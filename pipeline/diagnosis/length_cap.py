@@ -7,8 +7,8 @@ have another cause. A run that has learned to answer within the limit did not ne
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"length_drift", "false_negatives"})
 MANY, NEARLY_ALL = 0.15, 0.9

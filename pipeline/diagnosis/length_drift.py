@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from statistics import linear_regression
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"reward_scales"})
 LONGER, SHORTER = 1.5, 0.92

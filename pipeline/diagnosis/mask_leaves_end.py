@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 ONE = (0.7, 1.3)
 """Tokens a response that are sampled and not trained on: one each."""

@@ -6,8 +6,8 @@ advantage of its answers, and ratios and mismatch of those tokens mean nothing.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import METRICS, Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import METRICS, Reading
 
 EXPLAINS = frozenset({"sampling_differs", "engine_mismatch", "stale_engine_weights", "ratios_explode"})
 REMEDY = "look at the response mask (pipeline/train/collate.py, pipeline/train/texts.py), or at the change made to it"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from shlex import quote
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import FEW, INFO, METRICS, ROLLOUTS, Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import FEW, INFO, METRICS, ROLLOUTS, Reading
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "wrong_references", "learning_rate_low"})
 MANY, CUT = 0.5, 0.3

@@ -6,8 +6,8 @@ Small lags are harmless with a clip; large ones hold learning back.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"ratios_explode", "learning_rate_low", "clip_stops_learning"})
 OLD = 4.0

@@ -6,8 +6,8 @@ often as those of training. Episodes may ask the same and differ in what their e
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 OFTEN, GAP = 8.0, 0.1
 FEWEST = 20

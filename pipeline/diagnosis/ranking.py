@@ -7,9 +7,9 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 
-import pipeline.diagnosis
-from pipeline.diagnosis.finding import LEVELS, Finding, Level
-from pipeline.diagnosis.reading import Reading
+import verizero.pipeline.diagnosis
+from verizero.pipeline.diagnosis.finding import LEVELS, Finding, Level
+from verizero.pipeline.diagnosis.reading import Reading
 
 NO_CAUSES = frozenset({"cards", "finding", "ranking", "reading", "stated"})
 EXPLAINED: Level = "note"
@@ -17,7 +17,7 @@ EXPLAINED: Level = "note"
 
 def causes() -> list[str]:
     """Return the names of all causes."""
-    files = pkgutil.iter_modules(pipeline.diagnosis.__path__)
+    files = pkgutil.iter_modules(verizero.pipeline.diagnosis.__path__)
     return sorted(f.name for f in files if f.name not in NO_CAUSES and not f.name.startswith("_"))
 
 
@@ -29,7 +29,7 @@ def diagnose(run: Reading, failed: Callable[[str, Exception], None] | None = Non
     findings: list[Finding] = []
     for name in causes():
         try:
-            finding: Finding | None = importlib.import_module(f"pipeline.diagnosis.{name}").look(run)
+            finding: Finding | None = importlib.import_module(f"verizero.pipeline.diagnosis.{name}").look(run)
         except Exception as exc:
             if failed is None:
                 raise

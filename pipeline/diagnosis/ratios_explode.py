@@ -6,8 +6,8 @@ ratios then say little, and a few tokens decide the update.
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset(
     {"learning_rate_high", "entropy_collapse", "length_cap", "length_drift", "gradients_always_clipped"}

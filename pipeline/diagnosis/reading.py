@@ -12,12 +12,20 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.yaml_reader import read_yaml
-from pipeline.diagnosis.finding import Evidence
-from pipeline.errors import ConfigError, RunError
-from pipeline.files import numbered_jsonl
-from pipeline.report.files import ROUNDS, require_run, undone
-from pipeline.report.rows import CollapseAlarm, EvaluationRow, RolloutRow, StepRow, kind_of, metrics_row, rollout_row
+from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.diagnosis.finding import Evidence
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.files import numbered_jsonl
+from verizero.pipeline.report.files import ROUNDS, require_run, undone
+from verizero.pipeline.report.rows import (
+    CollapseAlarm,
+    EvaluationRow,
+    RolloutRow,
+    StepRow,
+    kind_of,
+    metrics_row,
+    rollout_row,
+)
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
 TRAIN = "data/train.jsonl"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low", "entropy_collapse"})
 ALWAYS = 0.6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import METRICS, Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import METRICS, Reading
 
 COEF, FAR, SMALL = 0.1, 0.03, 5e-3
 

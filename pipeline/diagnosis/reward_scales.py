@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading, by_group
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading, by_group
 
 EXPLAINS = frozenset({"length_drift"})
 TIMES = 4.0

@@ -14,8 +14,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import FEW, Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import FEW, Reading
 
 EXPLAINS = frozenset({"engine_mismatch", "learning_rate_high", "entropy_collapse", "ratios_explode"})
 LARGE, LOST = 0.01, 0.03

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import PASS, Evidence, Finding
-from pipeline.diagnosis.reading import METRICS, Reading
+from verizero.pipeline.diagnosis.finding import PASS, Evidence, Finding
+from verizero.pipeline.diagnosis.reading import METRICS, Reading
 
 FEW_STEPS = 10
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import FEW, METRICS, Reading
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import FEW, METRICS, Reading
 
 EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
 NEARLY_ZERO, WEAK = 0.02, 0.3

@@ -6,8 +6,8 @@ prompts are too hard or too easy, the limit comes first, and an update has a few
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"too_hard", "too_easy", "learning_rate_low", "wrong_references", "false_negatives"})
 HALF = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.diagnosis.reading import Reading, Sample
-from pipeline.types import Attempt
-from verifiers.answer import final_answer
+from verizero.pipeline.diagnosis.reading import Reading, Sample
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.answer import final_answer
 
 FEWEST = 20
 """Responses below which a share of them says little."""

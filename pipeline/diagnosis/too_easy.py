@@ -6,8 +6,8 @@ right has learned its task if it solves held-out prompts as well; if not, its tr
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low", "prompts_repeat", "entropy_collapse"})
 MANY, RIGHT, GAP = 0.6, 0.75, 0.1

@@ -6,8 +6,8 @@ does sometimes; what it never does has to come from demonstrations or from easie
 
 from __future__ import annotations
 
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low"})
 NEARLY_ALL = 0.85

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample, by_group
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample, by_group
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
 AGREED, GAP = 0.5, 0.15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.types import Message, Verdict
+from verizero.pipeline.types import Message, Verdict
 
 THINKING, END_OF_THINKING = "<think>", "</think>"
 

@@ -15,7 +15,7 @@ import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from pipeline.errors import EnvironmentFailed
+from verizero.pipeline.errors import EnvironmentFailed
 
 MAX_LINE = 64 * 2**20
 END_S = 2.0

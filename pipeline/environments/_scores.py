@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pipeline.errors import EnvironmentFailed
-from pipeline.types import Verdict
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.types import Verdict
 
 MAX_REASON = 300
 

@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-import pipeline
-from pipeline.environments._scratch import new_folder, remove_folder
-from pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
-from pipeline.environments.gateway.exchange import Exchange, Pending
-from pipeline.environments.gateway.server import MODEL, Gateway
-from pipeline.environments.gateway.wire import Answer
-from pipeline.errors import EnvironmentFailed
-from pipeline.types import Message, Prompt, Verdict
+from verizero import pipeline
+from verizero.pipeline.environments._scratch import new_folder, remove_folder
+from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
+from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
+from verizero.pipeline.environments.gateway.server import MODEL, Gateway
+from verizero.pipeline.environments.gateway.wire import Answer
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
 WATCHER = Path(pipeline.__file__).parent / "rollout" / "child_process.py"

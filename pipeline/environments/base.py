@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline import registry
-from pipeline.errors import ConfigError
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline import registry
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 BASE = "base"
 """Key in pydantic's validation context: the folder that relative paths start from, or None."""

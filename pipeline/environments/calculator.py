@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.environments._answers import exact
-from pipeline.environments.base import EnvironmentParams
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.environments.tools import calculator
-from pipeline.types import Prompt
+from verizero.pipeline.environments._answers import exact
+from verizero.pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.environments.tools import calculator
+from verizero.pipeline.types import Prompt
 
 EXAMPLE = Prompt("calculator/1", "27*58+14=", "environment", "1580")
 

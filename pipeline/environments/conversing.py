@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from pipeline.environments.base import ToolSchema
-from pipeline.types import FinishReason, Message, Prompt
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.types import FinishReason, Message, Prompt
 
 
 @dataclass(frozen=True, slots=True)

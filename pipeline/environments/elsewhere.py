@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from pipeline.environments import wire
-from pipeline.environments._far_process import FarProcess, Lost
-from pipeline.environments.base import Environment, Reply, Start, load
-from pipeline.errors import ConfigError, EnvironmentFailed
-from pipeline.types import Message, Prompt
-from sandbox import settings
+from verizero.pipeline.environments import wire
+from verizero.pipeline.environments._far_process import FarProcess, Lost
+from verizero.pipeline.environments.base import Environment, Reply, Start, load
+from verizero.pipeline.errors import ConfigError, EnvironmentFailed
+from verizero.pipeline.types import Message, Prompt
+from verizero.sandbox import settings
 
 Where = Literal["here", "process"] | Mapping[str, str]
 """here; process; {"python": path of an interpreter}; {"url": address of a far side}."""

@@ -46,7 +46,7 @@ def loaded(choice: dict[str, Any]) -> Make:
     """Return the function that makes episodes."""
     if "root" in choice:
         sys.path.insert(0, choice["root"])
-        from pipeline.environments.wire import plain
+        from verizero.pipeline.environments.wire import plain
 
         make: Make = plain(choice.get("name"), choice.get("path"), choice.get("params") or {}, choice.get("base"))
         return make

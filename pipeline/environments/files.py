@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.environments._answers import exact
-from pipeline.environments.base import EnvironmentParams
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.environments.tools import files
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.environments._answers import exact
+from verizero.pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.environments.tools import files
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 EXAMPLE = Prompt("files/1", "read a", "environment", {"files": {"a": "see b", "b": "see c", "c": "42"}, "answer": "42"})
 

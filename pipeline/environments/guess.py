@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pipeline.environments._answers import answer_of
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.errors import DataError
-from pipeline.seeds import stream
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("guess/23", "1 to 32?", "environment", 23)
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)

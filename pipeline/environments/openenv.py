@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from pipeline.environments._answers import answer_of
-from pipeline.environments._scores import checked_range, verdict_of
-from pipeline.environments.base import EnvironmentParams, Reply, Start, ToolSchema, ToolUse
-from pipeline.errors import ConfigError, EnvironmentFailed
-from pipeline.types import Message, Prompt
+from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments._scores import checked_range, verdict_of
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start, ToolSchema, ToolUse
+from verizero.pipeline.errors import ConfigError, EnvironmentFailed
+from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = Prompt("openenv/1", "", "environment", None)
 TOOL = "act"

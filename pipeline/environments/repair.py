@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import Field
 
-import sandbox
-from pipeline.environments._answers import answer_of
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.environments.tools._programs import run
-from pipeline.errors import DataError
-from pipeline.types import Message, Prompt, Verdict
+from verizero import sandbox
+from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.environments.tools._programs import run
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt(
     "repair/1",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.environments._answers import exact
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.types import Message, Prompt
+from verizero.pipeline.environments._answers import exact
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = Prompt("retry/1", "17+25=", "environment", "42")
 

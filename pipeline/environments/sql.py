@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.environments._answers import answer_of
-from pipeline.environments.base import EnvironmentParams
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.environments.tools import sql
-from pipeline.environments.tools.base import Toolbox
-from pipeline.errors import DataError
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.environments.tools import sql
+from verizero.pipeline.environments.tools.base import Toolbox
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt(
     "sql/1",

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pipeline.environments._answers import answer_of
-from pipeline.environments._interpreters import interpreter
-from pipeline.environments._scores import checked_range, verdict_of
-from pipeline.environments.base import BASE, Environment, EnvironmentParams, PluginParams, Reply, Start
-from pipeline.environments.elsewhere import FAR, Place, Processes
-from pipeline.errors import DataError
-from pipeline.types import Message, Prompt
+from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments._interpreters import interpreter
+from verizero.pipeline.environments._scores import checked_range, verdict_of
+from verizero.pipeline.environments.base import BASE, Environment, EnvironmentParams, PluginParams, Reply, Start
+from verizero.pipeline.environments.elsewhere import FAR, Place, Processes
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = Prompt("textarena/1", "", "environment", {"seed": 1})
 GAMES = Path(__file__).with_name("_textarena_games.py")

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
-from pipeline.environments.base import BASE, EnvironmentParams, PluginParams, Reply, Start
-from pipeline.environments.tools.base import BoundTools, Toolbox, load
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.environments.base import BASE, EnvironmentParams, PluginParams, Reply, Start
+from verizero.pipeline.environments.tools.base import BoundTools, Toolbox, load
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 
 class ToolChoice(PluginParams):

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pipeline.environments import agent
-from pipeline.environments._interpreters import interpreter
-from pipeline.environments._scores import checked_range, verdict_of
-from pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start
-from pipeline.errors import DataError, EnvironmentFailed
-from pipeline.types import Message, Prompt
+from verizero.pipeline.environments import agent
+from verizero.pipeline.environments._interpreters import interpreter
+from verizero.pipeline.environments._scores import checked_range, verdict_of
+from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start
+from verizero.pipeline.errors import DataError, EnvironmentFailed
+from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = Prompt("verifiers_package/0", "", "environment", 0)
 RUNNER = Path(__file__).with_name("_verifiers_runner.py")

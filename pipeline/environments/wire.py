@@ -9,10 +9,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.environments.base import BoundEnvironment, CountsTokens, Environment, Reply, Start, is_deterministic, load
-from pipeline.errors import EnvironmentFailed
-from pipeline.types import Message, Prompt
-from sandbox import settings
+from verizero.pipeline.environments.base import (
+    BoundEnvironment,
+    CountsTokens,
+    Environment,
+    Reply,
+    Start,
+    is_deterministic,
+    load,
+)
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.types import Message, Prompt
+from verizero.sandbox import settings
 
 MESSAGE = TypeAdapter(Message)
 START = TypeAdapter(Start)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.loop.scheduling import MAX_OVERSAMPLING, affordable_groups, drop_stale
-from pipeline.loop.steps import Steps
-from pipeline.run.session import StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.scoring.score import GradingTally
-from pipeline.scoring.second_opinion import Opinions
-from pipeline.scoring.select import REASONS, acceptance_after, forecast
-from pipeline.types import Group, StepMetrics
+from verizero.pipeline.loop.scheduling import MAX_OVERSAMPLING, affordable_groups, drop_stale
+from verizero.pipeline.loop.steps import Steps
+from verizero.pipeline.run.session import StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.second_opinion import Opinions
+from verizero.pipeline.scoring.select import REASONS, acceptance_after, forecast
+from verizero.pipeline.types import Group, StepMetrics
 
 
 @dataclass

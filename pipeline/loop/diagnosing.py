@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.diagnosis.cards import rule_failed
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.ranking import diagnose
-from pipeline.diagnosis.reading import read
-from pipeline.run.recorder import Recorder
-from pipeline.run.schedule import Item
-from pipeline.shown import one_line
+from verizero.pipeline.diagnosis.cards import rule_failed
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.ranking import diagnose
+from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.shown import one_line
 
 EVENT = "verizero.diagnosis.finding"
 MOST_BYTES = 4 * 2**20

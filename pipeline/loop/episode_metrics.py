@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.report.rows import MessageRow
-from pipeline.rows import rows
-from pipeline.types import ENDINGS, Call, Episode, Rollout, StepMetrics, Turn
+from verizero.pipeline.report.rows import MessageRow
+from verizero.pipeline.rows import rows
+from verizero.pipeline.types import ENDINGS, Call, Episode, Rollout, StepMetrics, Turn
 
 
 def row_size(turns: Sequence[Turn]) -> tuple[int, int]:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.compact import totals
-from pipeline.data.render import end_of_prompts
-from pipeline.errors import RunError
-from pipeline.loop.batch import Batch
-from pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
-from pipeline.models.flops import update_flops
-from pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
-from pipeline.rows import rows
-from pipeline.run.collapse import num_roll_backs
-from pipeline.run.recorder import Recorder
-from pipeline.run.sampling import temperature
-from pipeline.run.schedule import Item
-from pipeline.run.session import StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.scoring.score import GradingTally
-from pipeline.scoring.second_opinion import Opinions, disagree
-from pipeline.scoring.select import classify_group
-from pipeline.train.exchange import whole_on_first
-from pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
+from verizero.pipeline.compact import totals
+from verizero.pipeline.data.render import end_of_prompts
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.loop.batch import Batch
+from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
+from verizero.pipeline.models.flops import update_flops
+from verizero.pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
+from verizero.pipeline.rows import rows
+from verizero.pipeline.run.collapse import num_roll_backs
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.sampling import temperature
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.second_opinion import Opinions, disagree
+from verizero.pipeline.scoring.select import classify_group
+from verizero.pipeline.train.exchange import whole_on_first
+from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
 
 MEND_GRADERS = (
     "Mend the grader or the environment (`verizero verify --check` and `verizero doctor` try them without a run); the "

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from pipeline.config.rollout import RolloutConfig
-from pipeline.errors import RunError
-from pipeline.rollout.collect import collect
-from pipeline.rollout.engine import Sampling
-from pipeline.rows import TrainedRow, trained_rows
-from pipeline.run.recorder import Recorder
-from pipeline.run.session import Run, Workers
-from pipeline.train.backend import Backend
-from pipeline.train.replay import recorded, replay_at
-from pipeline.types import Rollout
+from verizero.pipeline.config.rollout import RolloutConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.rollout.collect import collect
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rows import TrainedRow, trained_rows
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.session import Run, Workers
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.replay import recorded, replay_at
+from verizero.pipeline.types import Rollout
 
 QUANTILES = (0.5, 0.99)
 FILE = "parity.json"

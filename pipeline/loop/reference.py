@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.config.stages import ReferenceConfig
-from pipeline.run.algorithm import reference_of
-from pipeline.run.session import StageSetup
-from pipeline.run.state import RunState
-from pipeline.train.backend import Backend
-from pipeline.types import StepMetrics
+from verizero.pipeline.config.stages import ReferenceConfig
+from verizero.pipeline.run.algorithm import reference_of
+from verizero.pipeline.run.session import StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.types import StepMetrics
 
 
 def reference_config(setup: StageSetup) -> ReferenceConfig:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import RunError
-from pipeline.report.rows import CollapseAlarm, SignRow, to_json
-from pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
-from pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
-from pipeline.run.saving import finish_checkpoint, save
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session, StageSetup
-from pipeline.run.state import RunState, read_state
-from pipeline.train import checkpoint
-from pipeline.types import StepMetrics
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.report.rows import CollapseAlarm, SignRow, to_json
+from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
+from verizero.pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
+from verizero.pipeline.run.saving import finish_checkpoint, save
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session, StageSetup
+from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.types import StepMetrics
 
 
 class RolledBack(Exception):

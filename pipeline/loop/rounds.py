@@ -5,23 +5,23 @@ A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, the pha
 
 from __future__ import annotations
 
-from pipeline.errors import NonFiniteError, RunError
-from pipeline.loop.batch import fill_batch
-from pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
-from pipeline.loop.parity import check_parity
-from pipeline.loop.reference import move_reference, reference_config, refresh_reference
-from pipeline.loop.rollback import guard_against_collapse, mark_start
-from pipeline.loop.scheduling import is_out_of_tokens, start_later_batches
-from pipeline.loop.steps import Steps, Wrap
-from pipeline.run.recorder import Recorder
-from pipeline.run.sampling import sampling, temperature
-from pipeline.run.saving import save
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session, StageSetup
-from pipeline.run.state import RunState
-from pipeline.scoring.second_opinion import merged
-from pipeline.train.backend import Backend
-from pipeline.types import Group, StepMetrics
+from verizero.pipeline.errors import NonFiniteError, RunError
+from verizero.pipeline.loop.batch import fill_batch
+from verizero.pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
+from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
+from verizero.pipeline.loop.rollback import guard_against_collapse, mark_start
+from verizero.pipeline.loop.scheduling import is_out_of_tokens, start_later_batches
+from verizero.pipeline.loop.steps import Steps, Wrap
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.sampling import sampling, temperature
+from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session, StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.second_opinion import merged
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.types import Group, StepMetrics
 
 
 def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:

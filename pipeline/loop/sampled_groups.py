@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.config.pairs import Judge, JudgedConfig
-from pipeline.rollout.collect import collect
-from pipeline.rollout.engine import Sampling
-from pipeline.run.dealing import gather_groups, share_of
-from pipeline.run.graders import bind_grader
-from pipeline.run.recorder import Recorder
-from pipeline.run.session import Run, StageSetup, Workers
-from pipeline.scoring.early_grading import attempt_in
-from pipeline.scoring.score import GradingTally, Scorer
-from pipeline.scoring.select import form_groups
-from pipeline.types import Group, Prompt, ScoredRollout, Verdict
+from verizero.pipeline.config.pairs import Judge, JudgedConfig
+from verizero.pipeline.rollout.collect import collect
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.run.dealing import gather_groups, share_of
+from verizero.pipeline.run.graders import bind_grader
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.session import Run, StageSetup, Workers
+from verizero.pipeline.scoring.early_grading import attempt_in
+from verizero.pipeline.scoring.score import GradingTally, Scorer
+from verizero.pipeline.scoring.select import form_groups
+from verizero.pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
 SCORE = re.compile(r"score\s*[:=]\s*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 SAMPLED_AT_ONCE = 128

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.config.run import most_tokens
-from pipeline.rollout.continuation import oldest_version
-from pipeline.run.rollouts import RolloutSource
-from pipeline.run.sampling import asked_of, temperature
-from pipeline.run.schedule import Item
-from pipeline.run.session import StageSetup, Workers
-from pipeline.run.state import InFlightBatch, RunState
-from pipeline.scoring.select import forecast
-from pipeline.types import Group, StepMetrics
+from verizero.pipeline.config.run import most_tokens
+from verizero.pipeline.rollout.continuation import oldest_version
+from verizero.pipeline.run.rollouts import RolloutSource
+from verizero.pipeline.run.sampling import asked_of, temperature
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import StageSetup, Workers
+from verizero.pipeline.run.state import InFlightBatch, RunState
+from verizero.pipeline.scoring.select import forecast
+from verizero.pipeline.types import Group, StepMetrics
 
 MAX_OVERSAMPLING = 4
 """One generation samples at most this many times the prompts of a batch."""

@@ -10,23 +10,23 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from pipeline.config.episodes import longest_response
-from pipeline.loop.reference import reference_config
-from pipeline.rl.parts import Shaping
-from pipeline.rl.shaping import length_penalty
-from pipeline.run.dealing import gather_groups, gather_told, share_of
-from pipeline.run.demonstrations import demonstration_rows
-from pipeline.run.graders import overlaps_grading
-from pipeline.run.recorder import Recorder
-from pipeline.run.sampling import asked_of, temperature
-from pipeline.run.session import Run, Session, StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.scoring.early_grading import EarlyGrading
-from pipeline.scoring.score import GradingTally
-from pipeline.scoring.select import Reason, form_groups, select
-from pipeline.train.prepare import Settings
-from pipeline.train.step import update
-from pipeline.types import Group, Prompt, Rollout, StepMetrics
+from verizero.pipeline.config.episodes import longest_response
+from verizero.pipeline.loop.reference import reference_config
+from verizero.pipeline.rl.parts import Shaping
+from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.run.dealing import gather_groups, gather_told, share_of
+from verizero.pipeline.run.demonstrations import demonstration_rows
+from verizero.pipeline.run.graders import overlaps_grading
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.sampling import asked_of, temperature
+from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.early_grading import EarlyGrading
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.select import Reason, form_groups, select
+from verizero.pipeline.train.prepare import Settings
+from verizero.pipeline.train.step import update
+from verizero.pipeline.types import Group, Prompt, Rollout, StepMetrics
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """(phase name, function) -> the function that is called in its place."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.routing import num_experts
+from verizero.pipeline.models.routing import num_experts
 
 NAME = "default"
 BASE = ".base_layer"

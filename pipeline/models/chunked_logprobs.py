@@ -1,7 +1,7 @@
 """Log-probs and entropies straight from hidden states: the output layer's product is made some tokens at a time.
 
 The logits of a long batch never exist at once. A chunk's are made, read and dropped, and made again in the backward,
-which costs one more product with the output embeddings. On CUDA a kernel, `pipeline.models.kernels.log_probs`, takes
+which costs one more product with the output embeddings. On CUDA a kernel, `verizero.pipeline.models.kernels.log_probs`, takes
 the place of the chunks; what is here is its twin, for every device and case.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models import kernels
-from pipeline.models.cpu import product, transposed
-from pipeline.models.divided_head import Scoring, divided_logprobs
-from pipeline.models.divided_table import DividedHead
-from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
+from verizero.pipeline.models import kernels
+from verizero.pipeline.models.cpu import product, transposed
+from verizero.pipeline.models.divided_head import Scoring, divided_logprobs
+from verizero.pipeline.models.divided_table import DividedHead
+from verizero.pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
 
 def head_logprobs(
@@ -45,7 +45,7 @@ def head_logprobs(
 
     def compute(states: Tensor) -> tuple[Tensor, ...]:
         if kept is None and _is_for_the_kernel(states, head.weight, head.bias):
-            from pipeline.models.kernels.log_probs import SCRATCH_ELEMENTS, log_probs
+            from verizero.pipeline.models.kernels.log_probs import SCRATCH_ELEMENTS, log_probs
 
             scratch = min(SCRATCH_ELEMENTS, chunk_tokens * len(head.weight))
             values, spread = log_probs(states, head.weight, targets, temperature, entropy, scratch=scratch)
@@ -63,7 +63,7 @@ def _is_for_the_kernel(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> b
     """True if the kernel is wanted on this device, computes this output layer, and was proved here."""
     if not kernels.wanted(hidden.device):
         return False
-    from pipeline.models.kernels.log_probs import fits, is_proved
+    from verizero.pipeline.models.kernels.log_probs import fits, is_proved
 
     return fits(hidden, weight, bias) and is_proved(hidden.device, hidden.dtype)
 

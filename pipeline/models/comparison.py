@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.chunked_logprobs import within
-from pipeline.models.cpu import linear
-from pipeline.models.forward import logits_at, states_at
-from pipeline.rl.distillation import Compared, Told, compare
-from pipeline.rl.divergences import Objective
-from pipeline.rl.logprobs import CHUNK_ELEMENTS
+from verizero.pipeline.models.chunked_logprobs import within
+from verizero.pipeline.models.cpu import linear
+from verizero.pipeline.models.forward import logits_at, states_at
+from verizero.pipeline.rl.distillation import Compared, Told, compare
+from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)

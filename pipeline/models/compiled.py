@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models.proof import HALF
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.proof import HALF
 
 Forward = Callable[..., Any]
 MOST_GRAPHS = 64

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.cpu import product
-from pipeline.models.divided_table import DividedHead, DividedTable, wide_product
-from pipeline.rl.logprobs import joined_columns, pull_columns, score_columns
+from verizero.pipeline.models.cpu import product
+from verizero.pipeline.models.divided_table import DividedHead, DividedTable, wide_product
+from verizero.pipeline.rl.logprobs import joined_columns, pull_columns, score_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _score_by_kernel(
     hidden: Tensor, weight: Tensor, at: Tensor, kept: Tensor | None, how: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-normalisers, entropies and tempered logits of the targets among some columns; 0 for a place of -1."""
-    from pipeline.models.kernels import log_probs
+    from verizero.pipeline.models.kernels import log_probs
 
     tiles = log_probs.tiles_of(weight.dtype)
     highest, total, entropy, hit = log_probs.score_columns(hidden, weight, at, how.temperature, True, tiles)
@@ -113,7 +113,7 @@ def _pull_by_kernel(
     how: Scoring,
 ) -> None:
     """Add what some columns pull on hidden states, and on their weights."""
-    from pipeline.models.kernels import log_probs
+    from verizero.pipeline.models.kernels import log_probs
 
     scratch = min(log_probs.SCRATCH_ELEMENTS, how.chunk_tokens * len(weight))
     tiles = log_probs.tiles_of(weight.dtype)

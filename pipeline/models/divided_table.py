@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.cpu import FastLinear, product
+from verizero.pipeline.models.cpu import FastLinear, product
 
 
 class Piece(NamedTuple):

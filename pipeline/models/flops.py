@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.routing import num_experts
+from verizero.pipeline.models.routing import num_experts
 
 PEAKS = {
     "B200": (2250, 80),

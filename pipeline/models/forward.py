@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.errors import ConfigError
-from pipeline.models import shared_prompts, varlen
-from pipeline.models.chunked_logprobs import head_logprobs
-from pipeline.models.cpu import Blocks, blocks_of
-from pipeline.models.packed import packed_states
-from pipeline.models.proof import agree, evaluating, probe_ids
-from pipeline.models.routing import Rerouted, num_experts, replaying
-from pipeline.models.sequence_parallel import Pieces
-from pipeline.rl.logprobs import logprobs_and_entropy
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import shared_prompts, varlen
+from verizero.pipeline.models.chunked_logprobs import head_logprobs
+from verizero.pipeline.models.cpu import Blocks, blocks_of
+from verizero.pipeline.models.packed import packed_states
+from verizero.pipeline.models.proof import agree, evaluating, probe_ids
+from verizero.pipeline.models.routing import Rerouted, num_experts, replaying
+from verizero.pipeline.models.sequence_parallel import Pieces
+from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, boundary
-from pipeline.files import locked, replace_folder
-from pipeline.models.named import model_named
-from pipeline.near import near_path
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.files import locked, replace_folder
+from verizero.pipeline.models.named import model_named
+from verizero.pipeline.near import near_path
 
 PACKAGE, SUFFIX = "package:", ".gguf"
 MADE = ".models"

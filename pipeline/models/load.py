@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.errors import ConfigError, boundary
-from pipeline.models import cpu
-from pipeline.models.named import model_named
-from pipeline.near import near_path
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models import cpu
+from verizero.pipeline.models.named import model_named
+from verizero.pipeline.near import near_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

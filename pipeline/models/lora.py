@@ -17,10 +17,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pipeline.errors import CheckpointError, ConfigError, boundary
-from pipeline.models.adapted_layers import NAME, chosen, key_of, name_of, plain_name, total, weight_of, without_config
-from pipeline.models.load import frozen_copy
-from pipeline.models.saved_names import without_memory
+from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
+from verizero.pipeline.models.adapted_layers import (
+    NAME,
+    chosen,
+    key_of,
+    name_of,
+    plain_name,
+    total,
+    weight_of,
+    without_config,
+)
+from verizero.pipeline.models.load import frozen_copy
+from verizero.pipeline.models.saved_names import without_memory
 
 FOLDER = "adapter"
 FACTORS = (".lora_A.", ".lora_B.")

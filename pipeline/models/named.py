@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from pipeline.errors import ConfigError
-from pipeline.near import near_path
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import near_path
 
 HUB = "https://huggingface.co"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models.proof import agree, evaluating, probe_ids
-from pipeline.models.widths import forward_width
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.proof import agree, evaluating, probe_ids
+from verizero.pipeline.models.widths import forward_width
 
 ALIKE = 0.8
 """Rows shorter than this share of the longest one next to them would be padded much."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models.proof import agree, evaluating, probe_ids
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.proof import agree, evaluating, probe_ids
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields in which configurations of transformers give the number of experts of a layer."""

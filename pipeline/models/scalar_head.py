@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.errors import ConfigError, boundary
-from pipeline.models.load import ready
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models.load import ready
 
 Head = Literal["TokenClassification", "SequenceClassification"]
 

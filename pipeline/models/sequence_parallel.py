@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.errors import ConfigError
-from pipeline.models.proof import agree, difference, evaluating, probe_ids
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.proof import agree, difference, evaluating, probe_ids
 
 NAME = "verizero_sequence"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.errors import ConfigError
-from pipeline.models.packed import ALIKE
-from pipeline.models.proof import agree, evaluating, probe_ids
-from pipeline.models.short_attention import attend, is_short
-from pipeline.models.varlen import Piece, Runs
-from pipeline.models.widths import packed_width
-from pipeline.types import PackedAs, PromptOf
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.packed import ALIKE
+from verizero.pipeline.models.proof import agree, evaluating, probe_ids
+from verizero.pipeline.models.short_attention import attend, is_short
+from verizero.pipeline.models.varlen import Piece, Runs
+from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.types import PackedAs, PromptOf
 
 NAME = "verizero_prompts"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")

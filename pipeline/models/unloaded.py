@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError, boundary
-from pipeline.models import cpu
-from pipeline.models.saved_names import as_saved
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models import cpu
+from verizero.pipeline.models.saved_names import as_saved
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

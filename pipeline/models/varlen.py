@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.models.kernels import proved
-from pipeline.models.proof import HALF
+from verizero.pipeline.models.kernels import proved
+from verizero.pipeline.models.proof import HALF
 
 
 class Piece(NamedTuple):

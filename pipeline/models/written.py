@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.models.unloaded import INDEX, SINGLE
+from verizero.pipeline.models.unloaded import INDEX, SINGLE
 
 FILE_BYTES = 32 << 20
 """Blocks are collected until a file has about so many bytes; a file has one block at least."""

@@ -5,8 +5,8 @@ For chosen responses that are worse than what the policy would say; `apo_zero` i
 
 from __future__ import annotations
 
-from pipeline.preferences import apo_zero
-from pipeline.preferences.base import Losses, Sides
+from verizero.pipeline.preferences import apo_zero
+from verizero.pipeline.preferences.base import Losses, Sides
 
 SOURCE = "arXiv:2408.06266 eq. 8"
 DEPARTURES: tuple[str, ...] = ("1 is added, as in TRL, so that no pair has a negative loss; gradients are the same",)

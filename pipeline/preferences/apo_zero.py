@@ -5,7 +5,7 @@ For chosen responses that are better than what the policy would say; `apo_down` 
 
 from __future__ import annotations
 
-from pipeline.preferences.base import Beta, Losses, PairParams, Sides
+from verizero.pipeline.preferences.base import Beta, Losses, PairParams, Sides
 
 SOURCE = "arXiv:2408.06266 eq. 7"
 DEPARTURES: tuple[str, ...] = ("1 is added, as in TRL, so that no pair has a negative loss; gradients are the same",)

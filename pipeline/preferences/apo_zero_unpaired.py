@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline.preferences import kto
-from pipeline.preferences.base import Losses, Sides
+from verizero.pipeline.preferences import kto
+from verizero.pipeline.preferences.base import Losses, Sides
 
 SOURCE = "arXiv:2408.06266 eq. 7, a response at a time as in TRL"
 DEPARTURES: tuple[str, ...] = ()

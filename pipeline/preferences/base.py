@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline import registry
-from pipeline.errors import ConfigError
+from verizero.pipeline import registry
+from verizero.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline.preferences.base import (
+from verizero.pipeline.preferences.base import (
     Beta,
     LabelSmoothing,
     LikelihoodCoef,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import (
+from verizero.pipeline.preferences.base import (
     LabelSmoothing,
     LikelihoodCoef,
     Losses,

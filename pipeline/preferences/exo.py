@@ -6,7 +6,7 @@ import math
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, MarginParams, Sides, minus_log_sigmoid, scores
+from verizero.pipeline.preferences.base import Losses, MarginParams, Sides, minus_log_sigmoid, scores
 
 SOURCE = "arXiv:2402.00856 eq. 16, for two responses"
 DEPARTURES: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.preferences.base import Losses, MarginParams, Sides, scores
+from verizero.pipeline.preferences.base import Losses, MarginParams, Sides, scores
 
 SOURCE = "arXiv:2309.06657 (hinge-norm), after SLiC, arXiv:2305.10425"
 DEPARTURES: tuple[str, ...] = (

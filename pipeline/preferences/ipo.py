@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, MarginParams, Sides, scores
+from verizero.pipeline.preferences.base import Losses, MarginParams, Sides, scores
 
 SOURCE = "arXiv:2310.12036 eq. 17"
 DEPARTURES: tuple[str, ...] = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import Beta, Losses, PreferenceParams, Sides
+from verizero.pipeline.preferences.base import Beta, Losses, PreferenceParams, Sides
 
 if TYPE_CHECKING:
     from torch import Tensor

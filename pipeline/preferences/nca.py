@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.preferences.base import Beta, Losses, PairParams, Sides, minus_log_sigmoid
+from verizero.pipeline.preferences.base import Beta, Losses, PairParams, Sides, minus_log_sigmoid
 
 SOURCE = "arXiv:2402.05369, for two responses with hard labels (TRL's nca_pair)"
 DEPARTURES: tuple[str, ...] = ()

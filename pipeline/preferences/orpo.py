@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, PairParams, Sides, minus_log_sigmoid
+from verizero.pipeline.preferences.base import Losses, PairParams, Sides, minus_log_sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.preferences.base import LabelSmoothing, Losses, MarginParams, Sides, minus_log_sigmoid, scores
+from verizero.pipeline.preferences.base import LabelSmoothing, Losses, MarginParams, Sides, minus_log_sigmoid, scores
 
 SOURCE = "arXiv:2403.00409"
 DEPARTURES: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import LabelSmoothing, Losses, PairParams, Sides, logistic
+from verizero.pipeline.preferences.base import LabelSmoothing, Losses, PairParams, Sides, logistic
 
 SOURCE = "arXiv:2405.14734 eq. 6"
 DEPARTURES: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, PairParams, Sides
+from verizero.pipeline.preferences.base import Losses, PairParams, Sides
 
 SOURCE = "arXiv:2405.00675 eq. 4.7"
 DEPARTURES: tuple[str, ...] = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.report.files import RunFiles
-from pipeline.report.rows import Alarm, VerifierAlarm
-from pipeline.shown import in_html
+from verizero.pipeline.report.files import RunFiles
+from verizero.pipeline.report.rows import Alarm, VerifierAlarm
+from verizero.pipeline.shown import in_html
 
 MOST = 50
 """Alarms listed. Graders that fail for days raise the same alarm a thousand times."""

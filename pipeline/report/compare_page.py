@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.files import write_atomic
-from pipeline.report.curves import Chart, Series
-from pipeline.report.files import read_run
-from pipeline.report.intervals import Estimate, paired_over_seeds
-from pipeline.report.plots import draw
-from pipeline.shown import in_html
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.report.curves import Chart, Series
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.intervals import Estimate, paired_over_seeds
+from verizero.pipeline.report.plots import draw
+from verizero.pipeline.shown import in_html
 
 HERE = Path(__file__).parent
 AXES = {"steps": "RL step", "tokens": "generated tokens", "seconds": "seconds of RL"}

@@ -9,9 +9,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from pipeline.report.files import RunFiles
-from pipeline.report.rows import EvaluationRow, StepRow, kind_of
-from pipeline.report.summary import RL_PHASES, phases_of
+from verizero.pipeline.report.files import RunFiles
+from verizero.pipeline.report.rows import EvaluationRow, StepRow, kind_of
+from verizero.pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
 """Points of a curve, about one a pixel of a narrow screen; longer runs are shown as means of equal buckets."""

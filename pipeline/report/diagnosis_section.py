@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.report.curves import Chart
-from pipeline.shown import in_html
+from verizero.pipeline.report.curves import Chart
+from verizero.pipeline.shown import in_html
 
 SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
 """Options of a command line in a remedy, which may be followed by words."""

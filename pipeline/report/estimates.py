@@ -15,8 +15,8 @@ from functools import lru_cache
 from math import comb
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.report.intervals import mean_interval, rate_interval
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.report.intervals import mean_interval, rate_interval
 
 
 @dataclass(frozen=True, slots=True)

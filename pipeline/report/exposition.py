@@ -10,10 +10,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.report.rows import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
-from pipeline.report.summary import phases_of
-from pipeline.types import STATUSES
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.report.rows import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
+from verizero.pipeline.report.summary import phases_of
+from verizero.pipeline.types import STATUSES
 
 HOST = "127.0.0.1"
 POLL_S = 0.1

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import RunError
-from pipeline.files import Row, iterate_jsonl, read_jsonl
-from pipeline.near import near_path
-from pipeline.report.rows import (
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import Row, iterate_jsonl, read_jsonl
+from verizero.pipeline.near import near_path
+from verizero.pipeline.report.rows import (
     Alarm,
     CollapseAlarm,
     EvaluationRow,

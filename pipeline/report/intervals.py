@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
+from verizero.pipeline.errors import DataError
 
 Z = NormalDist().inv_cdf(0.975)
 """Standard deviations of a normal mean on either side."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from pipeline.report.files import RunFiles, read_rollouts
-from pipeline.report.rows import OpinionRow, RolloutRow
-from pipeline.report.samples import shorten
-from pipeline.shown import in_html
+from verizero.pipeline.report.files import RunFiles, read_rollouts
+from verizero.pipeline.report.rows import OpinionRow, RolloutRow
+from verizero.pipeline.report.samples import shorten
+from verizero.pipeline.shown import in_html
 
 MAX_LISTED = 50
 MAX_TEXT = 400

@@ -10,16 +10,16 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pipeline.files import write_atomic
-from pipeline.report.alarms import alarms_section
-from pipeline.report.curves import Chart, build_charts
-from pipeline.report.diagnosis_section import Card, diagnosis_section
-from pipeline.report.files import RunFiles, read_run
-from pipeline.report.opinions import opinions_section
-from pipeline.report.plots import Plot, draw
-from pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
-from pipeline.report.summary import RL_PHASES, gives_part, summarize
-from pipeline.shown import in_html, visible
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.report.alarms import alarms_section
+from verizero.pipeline.report.curves import Chart, build_charts
+from verizero.pipeline.report.diagnosis_section import Card, diagnosis_section
+from verizero.pipeline.report.files import RunFiles, read_run
+from verizero.pipeline.report.opinions import opinions_section
+from verizero.pipeline.report.plots import Plot, draw
+from verizero.pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
+from verizero.pipeline.report.summary import RL_PHASES, gives_part, summarize
+from verizero.pipeline.shown import in_html, visible
 
 HERE = Path(__file__).parent
 MEASURE_LABELS = {

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
-from pipeline.shown import in_html, one_line
+from verizero.pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
+from verizero.pipeline.shown import in_html, one_line
 
 WIDTH, HEIGHT = 350.0, 215.0
 """Size of the view box in points. A chart is scaled to its place; its text is readable from 330 px up."""

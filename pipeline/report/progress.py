@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pipeline.shown import one_line
+from verizero.pipeline.shown import one_line
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

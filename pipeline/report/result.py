@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.summary import gives_part
-from pipeline.shown import in_markdown
+from verizero.pipeline.report.summary import gives_part
+from verizero.pipeline.shown import in_markdown
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy")
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.report.alarms import alarm_line
-from pipeline.report.curves import Chart, build_charts
-from pipeline.report.files import RunFiles, read_rollouts, read_run
-from pipeline.report.plots import draw
-from pipeline.report.rows import EvaluationRow, Numbers
-from pipeline.shown import in_markdown
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.alarms import alarm_line
+from verizero.pipeline.report.curves import Chart, build_charts
+from verizero.pipeline.report.files import RunFiles, read_rollouts, read_run
+from verizero.pipeline.report.plots import draw
+from verizero.pipeline.report.rows import EvaluationRow, Numbers
+from verizero.pipeline.shown import in_markdown
 
 CURVES = ("reward", "pass", "kl", "length", "groups")
 MAX_ANSWERS = 40

@@ -12,8 +12,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from pipeline.errors import DataError
-from pipeline.types import FinishReason, Status
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import FinishReason, Status
 
 Numbers = Mapping[str, float]
 VARYING = ("time", "speed", "memory")

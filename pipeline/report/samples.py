@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.files import read_rollouts
-from pipeline.report.rows import MessageRow, RolloutRow, to_json
+from verizero.pipeline.report.files import read_rollouts
+from verizero.pipeline.report.rows import MessageRow, RolloutRow, to_json
 
 MAX_SAMPLES = 2000
 """Responses on one page."""

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
-from pipeline.errors import RunError
-from pipeline.files import disk_errors
-from pipeline.report.rows import MetricsRow, RolloutRow, to_json
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import disk_errors
+from verizero.pipeline.report.rows import MetricsRow, RolloutRow, to_json
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
 

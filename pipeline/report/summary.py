@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.files import write_atomic
-from pipeline.report.estimates import decompose_gain
-from pipeline.report.files import RunFiles, read_run
-from pipeline.report.intervals import paired_difference
-from pipeline.report.rows import EvaluationRow, Numbers, StepRow, kind_of
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.report.estimates import decompose_gain
+from verizero.pipeline.report.files import RunFiles, read_run
+from verizero.pipeline.report.intervals import paired_difference
+from verizero.pipeline.report.rows import EvaluationRow, Numbers, StepRow, kind_of
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError
 
 INSTALL = {
     "tensorboard": "pip install 'tensorboard>=2.18'",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.rl.entries import AdvantageEntry, Option
+from verizero.pipeline.rl.entries import AdvantageEntry, Option
 
 GAMMA = Option(1.0, "discount per token", low=0, high=1)
 SPREAD = {

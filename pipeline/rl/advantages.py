@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.rl.gae import lambda_return, length_adaptive_lambda, reward_to_go
-from pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whiten
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.gae import lambda_return, length_adaptive_lambda, reward_to_go
+from verizero.pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whiten
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,19 @@ must not load tensors.
 
 from __future__ import annotations
 
-from pipeline.rl.advantage_entries import ADVANTAGES, SPREAD
-from pipeline.rl.credit_entries import CREDITS
-from pipeline.rl.entries import INFINITY, AdvantageEntry, CreditEntry, Entry, Option, OptionValue, SurrogateEntry, load
-from pipeline.rl.surrogate_entries import SURROGATES
+from verizero.pipeline.rl.advantage_entries import ADVANTAGES, SPREAD
+from verizero.pipeline.rl.credit_entries import CREDITS
+from verizero.pipeline.rl.entries import (
+    INFINITY,
+    AdvantageEntry,
+    CreditEntry,
+    Entry,
+    Option,
+    OptionValue,
+    SurrogateEntry,
+    load,
+)
+from verizero.pipeline.rl.surrogate_entries import SURROGATES
 
 __all__ = [
     "ADVANTAGES",

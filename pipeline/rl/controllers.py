@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.errors import CheckpointError, ConfigError
-from pipeline.rl.parts import Parts
+from verizero.pipeline.errors import CheckpointError, ConfigError
+from verizero.pipeline.rl.parts import Parts
 
 # One outlier of a batch moves the coefficient no further than this error would.
 _KL_ERROR_LIMIT = 0.2

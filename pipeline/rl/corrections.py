@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.rl.kl import k3
-from pipeline.rl.parts import Mismatch, Parts
-from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped, log_ratio
-from pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.kl import k3
+from verizero.pipeline.rl.parts import Mismatch, Parts
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped, log_ratio
+from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
 
 
 def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None) -> Tensor:

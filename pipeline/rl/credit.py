@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.rl import kl
-from pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
-from pipeline.rl.episodes import Layout, layout
-from pipeline.rl.parts import Parts
-from pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
-from pipeline.rl.turn_credit import num_alone, turns_of
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl import kl
+from verizero.pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
+from verizero.pipeline.rl.episodes import Layout, layout
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
+from verizero.pipeline.rl.turn_credit import num_alone, turns_of
 
 
 @dataclass(frozen=True, slots=True)

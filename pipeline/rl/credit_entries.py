@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.rl.entries import CreditEntry, Option
+from verizero.pipeline.rl.entries import CreditEntry, Option
 
 ADDED = {
     "coef": Option(1.0, "weight of the turns' part", above=0),

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.rl.divergences import Divergence, Objective
-from pipeline.rl.gae import reward_to_go
-from pipeline.rl.logprobs import NEVER, working
-from pipeline.rl.reduce import aggregate, masked
+from verizero.pipeline.rl.divergences import Divergence, Objective
+from verizero.pipeline.rl.gae import reward_to_go
+from verizero.pipeline.rl.logprobs import NEVER, working
+from verizero.pipeline.rl.reduce import aggregate, masked
 
 LEAST_REST = 1e-6
 """Least probability of all tokens that a server did not name: its numbers are rounded, and may add up to above 1."""

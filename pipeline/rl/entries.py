@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError
 
 OptionValue = float | int | bool | str | None | tuple[float, ...]
 Function = str | Callable[..., Any]
@@ -119,5 +119,5 @@ def load(function: Function) -> Callable[..., Any]:
     if not isinstance(function, str):
         return function
     module, _, name = function.rpartition(".")
-    loaded: Callable[..., Any] = getattr(import_module(f"pipeline.rl.{module}"), name)
+    loaded: Callable[..., Any] = getattr(import_module(f"verizero.pipeline.rl.{module}"), name)
     return loaded

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.rl import catalog
-from pipeline.rl.catalog import OptionValue
-from pipeline.rl.parts import Kl, Part, Parts
-from pipeline.rl.rules import UNUSUAL
+from verizero.pipeline.rl import catalog
+from verizero.pipeline.rl.catalog import OptionValue
+from verizero.pipeline.rl.parts import Kl, Part, Parts
+from verizero.pipeline.rl.rules import UNUSUAL
 
 
 @dataclass(frozen=True, slots=True)

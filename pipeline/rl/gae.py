@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.rl.logprobs import working
-from pipeline.rl.reduce import divide, masked, masked_sum
+from verizero.pipeline.rl.logprobs import working
+from verizero.pipeline.rl.reduce import divide, masked, masked_sum
 
 
 def lambda_return(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.rl.parts import KlForm
-from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.parts import KlForm
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 
 
 def estimate(

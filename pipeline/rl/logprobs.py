@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError, DataError
+from verizero.pipeline.errors import ConfigError, DataError
 
 CHUNK_ELEMENTS = 1 << 25
 """At most this many float32 logits at once: 128 MiB."""

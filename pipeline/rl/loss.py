@@ -12,23 +12,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.rl import kl, reduce
-from pipeline.rl.catalog import load
-from pipeline.rl.corrections import (
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl import kl, reduce
+from verizero.pipeline.rl.catalog import load
+from verizero.pipeline.rl.corrections import (
     mismatch_weights,
     off_policy_keep,
     rejection_keep,
     response_weight,
     training_mask,
 )
-from pipeline.rl.episodes import Shares, sequences_of
-from pipeline.rl.logprobs import working
-from pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
-from pipeline.rl.parts import Parts
-from pipeline.rl.ratios import log_ratio
-from pipeline.rl.reduce import masked, masked_sum
-from pipeline.rl.surrogates import SurrogateInputs
+from verizero.pipeline.rl.episodes import Shares, sequences_of
+from verizero.pipeline.rl.logprobs import working
+from verizero.pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.ratios import log_ratio
+from verizero.pipeline.rl.reduce import masked, masked_sum
+from verizero.pipeline.rl.surrogates import SurrogateInputs
 
 
 @dataclass(frozen=True, slots=True)

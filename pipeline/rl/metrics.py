@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.rl.kl import k3
-from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
-from pipeline.rl.reduce import masked, masked_sum
+from verizero.pipeline.rl.kl import k3
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.rl.reduce import masked, masked_sum
 
 # The order is the layout of the vector: `observe` writes it, `summarize_stats` reads it, on all ranks alike.
 SUMS = (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError
-from pipeline.rl.catalog import (
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.catalog import (
     ADVANTAGES,
     CREDITS,
     SURROGATES,

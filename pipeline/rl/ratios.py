@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.rl.parts import Proximal, RatioLevel
-from pipeline.rl.reduce import masked_sum, sequence_mean
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.parts import Proximal, RatioLevel
+from verizero.pipeline.rl.reduce import masked_sum, sequence_mean
 
 LOG_RATIO_LIMIT = 20.0
 """|log ratio| beyond this is clamped before exp: e^20 = 4.9e8, and e^89 is no longer a float32. Clamps are counted."""

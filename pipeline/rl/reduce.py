@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.rl.parts import Aggregate
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.parts import Aggregate
 
 AllReduce = Callable[[Tensor], Tensor]
 """Function that returns the element-wise sum of a tensor over all ranks."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
-from pipeline.errors import ConfigError
-from pipeline.near import did_you_mean
-from pipeline.rl import catalog
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import did_you_mean
+from verizero.pipeline.rl import catalog
+from verizero.pipeline.rl.parts import Part, Parts
 
 UNUSUAL: dict[str, str] = {
     "wide_sequence_clip": "a sequence-level ratio with a token-sized clip never clips (GSPO uses 3e-4 / 4e-4)",

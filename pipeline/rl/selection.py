@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.rl.catalog import load
-from pipeline.rl.parts import Parts
-from pipeline.rl.reduce import AllReduce, identity, masked, moments
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.catalog import load
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.reduce import AllReduce, identity, masked, moments
 
 Gather = Callable[[Tensor], Tensor]
 """Function that returns the concatenation of the 1-D tensors of all ranks, of any lengths."""

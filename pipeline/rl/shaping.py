@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.rl.parts import Shaping
+from verizero.pipeline.rl.parts import Shaping
 
 
 def soft_overlong(length: int, longest: int, buffer: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.rl.entries import Option, SurrogateEntry
+from verizero.pipeline.rl.entries import Option, SurrogateEntry
 
 CLIPS = {
     "clip_low": Option(0.2, "a ratio below 1 - clip_low stops pushing down", above=0, high=1),

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
-from pipeline.rl.reduce import masked, masked_mean
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.rl.reduce import masked, masked_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.rl.advantages import Rewarded, centred, gae
-from pipeline.rl.gae import reward_to_go
-from pipeline.rl.reduce import masked
-from pipeline.rl.reduce import whiten as whitened
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.advantages import Rewarded, centred, gae
+from verizero.pipeline.rl.gae import reward_to_go
+from verizero.pipeline.rl.reduce import masked
+from verizero.pipeline.rl.reduce import whiten as whitened
 
 
 def none(x: Rewarded, advantages: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from functools import partial
 from typing import Any
 
-from pipeline.rollout.engine import Completion, Engine, Sampling
-from pipeline.rollout.next_turn import Seeded, sample, sample_one
+from verizero.pipeline.rollout.engine import Completion, Engine, Sampling
+from verizero.pipeline.rollout.next_turn import Seeded, sample, sample_one
 
 GRACE_S = 0.01
 """Seconds to wait for more episodes after the first that is ready: a call for one row costs nearly that of many."""

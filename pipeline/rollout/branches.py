@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.environments.base import ToolSchema
-from pipeline.types import Message, Routing, Turn
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.types import Message, Routing, Turn
 
 
 @dataclass

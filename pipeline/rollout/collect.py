@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol
 
-from pipeline.config.choices import ENVIRONMENT
-from pipeline.errors import EngineError
-from pipeline.held import compacted
-from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
-from pipeline.rollout.rounds import EndedEpisode, Episodes, play
-from pipeline.seeds import derive
-from pipeline.types import FinishReason, Prompt, Rollout, Turn, Written
+from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.held import compacted
+from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
+from verizero.pipeline.rollout.rounds import EndedEpisode, Episodes, play
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import FinishReason, Prompt, Rollout, Turn, Written
 
 Reader = Callable[[Sequence[Written]], None]
 """Receives responses as they end, each with its place among the rollouts that `collect` returns."""

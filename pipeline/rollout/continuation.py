@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.held import compacted
-from pipeline.rollout.collect import Generation, Renders, check_recorded, collect
-from pipeline.rollout.engine import Completion, Request, Sampling
-from pipeline.seeds import derive
-from pipeline.types import KeptTokens, Prompt, Rollout, Routing
+from verizero.pipeline.held import compacted
+from verizero.pipeline.rollout.collect import Generation, Renders, check_recorded, collect
+from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import KeptTokens, Prompt, Rollout, Routing
 
 Asked = tuple[str, int, Sampling]
 """One kind of response: the name of its random stream, the number for each prompt, and how to sample it."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pipeline.config.sample import EndpointConfig
-from pipeline.errors import DataError, EngineError, GradingError
-from pipeline.rollout.engine import Sampling
-from pipeline.seeds import derive
-from pipeline.types import FinishReason, Prompt, Rollout
-from verifiers._chat_request import chat
+from verizero.pipeline.config.sample import EndpointConfig
+from verizero.pipeline.errors import DataError, EngineError, GradingError
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import FinishReason, Prompt, Rollout
+from verizero.verifiers._chat_request import chat
 
 LARGEST_SEED = 2**31
 Tokens = Callable[[str], tuple[int, ...]]

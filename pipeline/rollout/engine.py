@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.errors import EngineError
-from pipeline.types import FinishReason, KeptTokens, Routing
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.types import FinishReason, KeptTokens, Routing
 
 
 @dataclass(frozen=True, slots=True)

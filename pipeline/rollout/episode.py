@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
-from pipeline.environments.conversing import Conversing, Next, Said, foreign
-from pipeline.environments.wire import fault
-from pipeline.errors import EngineError, EnvironmentFailed, VerizeroError, raise_if_operator, told
-from pipeline.rollout.branches import Branch, continued, with_experts
-from pipeline.rollout.engine import Completion
-from pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
+from verizero.pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
+from verizero.pipeline.environments.conversing import Conversing, Next, Said, foreign
+from verizero.pipeline.environments.wire import fault
+from verizero.pipeline.errors import EngineError, EnvironmentFailed, VerizeroError, raise_if_operator, told
+from verizero.pipeline.rollout.branches import Branch, continued, with_experts
+from verizero.pipeline.rollout.engine import Completion
+from verizero.pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
 
 _COUNTING = threading.Lock()
 """Episodes share a tokenizer, and those that count do so in threads of their own."""

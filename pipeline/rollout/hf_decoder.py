@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.cpu.decoder import ON_CPU
-from pipeline.models.routing import recording, routers
+from verizero.pipeline.models.cpu.decoder import ON_CPU
+from verizero.pipeline.models.routing import recording, routers
 
 
 class HfCache:

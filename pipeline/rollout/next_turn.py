@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.rollout.engine import Completion, Engine, Request, Sampling
-from pipeline.rollout.episode import Playing
-from pipeline.seeds import derive
+from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from verizero.pipeline.rollout.episode import Playing
+from verizero.pipeline.seeds import derive
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pipeline.environments.base import Environment
-from pipeline.environments.conversing import Conversing
-from pipeline.rollout.as_ready import AsReady
-from pipeline.rollout.engine import Engine, Sampling
-from pipeline.rollout.episode import Limits, Playing
-from pipeline.rollout.next_turn import Seeded, sample
-from pipeline.seeds import derive
-from pipeline.types import Prompt, Rollout
+from verizero.pipeline.environments.base import Environment
+from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.rollout.as_ready import AsReady
+from verizero.pipeline.rollout.engine import Engine, Sampling
+from verizero.pipeline.rollout.episode import Limits, Playing
+from verizero.pipeline.rollout.next_turn import Seeded, sample
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import Prompt, Rollout
 
 
 class Closes(Protocol):

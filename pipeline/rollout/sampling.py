@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.engine import Sampling
 
 BLOCK = 512
 """Tokens that are summed first. On the CPU 128, 512 and 2,048 took 21, 19 and 27 ms of 32 rows of 151,936 tokens."""

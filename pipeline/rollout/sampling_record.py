@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.rollout.sampling import Kept
-from pipeline.types import KeptTokens, Routing
+from verizero.pipeline.rollout.sampling import Kept
+from verizero.pipeline.types import KeptTokens, Routing
 
 MOVED_AT_ONCE = 1 << 20
 """Experts are moved to the CPU in pieces of about this many numbers: each move waits for the device."""

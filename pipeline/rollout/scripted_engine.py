@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 
 Script = Callable[[tuple[int, ...], int], Sequence[int]]
 """(prompt_ids, seed) -> response token ids."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.rollout.engine import Request
+from verizero.pipeline.rollout.engine import Request
 
 REFILL_SHARE = 0.125
 """Slots are refilled, or given up once nothing waits, when this share of them is free: both cost about a step."""

@@ -1,7 +1,7 @@
 """The embedded engine: decodes in this process, in slots of a preallocated cache that are refilled as responses end.
 
 `publish` copies the weights of the policy's module, so an update never reaches responses that are being written. Models
-of the Llama family take the fast path of `pipeline.models.cpu`; any other causal LM goes through transformers.
+of the Llama family take the fast path of `verizero.pipeline.models.cpu`; any other causal LM goes through transformers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import EngineError, boundary
-from pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.graphs import Graphs, record_of
-from pipeline.rollout.hf_decoder import HfDecoder
-from pipeline.rollout.sampling import pick, pick_kept
-from pipeline.rollout.sampling_record import Recorder
-from pipeline.rollout.slots import REFILL_SHARE, Queue, Seat, Seats
-from pipeline.rollout.written import Written
+from verizero.pipeline.errors import EngineError, boundary
+from verizero.pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
+from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.graphs import Graphs, record_of
+from verizero.pipeline.rollout.hf_decoder import HfDecoder
+from verizero.pipeline.rollout.sampling import pick, pick_kept
+from verizero.pipeline.rollout.sampling_record import Recorder
+from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, Seat, Seats
+from verizero.pipeline.rollout.written import Written
 
 
 class TorchEngine:

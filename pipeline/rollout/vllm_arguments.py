@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError, EngineError
-from pipeline.near import did_you_mean
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.vllm_records import NOTHING, Records, bounded
-from pipeline.rollout.weights import Weights, weights_of
-from pipeline.types import FinishReason
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.near import did_you_mean
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.vllm_records import NOTHING, Records, bounded
+from verizero.pipeline.rollout.weights import Weights, weights_of
+from verizero.pipeline.types import FinishReason
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,7 +84,7 @@ def import_vllm() -> ModuleType:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        import pipeline.rollout.vllm_worker as worker
+        import verizero.pipeline.rollout.vllm_worker as worker
     except ImportError as exc:
         raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
     return worker
@@ -105,7 +105,7 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
         **({} if config.quantization is None else {"quantization": config.quantization}),
         "disable_log_stats": True,
         **policy.records.arguments,
-        "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
+        "worker_extension_cls": "verizero.pipeline.rollout.vllm_worker.WorkerExtension",
         "seed": 0,  # never used: each response has its own
     }
 

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError, EngineError, boundary
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.vllm_arguments import (
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError, EngineError, boundary
+from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.vllm_arguments import (
     ROOM,
     EngineModel,
     check_arguments,
@@ -31,8 +31,8 @@ from pipeline.rollout.vllm_arguments import (
     finish_reason,
     import_vllm,
 )
-from pipeline.rollout.vllm_records import kept_tokens, prepare, routing
-from pipeline.rollout.weights import Counted, Published
+from verizero.pipeline.rollout.vllm_records import kept_tokens, prepare, routing
+from verizero.pipeline.rollout.weights import Counted, Published
 
 SleepLevel = Literal[1, 2]
 """1: vLLM keeps its weights in the CPU's memory while it sleeps; 2: it drops them, and gets them again."""

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, EngineError
-from pipeline.own_programs import module_command
-from pipeline.rollout.child_process import GRACE_S
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 
-from pipeline.errors import ConfigError, EngineError
-from pipeline.rollout.engine import Sampling
-from pipeline.types import KeptTokens, Routing
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.types import KeptTokens, Routing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from torch import Tensor
 
-from pipeline.errors import EngineError
-from pipeline.listening import address_towards
-from pipeline.rollout.engine import Completion, Sampling
-from pipeline.rollout.vllm_arguments import check_spans, finish_reason
-from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.listening import address_towards
+from verizero.pipeline.rollout.engine import Completion, Sampling
+from verizero.pipeline.rollout.vllm_arguments import check_spans, finish_reason
+from verizero.pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
 
 POLL_S = 0.0005
 BACK_S = 5.0

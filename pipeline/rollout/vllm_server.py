@@ -24,10 +24,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import EngineError, VerizeroError
-from pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
-from pipeline.rollout.vllm_arguments import (
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import EngineError, VerizeroError
+from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.vllm_arguments import (
     ROOM,
     EngineModel,
     check_arguments,
@@ -36,11 +36,11 @@ from pipeline.rollout.vllm_arguments import (
     engine_arguments,
     import_vllm,
 )
-from pipeline.rollout.vllm_process import ServerProcess
-from pipeline.rollout.vllm_records import prepare
-from pipeline.rollout.vllm_remote import Channel, RemoteServer, ServerLost
-from pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, Way, environments, settled, way_of
-from pipeline.rollout.weights import Counted, Published, buckets
+from verizero.pipeline.rollout.vllm_process import ServerProcess
+from verizero.pipeline.rollout.vllm_records import prepare
+from verizero.pipeline.rollout.vllm_remote import Channel, RemoteServer, ServerLost
+from verizero.pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, Way, environments, settled, way_of
+from verizero.pipeline.rollout.weights import Counted, Published, buckets
 
 Place = tuple[int, int]
 """Index of a request, and index of a seed in it."""

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError
-from pipeline.rollout.vllm_process import free_port, visible
-from pipeline.rollout.vllm_remote import POLL_S, RemoteServer, ServerLost, in_thread
-from pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rollout.vllm_process import free_port, visible
+from verizero.pipeline.rollout.vllm_remote import POLL_S, RemoteServer, ServerLost, in_thread
+from verizero.pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
 
 Way = Literal["gloo", "nccl", "ipc", "folder"]
 

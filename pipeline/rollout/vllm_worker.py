@@ -27,8 +27,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from pipeline.rollout.weight_group import broadcast, join_group, rendezvous
-from pipeline.rollout.weights import Named
+from verizero.pipeline.rollout.weight_group import broadcast, join_group, rendezvous
+from verizero.pipeline.rollout.weights import Named
 
 T = TypeVar("T")
 TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl", "ipc": "verizero_ipc", "folder": "verizero_gloo"}

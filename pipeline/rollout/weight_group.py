@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.listening import address_towards, listen_at
+from verizero.pipeline.listening import address_towards, listen_at
 
 dist: Any = torch.distributed
 

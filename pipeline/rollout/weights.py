@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.models.saved_names import as_saved
+from verizero.pipeline.models.saved_names import as_saved
 
 Named = Iterable[tuple[str, Tensor]]
 Weights = Callable[[], Named]

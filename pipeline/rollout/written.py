@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.sampling import Draw, Kept, uniforms
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.sampling import Draw, Kept, uniforms
 
 
 class Written:

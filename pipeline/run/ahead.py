@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import EngineError
-from pipeline.rollout.collect import Generation
-from pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
-from pipeline.run.dealing import share_of
-from pipeline.run.own_stream import HERE, OwnStream
-from pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
-from pipeline.run.state import InFlightBatch
-from pipeline.train.backend import Backend
-from pipeline.train.ranks import Ranks
-from pipeline.types import Prompt, Rollout
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
+from verizero.pipeline.run.dealing import share_of
+from verizero.pipeline.run.own_stream import HERE, OwnStream
+from verizero.pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
+from verizero.pipeline.run.state import InFlightBatch
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.types import Prompt, Rollout
 
 
 @dataclass

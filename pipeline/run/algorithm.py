@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.config.episodes import longest_response
-from pipeline.config.preference import loop_parts
-from pipeline.config.rollout import RolloutConfig
-from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
-from pipeline.config.stages import ReferenceConfig, RoundsConfig
-from pipeline.errors import ConfigError
-from pipeline.models.routing import num_experts, unreplayable
-from pipeline.rl.parts import Parts
+from verizero.pipeline.config.episodes import longest_response
+from verizero.pipeline.config.preference import loop_parts
+from verizero.pipeline.config.rollout import RolloutConfig
+from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
+from verizero.pipeline.config.stages import ReferenceConfig, RoundsConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.routing import num_experts, unreplayable
+from verizero.pipeline.rl.parts import Parts
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
@@ -26,7 +26,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
         return loop_parts(groups_differ=False)
     if config.rl is None or not config.stages_of("rl"):
         return None
-    from pipeline.algorithms.base import weighted
+    from verizero.pipeline.algorithms.base import weighted
 
     parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.files import disk_errors
-from pipeline.report.store import FILES
-from pipeline.train import checkpoint
+from verizero.pipeline.files import disk_errors
+from verizero.pipeline.report.store import FILES
+from verizero.pipeline.train import checkpoint
 
 RECORD, ASIDE = "stages.json", "stale"
 

@@ -8,30 +8,30 @@ from typing import Any
 
 import torch
 
-from pipeline.config.run import RunConfig, parts_of
-from pipeline.config.stages import RlConfig
-from pipeline.errors import ConfigError
-from pipeline.models.gguf_file import model_folder
-from pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
-from pipeline.models.named import model_named
-from pipeline.models.routing import num_experts
-from pipeline.models.unloaded import unloaded
-from pipeline.rollout.collect import Generation
-from pipeline.rollout.engine import Engine
-from pipeline.rollout.rounds import Episodes
-from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.rollout.vllm_records import Records
-from pipeline.run.ahead import Asynchronous
-from pipeline.run.algorithm import holds_reference, resolve_parts
-from pipeline.run.data import RunData
-from pipeline.run.own_stream import own_stream
-from pipeline.run.rollouts import RolloutSource, Synchronous
-from pipeline.seeds import derive
-from pipeline.train.backend import Backend
-from pipeline.train.deadline import SPARE_S, START_S
-from pipeline.train.device import present
-from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
-from pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.stages import RlConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
+from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.engine import Engine
+from verizero.pipeline.rollout.rounds import Episodes
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.rollout.vllm_records import Records
+from verizero.pipeline.run.ahead import Asynchronous
+from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.own_stream import own_stream
+from verizero.pipeline.run.rollouts import RolloutSource, Synchronous
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.deadline import SPARE_S, START_S
+from verizero.pipeline.train.device import present
+from verizero.pipeline.train.ranks import ALONE, Ranks, sharing_sequences
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 
 def device_of(config: RunConfig) -> str:
@@ -54,7 +54,7 @@ def start_of(config: RunConfig) -> str:
 def build_tokenizer(config: RunConfig) -> Any:
     """Return the tokenizer of the policy that the recipe starts from."""
     if config.model.create is not None:
-        from pipeline.data.tokenizer import character_tokenizer
+        from verizero.pipeline.data.tokenizer import character_tokenizer
 
         return character_tokenizer(config.model.create.characters)
     return load_tokenizer(start_of(config), config.model.revision)
@@ -136,17 +136,17 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
     keeps_whole = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
-        from pipeline.models.lora import Adapted, Twin
+        from verizero.pipeline.models.lora import Adapted, Twin
 
         # Where a parameter becomes a shard, the two modules cannot share weights.
         twin: Twin = "empty" if config.train.backend == "fsdp" else "copies" if config.train.zero == 3 else "shares"
         adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin)
     if config.train.backend == "fsdp":
-        from pipeline.train.fsdp_backend import FsdpBackend
+        from verizero.pipeline.train.fsdp_backend import FsdpBackend
 
         return FsdpBackend(model, config.train, ranks, adapted, keeps_whole, torch.device(device_of(config)))
     if config.train.backend == "deepspeed":
-        from pipeline.train.deepspeed_backend import DeepSpeedBackend
+        from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 
         return DeepSpeedBackend(model, config.train, ranks, adapted, keeps_whole, holds_reference(config))
     return TorchBackend(model, ranks, config.train, adapted)
@@ -168,14 +168,14 @@ def build_engine(
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
-    from pipeline.rollout.vllm_arguments import EngineModel
-    from pipeline.rollout.vllm_engine import VllmEngine
+    from verizero.pipeline.rollout.vllm_arguments import EngineModel
+    from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records)
     if how.engine == "vllm_server":
-        from pipeline.rollout.vllm_server import VllmServerEngine
+        from verizero.pipeline.rollout.vllm_server import VllmServerEngine
 
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pipeline.config.guard import GuardConfig, turned
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import RoundsConfig
-from pipeline.run.state import RunState
-from pipeline.types import StepMetrics
+from verizero.pipeline.config.guard import GuardConfig, turned
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.types import StepMetrics
 
 Measures = dict[str, float]
 LIMITS = (

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.preference import PreferenceConfig, check_loss
-from pipeline.config.reward_model import RewardModelConfig
-from pipeline.config.run import RunConfig
-from pipeline.data.overlap import check_overlap
-from pipeline.data.pairs import PairsRead, read_pairs
-from pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
-from pipeline.data.render import Renderer
-from pipeline.data.rows import SourceCounts, row_of
-from pipeline.data.texts import read_texts
-from pipeline.errors import ConfigError, DataError
-from pipeline.files import disk_errors, write_atomic
-from pipeline.types import Prompt
+from verizero.pipeline.config.preference import PreferenceConfig, check_loss
+from verizero.pipeline.config.reward_model import RewardModelConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.overlap import check_overlap
+from verizero.pipeline.data.pairs import PairsRead, read_pairs
+from verizero.pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.rows import SourceCounts, row_of
+from verizero.pipeline.data.texts import read_texts
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.files import disk_errors, write_atomic
+from verizero.pipeline.types import Prompt
 
 
 @dataclass(frozen=True)

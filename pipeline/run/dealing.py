@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.held import told_group
-from pipeline.scoring.score import GradingTally
-from pipeline.train.ranks import Ranks
-from pipeline.types import Group, Prompt
+from verizero.pipeline.held import told_group
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)

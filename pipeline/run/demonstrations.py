@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.data import Source
-from pipeline.config.stages import DEMONSTRATIONS
-from pipeline.data.demonstrated import episode_rows
-from pipeline.data.prompts import read_demonstrations
-from pipeline.data.render import Renderer
-from pipeline.data.rows import SourceCounts, row_of
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError
-from pipeline.run.episodes import tools_of
-from pipeline.run.folder import write_left_out
-from pipeline.run.recorder import Recorder
-from pipeline.run.session import Run, StageSetup
-from pipeline.train.texts import Row, row_after
-from pipeline.types import Prompt
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.stages import DEMONSTRATIONS
+from verizero.pipeline.data.demonstrated import episode_rows
+from verizero.pipeline.data.prompts import read_demonstrations
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.rows import SourceCounts, row_of
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.run.episodes import tools_of
+from verizero.pipeline.run.folder import write_left_out
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.session import Run, StageSetup
+from verizero.pipeline.train.texts import Row, row_after
+from verizero.pipeline.types import Prompt
 
 ToolsOf = Callable[[Prompt], Sequence[ToolSchema]]
 

@@ -9,18 +9,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.choices import EnvironmentChoice
-from pipeline.config.run import RunConfig
-from pipeline.data.template_gate import template_gate
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import ToolSchema, load
-from pipeline.environments.elsewhere import Chosen, Place, Where, open_place
-from pipeline.errors import ConfigError, DataError, boundary
-from pipeline.files import write_atomic
-from pipeline.rollout.episode import Limits
-from pipeline.rollout.rounds import Episodes
-from pipeline.run.data import RunData
-from pipeline.types import Prompt
+from verizero.pipeline.config.choices import EnvironmentChoice
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.template_gate import template_gate
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import ToolSchema, load
+from verizero.pipeline.environments.elsewhere import Chosen, Place, Where, open_place
+from verizero.pipeline.errors import ConfigError, DataError, boundary
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.rounds import Episodes
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.types import Prompt
 
 AGENT = "agent"
 """The environment that starts a program, whose first request would be needed to know its tools."""

@@ -16,17 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.run import RunConfig
-from pipeline.errors import RunError
-from pipeline.files import write_atomic
-from pipeline.models.gguf_file import digest, is_gguf, located
-from pipeline.report.progress import Progress
-from pipeline.run.aside import RECORD, put_aside
-from pipeline.run.data import RunData
-from pipeline.run.lengths import is_of_length, obstacle
-from pipeline.run.state import read_state
-from pipeline.train import checkpoint
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.models.gguf_file import digest, is_gguf, located
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.aside import RECORD, put_aside
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.lengths import is_of_length, obstacle
+from verizero.pipeline.run.state import read_state
+from verizero.pipeline.train import checkpoint
 
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import disk_errors, write_atomic
-from pipeline.run.session import Run
+from verizero.pipeline.files import disk_errors, write_atomic
+from verizero.pipeline.run.session import Run
 
 
 def write_lines(run: Run, path: Path, lines: Sequence[dict[str, Any]]) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.run import RunConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.config.stages import MODEL
-from pipeline.errors import ConfigError
-from pipeline.report.progress import Progress
-from pipeline.run.data import RunData
-from pipeline.run.episodes import languages_of
-from pipeline.scoring.grader_process import GraderProcess
-from pipeline.scoring.purity import is_pure
-from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
-from pipeline.scoring.score import COMPONENT, Grader, Scorer, bind_components, bind_verifiers
-from pipeline.scoring.second_opinion import SecondOpinions
-from verifiers import _wall
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.config.stages import MODEL
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.episodes import languages_of
+from verizero.pipeline.scoring.grader_process import GraderProcess
+from verizero.pipeline.scoring.purity import is_pure
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from verizero.pipeline.scoring.score import COMPONENT, Grader, Scorer, bind_components, bind_verifiers
+from verizero.pipeline.scoring.second_opinion import SecondOpinions
+from verizero.verifiers import _wall
 
 
 class Graders:

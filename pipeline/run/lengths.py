@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.config.sections import OptimizerConfig
-from pipeline.run.schedule import at_end_of_stage
-from pipeline.run.state import RunState
-from pipeline.train.optimizer import schedule
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.run.schedule import at_end_of_stage
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.train.optimizer import schedule
 
 ROUNDS = ("rounds", "steps_per_round")
 LENGTHS = {

@@ -13,29 +13,29 @@ from typing import Any
 
 import torch
 
-from pipeline.config.backend import with_backend
-from pipeline.config.episodes import timed_settings
-from pipeline.config.load import dump
-from pipeline.config.recipes import Resume
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import BASE
-from pipeline.data.ledger import PassRateLedger
-from pipeline.data.sampler import PromptSampler
-from pipeline.errors import RunError
-from pipeline.files import disk_errors, locked
-from pipeline.models.flops import peak_flops
-from pipeline.models.gguf_file import provenance
-from pipeline.models.load import DTYPES
-from pipeline.models.routing import num_experts
-from pipeline.report.exposition import exposed
-from pipeline.report.memory import DevicePeaks, gpu_peaks
-from pipeline.report.progress import Progress
-from pipeline.report.store import Store
-from pipeline.report.trackers import Trackers
-from pipeline.run import collapse
-from pipeline.run.algorithm import resolve_parts
-from pipeline.run.aside import put_aside
-from pipeline.run.build import (
+from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.episodes import timed_settings
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import BASE
+from verizero.pipeline.data.ledger import PassRateLedger
+from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import disk_errors, locked
+from verizero.pipeline.models.flops import peak_flops
+from verizero.pipeline.models.gguf_file import provenance
+from verizero.pipeline.models.load import DTYPES
+from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.report.exposition import exposed
+from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.run import collapse
+from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.aside import put_aside
+from verizero.pipeline.run.build import (
     build_backend,
     build_policy,
     build_source,
@@ -44,25 +44,25 @@ from pipeline.run.build import (
     device_of,
     start_of,
 )
-from pipeline.run.data import RunData, prepare_data
-from pipeline.run.episodes import build_episodes, check_template
-from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
-from pipeline.run.graders import bind_grader, build_graders
-from pipeline.run.lengths import take_up
-from pipeline.run.origin import write_origin
-from pipeline.run.recorder import Recorder
-from pipeline.run.sampling import asked_of
-from pipeline.run.saving import TEMPLATE_FILE
-from pipeline.run.schedule import position, schedule
-from pipeline.run.session import Run, Session, StageSetup, Workers
-from pipeline.run.state import RunState, read_state
-from pipeline.run.teachers import check_domains
-from pipeline.train import checkpoint
-from pipeline.train.backend import Backend
-from pipeline.train.deadline import SPARE_S, WATCH
-from pipeline.train.device import switched
-from pipeline.train.prepare import Controllers
-from pipeline.train.ranks import ALONE, Ranks, join, leave
+from verizero.pipeline.run.data import RunData, prepare_data
+from verizero.pipeline.run.episodes import build_episodes, check_template
+from verizero.pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
+from verizero.pipeline.run.graders import bind_grader, build_graders
+from verizero.pipeline.run.lengths import take_up
+from verizero.pipeline.run.origin import write_origin
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.sampling import asked_of
+from verizero.pipeline.run.saving import TEMPLATE_FILE
+from verizero.pipeline.run.schedule import position, schedule
+from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
+from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.run.teachers import check_domains
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.deadline import SPARE_S, WATCH
+from verizero.pipeline.train.device import switched
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
 
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 """Packages whose versions are written into run.json."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.errors import RunError
-from pipeline.files import write_atomic
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import write_atomic
 
 FILE = "origin.json"
 """Apart from run.json, which the report shows to people who need not know this machine's folders."""

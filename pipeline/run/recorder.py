@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.report.memory import DevicePeaks
-from pipeline.report.progress import Progress, Silent
-from pipeline.report.speed import Work
-from pipeline.report.store import Store
-from pipeline.report.trackers import Trackers
-from pipeline.train.deadline import WATCH
+from verizero.pipeline.report.memory import DevicePeaks
+from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.report.speed import Work
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Receives the name of an event (`verizero.round.completed` …) and its fields as plain values."""

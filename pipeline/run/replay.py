@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Next, Piece, Said
-from pipeline.errors import EnvironmentFailed
-from pipeline.report.rows import MessageRow
-from pipeline.rollout.engine import Completion
-from pipeline.rollout.episode import Limits, Playing
-from pipeline.rollout.rounds import Makes
-from pipeline.types import Call, FinishReason, Message, Prompt
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Next, Piece, Said
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.report.rows import MessageRow
+from verizero.pipeline.rollout.engine import Completion
+from verizero.pipeline.rollout.episode import Limits, Playing
+from verizero.pipeline.rollout.rounds import Makes
+from verizero.pipeline.types import Call, FinishReason, Message, Prompt
 
 NOTHING = (0,)
 """Stands for the tokens of a message: a replay looks at texts alone."""

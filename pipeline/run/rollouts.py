@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline.errors import CheckpointError, EngineError, boundary
-from pipeline.rollout.collect import Generation, collect
-from pipeline.rollout.continuation import Asked
-from pipeline.rollout.engine import Engine
-from pipeline.run.state import InFlightBatch
-from pipeline.train.backend import Backend
-from pipeline.train.ranks import Ranks
-from pipeline.types import Prompt, Rollout, Written
+from verizero.pipeline.errors import CheckpointError, EngineError, boundary
+from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.engine import Engine
+from verizero.pipeline.run.state import InFlightBatch
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.types import Prompt, Rollout, Written
 
 WEIGHTS_FILE = "published.pt"
 

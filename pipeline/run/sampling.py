@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pipeline.rl.controllers import decayed_temperature
-from pipeline.rollout.collect import Generation, collect
-from pipeline.rollout.continuation import Asked
-from pipeline.rollout.engine import Sampling
-from pipeline.run.session import StageSetup
-from pipeline.run.state import RunState
-from pipeline.types import Prompt
+from verizero.pipeline.rl.controllers import decayed_temperature
+from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.run.session import StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.types import Prompt
 
 PROBE_TOKENS = 4
 """Tokens of the responses by which an engine is timed."""

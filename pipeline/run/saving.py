@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import saves_in_background
-from pipeline.errors import RunError
-from pipeline.files import disk_errors, partial_path, replace_folder
-from pipeline.report.memory import note_peak
-from pipeline.run import collapse
-from pipeline.run.schedule import at_end_of_stage
-from pipeline.run.session import Run, Session, Workers
-from pipeline.run.state import StoreMark
-from pipeline.train import checkpoint
-from pipeline.train.backend import Backend
-from pipeline.train.checkpoint import Rest
-from pipeline.train.deadline import WATCH
-from pipeline.train.exchange import whole_on_first
+from verizero.pipeline.config.sections import saves_in_background
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import disk_errors, partial_path, replace_folder
+from verizero.pipeline.report.memory import note_peak
+from verizero.pipeline.run import collapse
+from verizero.pipeline.run.schedule import at_end_of_stage
+from verizero.pipeline.run.session import Run, Session, Workers
+from verizero.pipeline.run.state import StoreMark
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.deadline import WATCH
+from verizero.pipeline.train.exchange import whole_on_first
 
 TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
@@ -121,8 +121,8 @@ def save_final(run: Run, backend: Backend) -> Path:
 
 def save_model(run: Run, model: Any, folder: Path) -> None:
     """Write a model with the run's tokenizer, and the template that it was trained with, by rank 0."""
-    from pipeline.models.load import save_folder
-    from pipeline.models.written import Streamed
+    from verizero.pipeline.models.load import save_folder
+    from verizero.pipeline.models.written import Streamed
 
     if not run.ranks.is_first:
         if isinstance(model, Streamed):

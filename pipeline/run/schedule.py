@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import BASE, Stage, StageSection
-from pipeline.run.state import RunState
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import BASE, Stage, StageSection
+from verizero.pipeline.run.state import RunState
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import load_recipe
-from pipeline.config.run import RunConfig
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Conversing
-from pipeline.environments.gateway.exchange import Exchange, Pending
-from pipeline.environments.gateway.wire import Answer, Asked, num_chars
-from pipeline.errors import ConfigError, DataError, EngineError
-from pipeline.models.gguf_file import model_folder
-from pipeline.models.load import eos_ids, load_model, load_tokenizer
-from pipeline.rollout.engine import Completion, Engine, Request, Sampling
-from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.service import Refused
-from pipeline.types import Message, Prompt
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, num_chars
+from verizero.pipeline.errors import ConfigError, DataError, EngineError
+from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.load import eos_ids, load_model, load_tokenizer
+from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.service import Refused
+from verizero.pipeline.types import Message, Prompt
 
 HOME = str(RunConfig.model_fields["output"].default)
 """The folder under which models of GGUF files are kept: that of the runs, where a recipe names no other."""

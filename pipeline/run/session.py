@@ -14,22 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import RoundsConfig
-from pipeline.data.ledger import PassRateLedger
-from pipeline.data.sampler import PromptSampler
-from pipeline.rl.parts import Parts
-from pipeline.run.data import RunData
-from pipeline.run.fingerprints import Fingerprint
-from pipeline.run.graders import Graders
-from pipeline.run.recorder import Recorder
-from pipeline.run.rollouts import RolloutSource
-from pipeline.run.state import RunState
-from pipeline.train.backend import Backend
-from pipeline.train.prepare import Controllers
-from pipeline.train.ranks import Ranks
-from pipeline.train.teachers import Teacher
-from pipeline.train.texts import Row
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.data.ledger import PassRateLedger
+from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.run.data import RunData
+from verizero.pipeline.run.fingerprints import Fingerprint
+from verizero.pipeline.run.graders import Graders
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.rollouts import RolloutSource
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.teachers import Teacher
+from verizero.pipeline.train.texts import Row
 
 
 @dataclass(frozen=True)

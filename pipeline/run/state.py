@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.compact import integers, reals
-from pipeline.errors import CheckpointError
-from pipeline.types import (
+from verizero.pipeline.compact import integers, reals
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.types import (
     Call,
     Episode,
     Group,

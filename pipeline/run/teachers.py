@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config.distill import DistillConfig, TeacherConfig
-from pipeline.config.run import RunConfig
-from pipeline.data.hints import answer_of
-from pipeline.errors import ConfigError
-from pipeline.models.load import load_model
-from pipeline.run.session import Run, StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.train import checkpoint
-from pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
-from pipeline.types import Prompt
+from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.hints import answer_of
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.load import load_model
+from verizero.pipeline.run.session import Run, StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from verizero.pipeline.types import Prompt
 
 
 def teacher_of(section: DistillConfig, domain: str) -> str:

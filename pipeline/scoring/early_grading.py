@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-from pipeline.types import Attempt, FinishReason, Message, Prompt, Rollout, Verdict, Written
+from verizero.pipeline.types import Attempt, FinishReason, Message, Prompt, Rollout, Verdict, Written
 
 Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
 """(keys of verifiers, attempts) -> one verdict per attempt, in order."""

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pipeline
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.own_programs import module_command
-from pipeline.scoring.sandbox_setup import open_sandbox
-from pipeline.types import Attempt, Verdict
-from verifiers.base import load
+from verizero import pipeline
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.scoring.sandbox_setup import open_sandbox
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import load
 
 NICENESS = 10
 BROKEN = (OSError, EOFError, ValueError, pickle.PickleError, AttributeError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from verifiers.base import BoundVerifier
+from verizero.verifiers.base import BoundVerifier
 
 
 def may_leave(bound: object) -> bool:

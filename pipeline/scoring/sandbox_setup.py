@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import sandbox
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.errors import ConfigError, IsolationError
-from pipeline.own_requests import open_url
-from sandbox.settings import SandboxSettings, configure, require_tool
-from verifiers._sandbox_jobs import programs_of
-from verifiers.base import BoundVerifier
+from verizero import sandbox
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.errors import ConfigError, IsolationError
+from verizero.pipeline.own_requests import open_url
+from verizero.sandbox.settings import SandboxSettings, configure, require_tool
+from verizero.verifiers._sandbox_jobs import programs_of
+from verizero.verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
 """Seconds that a service has to answer."""

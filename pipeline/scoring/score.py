@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.config.choices import ENVIRONMENT, VerifierChoice
-from pipeline.config.scoring import ScoringConfig
-from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.early_grading import EarlyGrading, attempt_in
-from pipeline.scoring.grader_process import GraderProcess
-from pipeline.scoring.purity import is_pure, may_leave
-from pipeline.scoring.verdict_cache import VerdictCache
-from pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.config.choices import ENVIRONMENT, VerifierChoice
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.scoring.early_grading import EarlyGrading, attempt_in
+from verizero.pipeline.scoring.grader_process import GraderProcess
+from verizero.pipeline.scoring.purity import is_pure, may_leave
+from verizero.pipeline.scoring.verdict_cache import VerdictCache
+from verizero.pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
 
 COMPONENT = "component "
 """Prefix of the keys of components; no verifier's name has a space."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pipeline.config.scoring import SecondOpinionConfig
-from pipeline.scoring.early_grading import attempt_in
-from pipeline.scoring.score import Grader
-from pipeline.seeds import derive
-from pipeline.types import Group, Verdict
+from verizero.pipeline.config.scoring import SecondOpinionConfig
+from verizero.pipeline.scoring.early_grading import attempt_in
+from verizero.pipeline.scoring.score import Grader
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import Group, Verdict
 
 Opinions = Mapping[int, Verdict]
 """Index of a group's member -> verdict of the second verifier."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from pipeline.types import Group, Prompt, ScoredRollout
+from verizero.pipeline.types import Group, Prompt, ScoredRollout
 
 Reason = Literal["kept", "all_right", "all_wrong", "equal", "infrastructure"]
 REASONS: tuple[Reason, ...] = get_args(Reason)

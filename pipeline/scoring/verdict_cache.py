@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Attempt, Verdict
 
 MAX_VERDICTS = 16384
 """Verdicts kept; the verdict that was not asked for longest goes first."""

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from pipeline.config.stages import PretrainConfig, SftConfig
-from pipeline.data.render import end_of_prompts
-from pipeline.errors import NonFiniteError
-from pipeline.loop.steps import Wrap
-from pipeline.models.flops import update_flops
-from pipeline.report.rows import StepRow
-from pipeline.run.saving import save
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.seeds import stream
-from pipeline.stages.evaluate import evaluate
-from pipeline.train.texts import Row, text_gradient
-from pipeline.types import StepMetrics
+from verizero.pipeline.config.stages import PretrainConfig, SftConfig
+from verizero.pipeline.data.render import end_of_prompts
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.models.flops import update_flops
+from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.stages.evaluate import evaluate
+from verizero.pipeline.train.texts import Row, text_gradient
+from verizero.pipeline.types import StepMetrics
 
 CHUNK_STEPS = 50
 """Steps in one phase (a task in Prefect)."""

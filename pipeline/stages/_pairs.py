@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.pairs import SampledPairsConfig
-from pipeline.config.preference import PreferenceConfig
-from pipeline.config.reward_model import RewardModelConfig
-from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
-from pipeline.errors import DataError, RunError
-from pipeline.files import read_jsonl
-from pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
-from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
-from pipeline.loop.steps import Wrap, publish
-from pipeline.preferences.base import Loss, PreferenceParams, load_preference
-from pipeline.report.rows import PairsRow
-from pipeline.run.folder import write_left_out, write_lines
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session, StageSetup
-from pipeline.scoring.early_grading import attempt_of
-from pipeline.scoring.score import GradingTally
-from pipeline.seeds import stream
-from pipeline.train.preference import PreferenceRow, PreferenceSettings
-from pipeline.types import Group, Prompt, StepMetrics, Verdict
+from verizero.pipeline.config.pairs import SampledPairsConfig
+from verizero.pipeline.config.preference import PreferenceConfig
+from verizero.pipeline.config.reward_model import RewardModelConfig
+from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
+from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
+from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
+from verizero.pipeline.loop.steps import Wrap, publish
+from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
+from verizero.pipeline.report.rows import PairsRow
+from verizero.pipeline.run.folder import write_left_out, write_lines
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session, StageSetup
+from verizero.pipeline.scoring.early_grading import attempt_of
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings
+from verizero.pipeline.types import Group, Prompt, StepMetrics, Verdict
 
 PairLine = dict[str, Any]
 """One line of a file of pairs: texts for people, tokens for training, and where the pair comes from."""

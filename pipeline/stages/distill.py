@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from pipeline.config.distill import DistillConfig, TeacherConfig
-from pipeline.data.hints import answer_of, hinted_question
-from pipeline.loop.rounds import run_round
-from pipeline.loop.steps import Steps, Wrap, rl_steps, update_policy
-from pipeline.rows import require_single
-from pipeline.run.sampling import temperature
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session, StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
-from pipeline.scoring.select import Reason
-from pipeline.train.distillation import DistillRow, DistillSettings, distill_update
-from pipeline.types import Group, Prompt, StepMetrics
+from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
+from verizero.pipeline.data.hints import answer_of, hinted_question
+from verizero.pipeline.loop.rounds import run_round
+from verizero.pipeline.loop.steps import Steps, Wrap, rl_steps, update_policy
+from verizero.pipeline.rows import require_single
+from verizero.pipeline.run.sampling import temperature
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
+from verizero.pipeline.scoring.select import Reason
+from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
+from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.config.stages import BASE
-from pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
-from pipeline.loop.steps import Wrap
-from pipeline.report.estimates import PromptSamples, summarize_domain
-from pipeline.report.rows import EvaluationRow
-from pipeline.rollout.continuation import Asked
-from pipeline.rollout.engine import Sampling
-from pipeline.run.collapse import num_roll_backs
-from pipeline.run.dealing import gather_groups, share_of
-from pipeline.run.graders import overlaps_grading
-from pipeline.run.recorder import Recorder
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session, Workers
-from pipeline.scoring.score import GradingTally
-from pipeline.scoring.select import form_groups
-from pipeline.seeds import stream
-from pipeline.types import Group, Prompt
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import BASE
+from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
+from verizero.pipeline.report.rows import EvaluationRow
+from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.run.collapse import num_roll_backs
+from verizero.pipeline.run.dealing import gather_groups, share_of
+from verizero.pipeline.run.graders import overlaps_grading
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session, Workers
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.select import form_groups
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Group, Prompt
 
 SHOWN_PROMPTS = 24
 """Prompts a domain whose samples are written to rollouts.jsonl: the same ones at every evaluation."""

@@ -10,19 +10,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from pipeline.config.preference import OnlinePreferenceConfig
-from pipeline.data.pairs import pairs_of
-from pipeline.loop.rounds import run_round
-from pipeline.loop.sampled_groups import rewarded_by_judge
-from pipeline.loop.steps import Generated, Steps, Wrap, rl_steps, update_policy
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session, StageSetup, Workers
-from pipeline.run.state import RunState
-from pipeline.scoring.score import GradingTally
-from pipeline.seeds import stream
-from pipeline.stages._pairs import loss_of, update_settings
-from pipeline.train.preference import PreferenceBatch, PreferenceRow, mismatched, preference_update, side_logprobs
-from pipeline.types import Group, Prompt, StepMetrics
+from verizero.pipeline.config.preference import OnlinePreferenceConfig
+from verizero.pipeline.data.pairs import pairs_of
+from verizero.pipeline.loop.rounds import run_round
+from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
+from verizero.pipeline.loop.steps import Generated, Steps, Wrap, rl_steps, update_policy
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.stages._pairs import loss_of, update_settings
+from verizero.pipeline.train.preference import (
+    PreferenceBatch,
+    PreferenceRow,
+    mismatched,
+    preference_update,
+    side_logprobs,
+)
+from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.errors import RunError
-from pipeline.files import write_atomic
-from pipeline.loop.steps import Wrap
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.stages._epochs import chunks, num_steps, train_steps
-from pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
-from pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
-from pipeline.types import StepMetrics
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
+from verizero.pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
+from verizero.pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
+from verizero.pipeline.types import StepMetrics
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

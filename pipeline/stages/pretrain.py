@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.data.render import Renderer
-from pipeline.data.texts import pieces
-from pipeline.loop.steps import Wrap
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.stages._epochs import train_tokens
-from pipeline.train.texts import Row, row_after
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.texts import pieces
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages._epochs import train_tokens
+from verizero.pipeline.train.texts import Row, row_after
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

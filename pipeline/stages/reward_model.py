@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.reward_model import RewardModelConfig
-from pipeline.config.stages import MODEL
-from pipeline.errors import DataError, RunError
-from pipeline.files import read_jsonl, replace_folder
-from pipeline.loop.steps import Wrap
-from pipeline.run.folder import write_lines
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session
-from pipeline.seeds import stream
-from pipeline.stages._epochs import chunks, num_steps, train_steps
-from pipeline.stages._pairs import pair_lines
-from pipeline.train.reward_model import RewardModel, Sides
-from pipeline.types import Attempt, StepMetrics
-from verifiers.reward_model import REWARD, RewardModelParams, shown_ids
+from verizero.pipeline.config.reward_model import RewardModelConfig
+from verizero.pipeline.config.stages import MODEL
+from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.files import read_jsonl, replace_folder
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.run.folder import write_lines
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
+from verizero.pipeline.stages._pairs import pair_lines
+from verizero.pipeline.train.reward_model import RewardModel, Sides
+from verizero.pipeline.types import Attempt, StepMetrics
+from verizero.verifiers.reward_model import REWARD, RewardModelParams, shown_ids
 
 FOLDER = "reward_model"
 """Subfolder of a checkpoint with the model as it is trained so far."""

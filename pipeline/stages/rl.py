@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.loop.rounds import run_round
-from pipeline.loop.steps import Wrap, rl_steps
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.train.exchange import held_once
+from verizero.pipeline.loop.rounds import run_round
+from verizero.pipeline.loop.steps import Wrap, rl_steps
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.train.exchange import held_once
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

@@ -8,31 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import dump
-from pipeline.config.run import RunConfig
-from pipeline.config.sample import EndpointConfig, SampleConfig
-from pipeline.config.stages import DEMONSTRATIONS
-from pipeline.data.hints import answer_of, hinted_question
-from pipeline.data.rejection import REASONS, kept_of
-from pipeline.data.rows import row_of
-from pipeline.errors import DataError, RunError
-from pipeline.files import write_atomic
-from pipeline.loop.metrics import report_failures, require_verdicts
-from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
-from pipeline.loop.steps import Wrap, publish
-from pipeline.report.rows import SampleRow
-from pipeline.rollout.endpoint import ask_endpoint
-from pipeline.rollout.engine import Sampling
-from pipeline.run.data import prompt_room
-from pipeline.run.dealing import gather_groups, share_of
-from pipeline.run.folder import write_lines
-from pipeline.run.recorder import Recorder
-from pipeline.run.saving import save
-from pipeline.run.schedule import Item
-from pipeline.run.session import Run, Session
-from pipeline.scoring.score import GradingTally, Scorer
-from pipeline.seeds import stream
-from pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sample import EndpointConfig, SampleConfig
+from verizero.pipeline.config.stages import DEMONSTRATIONS
+from verizero.pipeline.data.hints import answer_of, hinted_question
+from verizero.pipeline.data.rejection import REASONS, kept_of
+from verizero.pipeline.data.rows import row_of
+from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.loop.metrics import report_failures, require_verdicts
+from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
+from verizero.pipeline.loop.steps import Wrap, publish
+from verizero.pipeline.report.rows import SampleRow
+from verizero.pipeline.rollout.endpoint import ask_endpoint
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.run.data import prompt_room
+from verizero.pipeline.run.dealing import gather_groups, share_of
+from verizero.pipeline.run.folder import write_lines
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Run, Session
+from verizero.pipeline.scoring.score import GradingTally, Scorer
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
 HINTED = "/hinted"
 """Suffix of the id of a prompt that is asked with its answer as a hint."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.loop.steps import Wrap
-from pipeline.run.demonstrations import demonstration_rows
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.stages._epochs import train_tokens
+from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.run.demonstrations import demonstration_rows
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages._epochs import train_tokens
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:

@@ -9,14 +9,14 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import CheckpointError, Unsupported
-from pipeline.models.compiled import Compiling
-from pipeline.models.forward import Layout, Replay, Targets, can_share, logprobs_at
-from pipeline.models.routing import Rerouted
-from pipeline.train.checkpoint import Rest
-from pipeline.train.ranks import Ranks
-from pipeline.train.reward_model import RewardModel
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import CheckpointError, Unsupported
+from verizero.pipeline.models.compiled import Compiling
+from verizero.pipeline.models.forward import Layout, Replay, Targets, can_share, logprobs_at
+from verizero.pipeline.models.routing import Rerouted
+from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.reward_model import RewardModel
 
 T = TypeVar("T")
 Who = Literal["policy", "reference"]

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import CheckpointError
-from pipeline.files import disk_errors, replace_folder, restore_folders
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.files import disk_errors, replace_folder, restore_folders
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.compact import Numbers, no_collection
-from pipeline.models.forward import Targets
-from pipeline.models.packed import ALIKE
-from pipeline.models.widths import padded_width
-from pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
-from pipeline.train.replay import recorded, rows_recorded
-from pipeline.types import Group, PromptOf, TrainBatch
+from verizero.pipeline.compact import Numbers, no_collection
+from verizero.pipeline.models.forward import Targets
+from verizero.pipeline.models.packed import ALIKE
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
+from verizero.pipeline.train.replay import recorded, rows_recorded
+from verizero.pipeline.types import Group, PromptOf, TrainBatch
 
 FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""

@@ -11,23 +11,23 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import CheckpointError, NonFiniteError, boundary
-from pipeline.models.forward import Targets, spread, states_before
-from pipeline.models.load import ready
-from pipeline.models.scalar_head import score_of, with_scalar_head
-from pipeline.models.sequence_parallel import Pieces
-from pipeline.rl.gae import summarize_values, value_loss
-from pipeline.rl.logprobs import working
-from pipeline.rl.parts import Critic
-from pipeline.rl.reduce import AllReduce, identity
-from pipeline.train.backend import CriticBackend
-from pipeline.train.collate import Micro
-from pipeline.train.device import fixed_order
-from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
-from pipeline.train.ranks import ALONE, Ranks
-from pipeline.train.sharded import Sharded
-from pipeline.types import TrainBatch
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import CheckpointError, NonFiniteError, boundary
+from verizero.pipeline.models.forward import Targets, spread, states_before
+from verizero.pipeline.models.load import ready
+from verizero.pipeline.models.scalar_head import score_of, with_scalar_head
+from verizero.pipeline.models.sequence_parallel import Pieces
+from verizero.pipeline.rl.gae import summarize_values, value_loss
+from verizero.pipeline.rl.logprobs import working
+from verizero.pipeline.rl.parts import Critic
+from verizero.pipeline.rl.reduce import AllReduce, identity
+from verizero.pipeline.train.backend import CriticBackend
+from verizero.pipeline.train.collate import Micro
+from verizero.pipeline.train.device import fixed_order
+from verizero.pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
+from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.sharded import Sharded
+from verizero.pipeline.types import TrainBatch
 
 SHARDED_FILE = "critic.json"
 

@@ -1,6 +1,6 @@
 """Training with DeepSpeed: optimiser, gradients and weights are divided among ranks (ZeRO 0 to 3), or on the CPU.
 
-Log-probs are computed in float32. `pipeline.train.sharded` says what is divided, and how it is saved.
+Log-probs are computed in float32. `verizero.pipeline.train.sharded` says what is divided, and how it is saved.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import RunError
-from pipeline.models.load import frozen_copy, recompute_activations
-from pipeline.models.lora import Adapted
-from pipeline.models.saved_names import as_saved, filled, in_pieces, without_memory
-from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
-from pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
-from pipeline.train.optimizer import schedule
-from pipeline.train.ranks import ALONE, Ranks
-from pipeline.train.reference import as_base, refreshed
-from pipeline.train.sharded import Sharded
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.models.load import frozen_copy, recompute_activations
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.saved_names import as_saved, filled, in_pieces, without_memory
+from verizero.pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
+from verizero.pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
+from verizero.pipeline.train.optimizer import schedule
+from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.reference import as_base, refreshed
+from verizero.pipeline.train.sharded import Sharded
 
 UNTIL_START = OptimizerConfig(learning_rate=1e-6)
 """The optimiser of weights that are divided before the first stage; `start` replaces all its numbers."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import ConfigError, RunError
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import ConfigError, RunError
 
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import NonFiniteError
-from pipeline.models.comparison import Readout, compare_at
-from pipeline.models.forward import spread
-from pipeline.models.widths import padded_width
-from pipeline.rl.distillation import Compared, Told, distillation_loss
-from pipeline.rl.divergences import Objective
-from pipeline.train.backend import Backend
-from pipeline.train.collate import deal, padded_ids
-from pipeline.train.teachers import Reading, Teacher
-from pipeline.types import StepMetrics
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models.comparison import Readout, compare_at
+from verizero.pipeline.models.forward import spread
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.rl.distillation import Compared, Told, distillation_loss
+from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import deal, padded_ids
+from verizero.pipeline.train.teachers import Reading, Teacher
+from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
 SUMS = ("divergence", "kl", "entropy", "outside", "tokens")

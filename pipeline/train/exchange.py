@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from pipeline.held import told_group, told_member
-from pipeline.train.collate import owners
-from pipeline.train.ranks import Ranks
-from pipeline.types import Group, PromptOf, Rollout, ScoredRollout
+from verizero.pipeline.held import told_group, told_member
+from verizero.pipeline.train.collate import owners
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.types import Group, PromptOf, Rollout, ScoredRollout
 
 Place = tuple[int, int]
 """A response among groups: number of the group, number of the member in it."""

@@ -1,6 +1,6 @@
 """Training with torch's FSDP2: weights, gradients, optimiser, reference and critic are divided among all ranks.
 
-Masters are float32 whatever the model's type, so one rank has them too. `pipeline.train.fsdp_shards` says what is
+Masters are float32 whatever the model's type, so one rank has them too. `verizero.pipeline.train.fsdp_shards` says what is
 divided. Where an engine needs no module (vLLM), no rank ever holds the whole model.
 """
 
@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.models.adapted_layers import plain_name
-from pipeline.models.compiled import compile_blocks
-from pipeline.models.lora import FACTORS, Adapted, hashed, sum_of_bits
-from pipeline.models.routing import Rerouted
-from pipeline.models.saved_names import as_saved, filled, without_memory
-from pipeline.models.unloaded import weights_of
-from pipeline.models.written import Streamed
-from pipeline.train.backend import Backend, CriticBackend, T, Who, compiling_of, require_written_by
-from pipeline.train.checkpoint import Rest
-from pipeline.train.critic import TorchCritic, Within
-from pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
-from pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
-from pipeline.train.fsdp_waiting import Waiting
-from pipeline.train.optimizer import schedule
-from pipeline.train.ranks import ALONE, Ranks
-from pipeline.train.reference import as_base
-from pipeline.train.reward_model import RewardModel
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.models.adapted_layers import plain_name
+from verizero.pipeline.models.compiled import compile_blocks
+from verizero.pipeline.models.lora import FACTORS, Adapted, hashed, sum_of_bits
+from verizero.pipeline.models.routing import Rerouted
+from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
+from verizero.pipeline.models.unloaded import weights_of
+from verizero.pipeline.models.written import Streamed
+from verizero.pipeline.train.backend import Backend, CriticBackend, T, Who, compiling_of, require_written_by
+from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.critic import TorchCritic, Within
+from verizero.pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
+from verizero.pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
+from verizero.pipeline.train.fsdp_waiting import Waiting
+from verizero.pipeline.train.optimizer import schedule
+from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.reference import as_base
+from verizero.pipeline.train.reward_model import RewardModel
 
 STATE, SHARDS = "fsdp.json", "shards"
 

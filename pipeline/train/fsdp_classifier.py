@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import ConfigError, boundary
-from pipeline.models.saved_names import as_saved, without_memory
-from pipeline.models.scalar_head import Head, of_one_label
-from pipeline.models.unloaded import on_meta
-from pipeline.models.written import Streamed
-from pipeline.train.critic import DividedCritic, without_critic
-from pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
-from pipeline.train.reward_model import NORM, RewardModel, without_reward_model
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models.saved_names import as_saved, without_memory
+from verizero.pipeline.models.scalar_head import Head, of_one_label
+from verizero.pipeline.models.unloaded import on_meta
+from verizero.pipeline.models.written import Streamed
+from verizero.pipeline.train.critic import DividedCritic, without_critic
+from verizero.pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
+from verizero.pipeline.train.reward_model import NORM, RewardModel, without_reward_model
 
 Divide = Callable[[str, Any], FsdpShards]
 """Divides a model on `meta`; the first argument begins messages about its gradient."""

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.models.divided_table import DividedTable, can_divide, compute_divided, scatter
-from pipeline.train.computing import Computing
-from pipeline.train.ranks import Ranks, collectives
+from verizero.pipeline.models.divided_table import DividedTable, can_divide, compute_divided, scatter
+from verizero.pipeline.train.computing import Computing
+from verizero.pipeline.train.ranks import Ranks, collectives
 
 PIECES_OF_BLOCK = 3
 """A piece of a table has at most this part of the numbers of the largest block: at once there are two pieces, as the
@@ -48,7 +48,7 @@ def divided(
     """Divide `model` in place: each block, the tables, and the rest as one; return the module that computes with it."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from pipeline.models.load import recompute_activations
+    from verizero.pipeline.models.load import recompute_activations
 
     if not dist.is_initialized():  # one process: FSDP wants a group all the same
         from torch._C._distributed_c10d import HashStore

@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, boundary
-from pipeline.models.divided_table import gather
-from pipeline.models.saved_names import pieces
-from pipeline.models.unloaded import Files, weights_of
-from pipeline.train.checkpoint import Rest
-from pipeline.train.device import fixed_order
-from pipeline.train.fsdp_division import divided, mesh_of, own_rows
-from pipeline.train.optimizer import adamw, checked_norm, clipped_step
-from pipeline.train.ranks import Ranks, answered
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import CheckpointError, boundary
+from verizero.pipeline.models.divided_table import gather
+from verizero.pipeline.models.saved_names import pieces
+from verizero.pipeline.models.unloaded import Files, weights_of
+from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.device import fixed_order
+from verizero.pipeline.train.fsdp_division import divided, mesh_of, own_rows
+from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
+from verizero.pipeline.train.ranks import Ranks, answered
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.train.fsdp_shards import FsdpShards
+from verizero.pipeline.train.fsdp_shards import FsdpShards
 
 
 class Waiting(FsdpShards):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.models.forward import Targets
-from pipeline.models.widths import padded_width
-from pipeline.train.collate import Micro, deal, rows_of, untrained
-from pipeline.train.ranks import ALONE, Ranks
-from pipeline.train.sharing import targets_of
-from pipeline.types import TrainBatch
+from verizero.pipeline.models.forward import Targets
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.train.collate import Micro, deal, rows_of, untrained
+from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.sharing import targets_of
+from verizero.pipeline.types import TrainBatch
 
 
 def micros_of(

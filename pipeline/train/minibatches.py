@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.rl.parts import Updates
-from pipeline.seeds import stream
+from verizero.pipeline.rl.parts import Updates
+from verizero.pipeline.seeds import stream
 
 
 def minibatches(updates: Updates, group_of: Sequence[int], seed: int, step: int) -> Iterator[list[int]]:

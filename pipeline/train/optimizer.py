@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import NonFiniteError
-from pipeline.models.proof import HALF
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models.proof import HALF
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:

@@ -12,12 +12,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from pipeline.errors import DataError, NonFiniteError
-from pipeline.models.widths import padded_width
-from pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
-from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import deal, padded_ids
-from pipeline.types import StepMetrics
+from verizero.pipeline.errors import DataError, NonFiniteError
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
+from verizero.pipeline.train.backend import Backend, Who
+from verizero.pipeline.train.collate import deal, padded_ids
+from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
 ABSENT = float("nan")

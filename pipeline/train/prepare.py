@@ -9,30 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import RunError
-from pipeline.models.widths import padded_width
-from pipeline.rl.controllers import entropy_controller, kl_controller
-from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
-from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from pipeline.rl.episodes import Shares, layout, shares_of
-from pipeline.rl.logprobs import score_norms
-from pipeline.rl.loss import ratio_logprobs
-from pipeline.rl.parts import Parts
-from pipeline.rl.ratios import proximal
-from pipeline.rl.reduce import masked
-from pipeline.rl.selection import Selection, low_moment, select_tokens
-from pipeline.rl.shaping import length_penalty
-from pipeline.seeds import derive
-from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import Micro, collate, owners, turn_table
-from pipeline.train.critic import Predicted, predict
-from pipeline.train.exchange import row_lengths, with_own
-from pipeline.train.micros import counted, cut_to, micros_of
-from pipeline.train.minibatches import minibatches
-from pipeline.train.replay import replay_of
-from pipeline.train.sharing import packing_of, shared_prompts
-from pipeline.train.texts import Row
-from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.rl.controllers import entropy_controller, kl_controller
+from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
+from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from verizero.pipeline.rl.episodes import Shares, layout, shares_of
+from verizero.pipeline.rl.logprobs import score_norms
+from verizero.pipeline.rl.loss import ratio_logprobs
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.ratios import proximal
+from verizero.pipeline.rl.reduce import masked
+from verizero.pipeline.rl.selection import Selection, low_moment, select_tokens
+from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.train.backend import Backend, Who
+from verizero.pipeline.train.collate import Micro, collate, owners, turn_table
+from verizero.pipeline.train.critic import Predicted, predict
+from verizero.pipeline.train.exchange import row_lengths, with_own
+from verizero.pipeline.train.micros import counted, cut_to, micros_of
+from verizero.pipeline.train.minibatches import minibatches
+from verizero.pipeline.train.replay import replay_of
+from verizero.pipeline.train.sharing import packing_of, shared_prompts
+from verizero.pipeline.train.texts import Row
+from verizero.pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
 
 
 class Controllers:

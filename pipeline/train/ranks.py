@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.compact import no_collection
-from pipeline.errors import ConfigError, RunError
-from pipeline.listening import listen_at
-from pipeline.models.sequence_parallel import Pieces
-from pipeline.train.device import device_index
+from verizero.pipeline.compact import no_collection
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.listening import listen_at
+from verizero.pipeline.models.sequence_parallel import Pieces
+from verizero.pipeline.train.device import device_index
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 8_388_608

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pipeline.models.load import frozen_copy
-from pipeline.models.lora import Adapted, Whole, as_they_are
+from verizero.pipeline.models.load import frozen_copy
+from verizero.pipeline.models.lora import Adapted, Whole, as_they_are
 
 
 @torch.no_grad()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
-from pipeline.models.forward import Replay
-from pipeline.rows import TrainedRow
-from pipeline.types import Recorded, TrainBatch
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.models.forward import Replay
+from verizero.pipeline.rows import TrainedRow
+from verizero.pipeline.types import Recorded, TrainBatch
 
 
 def recorded(rows: Sequence[TrainedRow], width: int) -> Recorded | None:

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, NonFiniteError, boundary
-from pipeline.models.load import ready, save_folder
-from pipeline.models.scalar_head import score_of, with_scalar_head
-from pipeline.models.widths import padded_width
-from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
-from pipeline.train.collate import micro_batches, padded_ids
-from pipeline.train.device import fixed_order
-from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
-from pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import CheckpointError, NonFiniteError, boundary
+from verizero.pipeline.models.load import ready, save_folder
+from verizero.pipeline.models.scalar_head import score_of, with_scalar_head
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
+from verizero.pipeline.train.collate import micro_batches, padded_ids
+from verizero.pipeline.train.device import fixed_order
+from verizero.pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
+from verizero.pipeline.train.ranks import ALONE, Ranks
 
 NORM = "reward model's gradient norm"
 Ids = tuple[int, ...]
@@ -30,7 +30,7 @@ Sides = tuple[Ids, Ids]
 class RewardModel:
     """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
 
-    Every rank holds all of it and computes all pairs; `pipeline.train.fsdp_classifier` divides both.
+    Every rank holds all of it and computes all pairs; `verizero.pipeline.train.fsdp_classifier` divides both.
     """
 
     ranks: Ranks = ALONE

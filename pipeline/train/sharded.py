@@ -16,13 +16,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
-from pipeline.train.computing import Computing
-from pipeline.train.deepspeed_internals import forbid_shared_memory, forget_gradients, link_moments, master_weights
-from pipeline.train.device import fixed_order
-from pipeline.train.optimizer import adamw, clipped_step, finite_norm
-from pipeline.train.ranks import Ranks, collectives
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
+from verizero.pipeline.train.computing import Computing
+from verizero.pipeline.train.deepspeed_internals import (
+    forbid_shared_memory,
+    forget_gradients,
+    link_moments,
+    master_weights,
+)
+from verizero.pipeline.train.device import fixed_order
+from verizero.pipeline.train.optimizer import adamw, clipped_step, finite_norm
+from verizero.pipeline.train.ranks import Ranks, collectives
 
 SHARD_BYTES = 1 << 30
 """Optimiser state is written in files of about so many bytes."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models.forward import Targets
-from pipeline.models.shared_prompts import SharedPrompts, moved
-from pipeline.rl.parts import Parts
-from pipeline.train.backend import Backend
-from pipeline.train.exchange import row_lengths
-from pipeline.types import Group, PackedAs, PromptOf, TrainBatch
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.forward import Targets
+from verizero.pipeline.models.shared_prompts import SharedPrompts, moved
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.types import Group, PackedAs, PromptOf, TrainBatch
 
 MIN_SPARED, MIN_SPARED_ON_GPU = 0.1, 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too.

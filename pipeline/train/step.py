@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError, NonFiniteError
-from pipeline.rl.episodes import num_forked
-from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
-from pipeline.rl.parts import Parts
-from pipeline.seeds import stream
-from pipeline.train.backend import Backend
-from pipeline.train.collate import Micro
-from pipeline.train.critic import learn
-from pipeline.train.micros import cut_to, micros_of
-from pipeline.train.minibatches import minibatches
-from pipeline.train.prepare import Prepared, Settings, prepare
-from pipeline.train.replay import replay_at
-from pipeline.train.texts import text_gradient
-from pipeline.types import Group, StepMetrics, TrainBatch
+from verizero.pipeline.errors import DataError, NonFiniteError
+from verizero.pipeline.rl.episodes import num_forked
+from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import Micro
+from verizero.pipeline.train.critic import learn
+from verizero.pipeline.train.micros import cut_to, micros_of
+from verizero.pipeline.train.minibatches import minibatches
+from verizero.pipeline.train.prepare import Prepared, Settings, prepare
+from verizero.pipeline.train.replay import replay_at
+from verizero.pipeline.train.texts import text_gradient
+from verizero.pipeline.types import Group, StepMetrics, TrainBatch
 
 
 def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> StepMetrics:

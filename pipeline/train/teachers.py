@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError, EngineError, GradingError
-from pipeline.models.comparison import Readout, readout
-from pipeline.rl.distillation import Told
-from pipeline.train.backend import Backend
-from verifiers._chat_request import first_choice
+from verizero.pipeline.errors import DataError, EngineError, GradingError
+from verizero.pipeline.models.comparison import Readout, readout
+from verizero.pipeline.rl.distillation import Told
+from verizero.pipeline.train.backend import Backend
+from verizero.verifiers._chat_request import first_choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.errors import NonFiniteError
-from pipeline.models.forward import Targets
-from pipeline.models.shared_prompts import SharedPrompts, moved
-from pipeline.models.widths import padded_width
-from pipeline.rl.loss import ptx_loss
-from pipeline.train.backend import Backend
-from pipeline.train.collate import deal, padded_ids
-from pipeline.train.sharing import places_of
-from pipeline.types import PackedAs, PromptOf
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models.forward import Targets
+from verizero.pipeline.models.shared_prompts import SharedPrompts, moved
+from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.rl.loss import ptx_loss
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import deal, padded_ids
+from verizero.pipeline.train.sharing import places_of
+from verizero.pipeline.types import PackedAs, PromptOf
 
 
 class Row(NamedTuple):

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import CheckpointError, NonFiniteError
-from pipeline.models.compiled import compile_blocks
-from pipeline.models.cpu.memory import keep_freed_memory
-from pipeline.models.load import frozen_copy, recompute_activations
-from pipeline.models.lora import Adapted
-from pipeline.models.routing import Rerouted
-from pipeline.models.saved_names import as_saved
-from pipeline.train.backend import Backend, T, Who, compiling_of, require_written_by
-from pipeline.train.critic import TorchCritic, own_backbone
-from pipeline.train.device import fixed_order
-from pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
-from pipeline.train.ranks import ALONE, Ranks
-from pipeline.train.reference import as_base, refreshed
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import CheckpointError, NonFiniteError
+from verizero.pipeline.models.compiled import compile_blocks
+from verizero.pipeline.models.cpu.memory import keep_freed_memory
+from verizero.pipeline.models.load import frozen_copy, recompute_activations
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.routing import Rerouted
+from verizero.pipeline.models.saved_names import as_saved
+from verizero.pipeline.train.backend import Backend, T, Who, compiling_of, require_written_by
+from verizero.pipeline.train.critic import TorchCritic, own_backbone
+from verizero.pipeline.train.device import fixed_order
+from verizero.pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
+from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.reference import as_base, refreshed
 
 DEFAULTS = TrainConfig()
 

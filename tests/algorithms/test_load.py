@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline import registry
-from pipeline.algorithms.base import AlgorithmParams, PolicyParams, explain_algorithm, load_algorithm, weighted
-from pipeline.config.preference import loop_parts
-from pipeline.config.run import check_rl, parts_of
-from pipeline.config.scoring import ScoringConfig
-from pipeline.config.stages import RlConfig
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.rl.parts import Mismatch, Parts
-from pipeline.rl.rules import check
 from tests.source import code_files, relative
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import AlgorithmParams, PolicyParams, explain_algorithm, load_algorithm, weighted
+from verizero.pipeline.config.preference import loop_parts
+from verizero.pipeline.config.run import check_rl, parts_of
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.config.stages import RlConfig
+from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.rl.parts import Mismatch, Parts
+from verizero.pipeline.rl.rules import check
 
 CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
 SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import pipeline.algorithms
-from pipeline import registry
-from pipeline.algorithms.base import explain_algorithm, load_algorithm
-from pipeline.errors import ConfigError
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.loss import Counts, LossInputs, count, policy_loss
-from pipeline.rl.parts import Parts
+import verizero.pipeline.algorithms
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+from verizero.pipeline.rl.parts import Parts
 
 FILE = '''
 """Cubic: a surrogate and an advantage that nobody has published."""
@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pipeline.algorithms.base import PolicyParams
-from pipeline.rl.parts import Part, Parts
+from verizero.pipeline.algorithms.base import PolicyParams
+from verizero.pipeline.rl.parts import Part, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.rl.advantages import Rewarded
-    from pipeline.rl.surrogates import SurrogateInputs
+    from verizero.pipeline.rl.advantages import Rewarded
+    from verizero.pipeline.rl.surrogates import SurrogateInputs
 
 SOURCE = "a test"
 DEPARTURES = ("there is no paper",)
@@ -71,9 +71,11 @@ def parts(params: Params) -> Parts:
 def dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The file in a folder that the package also looks into."""
     (tmp_path / "cubic.py").write_text(FILE)
-    monkeypatch.setattr(pipeline.algorithms, "__path__", [*pipeline.algorithms.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        verizero.pipeline.algorithms, "__path__", [*verizero.pipeline.algorithms.__path__, str(tmp_path)]
+    )
     yield "cubic"
-    sys.modules.pop("pipeline.algorithms.cubic", None)
+    sys.modules.pop("verizero.pipeline.algorithms.cubic", None)
 
 
 @pytest.fixture
@@ -142,9 +144,11 @@ def test_a_file_that_is_no_algorithm_says_why(
     body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text(body)
-    monkeypatch.setattr(pipeline.algorithms, "__path__", [*pipeline.algorithms.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        verizero.pipeline.algorithms, "__path__", [*verizero.pipeline.algorithms.__path__, str(tmp_path)]
+    )
     try:
         with pytest.raises(ConfigError, match=says):
             load_algorithm("broken")
     finally:
-        sys.modules.pop("pipeline.algorithms.broken", None)
+        sys.modules.pop("verizero.pipeline.algorithms.broken", None)

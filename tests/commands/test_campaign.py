@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.campaign import Outcome, fire, read_record, why_over
-from pipeline.config.campaign import CampaignConfig, campaign_config
-from pipeline.config.load import dump
-from pipeline.config.recipes import Request, read_request, run_folder
-from pipeline.errors import ConfigError, DataError
-from pipeline.files import locked
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.whole_run import remaining, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
+from verizero.pipeline.commands.campaign import Outcome, fire, read_record, why_over
+from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.config.recipes import Request, read_request, run_folder
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.files import locked
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.whole_run import remaining, run_items, train
 
 pytestmark = pytest.mark.integration  # whole runs
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.cli import main
-from pipeline.commands.compare import check_comparable, compare
-from pipeline.errors import ConfigError, RunError
-from pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
-from pipeline.report.files import read_run
 from tests.stages.tiny import TREE, tiny
 from tests.warm import warm
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.compare import check_comparable, compare
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
+from verizero.pipeline.report.files import read_run
 
 
 def recipe(folder: Path, name: str, **changes: Any) -> Path:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.cli import main
-from pipeline.commands import doctor
-from pipeline.commands.doctor import Diagnosis, Finding
-from pipeline.config.run import RunConfig
-from sandbox.isolation import Isolation
+from verizero import sandbox
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands import doctor
+from verizero.pipeline.commands.doctor import Diagnosis, Finding
+from verizero.pipeline.config.run import RunConfig
+from verizero.sandbox.isolation import Isolation
 
 CORE_OK = Finding("torch", "ok", "2.0", required=True)
 

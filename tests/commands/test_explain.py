@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.explain import explain_recipe
-from pipeline.config.load import load_recipe
-from pipeline.errors import ConfigError
 from tests.stages.tiny import tiny
+from verizero.pipeline.commands.explain import explain_recipe
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("algorithms/*.yaml")])

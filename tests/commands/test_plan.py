@@ -13,24 +13,24 @@ import pytest
 import torch
 import transformers
 
-from pipeline.commands.plan.devices import DEVICES
-from pipeline.commands.plan.estimate import plan, plan_lines, plans
-from pipeline.commands.plan.memory import generating, memory, peaks, sampling_memory
-from pipeline.commands.plan.seconds import Lengths, Work, seconds
-from pipeline.commands.plan.shape import shape_of
-from pipeline.config.load import load_recipe, parse
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import ConfigError
-from pipeline.models.cpu import Decoder, habits_of
-from pipeline.models.lora import Adapted
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.sampling import pick
-from pipeline.train.critic import TorchCritic, own_backbone
-from pipeline.train.torch_backend import TorchBackend
 from tests.peak import Memory
 from tests.stages.tiny import TREE
+from verizero.pipeline.commands.plan.devices import DEVICES
+from verizero.pipeline.commands.plan.estimate import plan, plan_lines, plans
+from verizero.pipeline.commands.plan.memory import generating, memory, peaks, sampling_memory
+from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
+from verizero.pipeline.commands.plan.shape import shape_of
+from verizero.pipeline.config.load import load_recipe, parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.cpu import Decoder, habits_of
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.sampling import pick
+from verizero.pipeline.train.critic import TorchCritic, own_backbone
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 

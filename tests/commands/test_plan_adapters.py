@@ -6,16 +6,16 @@ import pytest
 import torch
 import transformers
 
-from pipeline.commands.plan.adapters import adapters_of
-from pipeline.commands.plan.memory import memory
-from pipeline.commands.plan.shape import from_settings, shape_of
-from pipeline.config.load import parse
-from pipeline.config.merge import merge
-from pipeline.models.adapted_layers import weight_of
-from pipeline.models.lora import Adapted
 from tests.commands.test_plan import measured, recipe
 from tests.commands.test_plan_times import MODELS
 from tests.stages.tiny import TREE
+from verizero.pipeline.commands.plan.adapters import adapters_of
+from verizero.pipeline.commands.plan.memory import memory
+from verizero.pipeline.commands.plan.shape import from_settings, shape_of
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.models.adapted_layers import weight_of
+from verizero.pipeline.models.lora import Adapted
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 SOME = ("o_proj", "experts.down_proj"), ("down_proj",), ("experts.gate_up_proj",), ("up_proj", "kv_b_proj")

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 
-from pipeline.commands.plan.devices import DEVICES, decode_seconds
-from pipeline.commands.plan.estimate import plan, plan_lines
-from pipeline.commands.plan.seconds import RESPONSE_S, TOKEN_S, Lengths, Work, seconds
-from pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
-from pipeline.commands.plan.shares import Row, share_of, table
-from pipeline.config.run import RunConfig
 from tests.commands.test_plan import recipe_of, seconds_of
+from verizero.pipeline.commands.plan.devices import DEVICES, decode_seconds
+from verizero.pipeline.commands.plan.estimate import plan, plan_lines
+from verizero.pipeline.commands.plan.seconds import RESPONSE_S, TOKEN_S, Lengths, Work, seconds
+from verizero.pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
+from verizero.pipeline.commands.plan.shares import Row, share_of, table
+from verizero.pipeline.config.run import RunConfig
 
 PHASES = ("copy", "decode", "forward", "update", "link", "publish")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import promote as promotion
-from pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
-from pipeline.config.load import dump
-from pipeline.errors import RunError
-from pipeline.report.estimates import PromptSamples, summarize_domain
 from tests.stages.tiny import tiny
+from verizero.pipeline.commands import promote as promotion
+from verizero.pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 
 ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}
 

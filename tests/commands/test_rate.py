@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.rate import rate, rated_row
-from pipeline.config.data import Source
-from pipeline.data.prompts import read_prompts
-from pipeline.errors import ConfigError, DataError
-from pipeline.loop import sampled_groups
-from pipeline.report.progress import Silent
-from pipeline.run.episodes import bind_environments
-from pipeline.scoring.score import bind_verifiers
-from pipeline.types import Attempt, Group, Verdict
 from tests.stages.tiny import tiny
+from verizero.pipeline.commands.rate import rate, rated_row
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.loop import sampled_groups
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.episodes import bind_environments
+from verizero.pipeline.scoring.score import bind_verifiers
+from verizero.pipeline.types import Attempt, Group, Verdict
 
 CONFIG = tiny({"stages": ["rl"], "sft": None})
 
@@ -81,8 +81,8 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp_path: Path) -> None:
     """A function of a file, with parameters or without, and a name with parameters."""
     (tmp_path / "mine.py").write_text(
-        "from pipeline.environments.retry import environment as again\n"
-        "from verifiers.base import VerifierParams, verifier\n\nclass P(VerifierParams):\n    wanted: str = 'a'\n\n"
+        "from verizero.pipeline.environments.retry import environment as again\n"
+        "from verizero.verifiers.base import VerifierParams, verifier\n\nclass P(VerifierParams):\n    wanted: str = 'a'\n\n"
         "@verifier\ndef mine(attempt, params: P):\n    return attempt.response == params.wanted\n"
     )
     row = {"id": "1", "question": "q", "answer": "4"}

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.origin import recipe_folder
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
+from verizero.pipeline.cli import main
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.origin import recipe_folder
 
 GAME = """
 from pydantic import Field
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.types import Verdict
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.types import Verdict
 
 class Params(EnvironmentParams):
     last: int = Field(2, ge=1)
@@ -35,7 +35,7 @@ class Echo:
     def close(self):
         pass
 
-from pipeline.types import Message
+from verizero.pipeline.types import Message
 NEXT = Message("user", "next")
 
 def echo(params: Params, prompt, task_seed, sample_seed):

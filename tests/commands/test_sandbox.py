@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.cli import main
-from sandbox.client import Client
 from tests.processes import alive, family
+from verizero import sandbox
+from verizero.pipeline.cli import main
+from verizero.sandbox.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -29,7 +29,18 @@ TESTS = [{"input": "4", "output": "8"}]
 @contextmanager
 def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The service on a free port, and its address."""
-    command = [sys.executable, "-m", "pipeline.cli", "sandbox", "serve", "--port", "0", "--workers", "1", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "verizero.pipeline.cli",
+        "sandbox",
+        "serve",
+        "--port",
+        "0",
+        "--workers",
+        "1",
+        *options,
+    ]
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.commands.before.checked import spread
-from pipeline.commands.try_out import answer_lines, graded_as, group_text, summary, try_out
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.errors import ConfigError
-from pipeline.report.progress import Silent
-from pipeline.types import Episode, Group, Message, Prompt, Rollout, ScoredRollout, Turn, Verdict
 from tests.stages.tiny import tiny
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.before.checked import spread
+from verizero.pipeline.commands.try_out import answer_lines, graded_as, group_text, summary, try_out
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.types import Episode, Group, Message, Prompt, Rollout, ScoredRollout, Turn, Verdict
 
 TOKENIZER = character_tokenizer()
 PROMPT = Prompt("p", "1+1=", "math", "2")
@@ -95,7 +95,7 @@ def test_a_number_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_the_model_wrote_is_shown_as_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.try_out.try_out", lambda *_: iter(["   | a\x1b]0;b\x07"]))
+    monkeypatch.setattr("verizero.pipeline.commands.try_out.try_out", lambda *_: iter(["   | a\x1b]0;b\x07"]))
     assert main(["try", "demo_short"]) == 0
     assert capsys.readouterr().out == "   | a\\x1b]0;b\\x07\n"
 
@@ -125,7 +125,7 @@ def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
 
 @pytest.mark.integration
 def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.run.sampling.seconds_a_token", lambda *_: 3.0)
+    monkeypatch.setattr("verizero.pipeline.run.sampling.seconds_a_token", lambda *_: 3.0)
     *_, last = try_out(tiny({"stages": ["rl"], "sft": None}), tmp_path, 2, 2, Silent())
     assert "cut off at 10 of the 30 tokens of the recipe" in last
 
@@ -133,7 +133,7 @@ def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: p
 @pytest.mark.integration
 def test_the_verifier_of_the_rl_stage_grades_also_where_sft_comes_first(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from verifiers.base import verifier\n\n@verifier\ndef half(attempt):\n    return 0.5\n"
+        "from verizero.verifiers.base import verifier\n\n@verifier\ndef half(attempt):\n    return 0.5\n"
     )
     config = tiny({"rl": {"reward": {"path": "own.py:half"}}})
     first, last = try_out(config, tmp_path, 1, 2, Silent())

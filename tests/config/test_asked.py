@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import dump
-from pipeline.config.recipes import asked_for, find_recipe, recipe_names
-from pipeline.errors import ConfigError
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.config.recipes import asked_for, find_recipe, recipe_names
+from verizero.pipeline.errors import ConfigError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_fields_override_the_recipe_and_empty_ones_leave_it(own: Path) -> None:
 
 
 def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
-    from pipeline.cli import parser
+    from verizero.pipeline.cli import parser
 
     request = asked_for("mine", own=own, rounds=3, run_name="a b".replace(" ", "_"), overrides={"sft.steps": 9})
     arguments = parser().parse_args(request.words("must"))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.backend import with_backend
-from pipeline.config.load import parse
-from pipeline.config.merge import merge
-from pipeline.errors import ConfigError
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
+from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 
 def chosen(num_ranks: int, device: str, **changes: Any) -> str:

@@ -12,12 +12,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.load import dump, load_recipe, parse, read_tree
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig
-from pipeline.config.sections import saves_in_background
-from pipeline.errors import ConfigError
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.config.load import dump, load_recipe, parse, read_tree
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sections import saves_in_background
+from verizero.pipeline.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.config.run import RunConfig
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from benchmarks.presets import on_job
-from pipeline import registry
-from pipeline.algorithms.base import load_algorithm
-from pipeline.config.data import Source
-from pipeline.config.load import load_recipe, read_tree
-from pipeline.data.prompts import load_prompts
-from pipeline.errors import ConfigError
-from pipeline.report.progress import Silent
-from pipeline.types import Prompt
-from pipeline.whole_run import train
 from tests.data.rows import write_rows
 from tests.stages.charts import draw_once
 from tests.stages.parity import VERIFIER
 from tests.stages.tiny import SUMS, tiny
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.load import load_recipe, read_tree
+from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.types import Prompt
+from verizero.pipeline.whole_run import train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")

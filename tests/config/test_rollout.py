@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.rollout import rank_gpus
-from pipeline.config.sections import LaunchConfig, TrainConfig
-from pipeline.errors import ConfigError
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.rollout import rank_gpus
+from verizero.pipeline.config.sections import LaunchConfig, TrainConfig
+from verizero.pipeline.errors import ConfigError
 
 SERVERS = {"engine": "vllm_server"}
 LOCAL = {"kind": "local", "gpus_per_node": 6}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
 
 DPO = {"name": "dpo"}
 ONLINE = {"loss": DPO, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config.load import dump, load_recipe, only_stages, parse
-from pipeline.config.run import kinds
-from pipeline.errors import ConfigError
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.config.load import dump, load_recipe, only_stages, parse
+from verizero.pipeline.config.run import kinds
+from verizero.pipeline.errors import ConfigError
 
 AGAIN: list[Any] = [
     "rl",
@@ -63,7 +63,7 @@ def test_the_written_recipe_reads_back_the_same() -> None:
 
 
 def test_every_kind_is_a_section_and_a_module() -> None:
-    from pipeline.whole_run import run_of
+    from verizero.pipeline.whole_run import run_of
 
     assert set(kinds()) >= {"pretrain", "sft", "rl"}
     for kind in kinds():

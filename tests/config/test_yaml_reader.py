@@ -11,13 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.load import parse, read_tree
-from pipeline.config.recipes import recipe_names
-from pipeline.config.yaml_reader import FastLoader, SlowLoader
-from pipeline.diagnosis.reading import read as read_run
-from pipeline.errors import ConfigError, RunError
 from tests.source import ROOT
 from tests.stages.tiny import TREE
+from verizero.pipeline.config.load import parse, read_tree
+from verizero.pipeline.config.recipes import recipe_names
+from verizero.pipeline.config.yaml_reader import FastLoader, SlowLoader
+from verizero.pipeline.diagnosis.reading import read as read_run
+from verizero.pipeline.errors import ConfigError, RunError
 
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 PIECES = [

@@ -8,12 +8,12 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.config.template import Template
-from pipeline.data.chat_turns import ChatTurns
-from pipeline.data.render import Renderer
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import ToolSchema
-from pipeline.types import Prompt
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.chat_turns import ChatTurns
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.types import Prompt
 
 END, START = "<|im_end|>", "<|im_start|>"
 MERGES = ["t h", "th e", "a n", "Ġ a", "1 2", "> Ċ", "w o", "r d", "wo rd", "Ċ Ċ", "u s", "Ġ the"]

@@ -10,11 +10,11 @@ import pytest
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """The messages that the part `pipeline.data` logs during the test."""
+    """The messages that the part `verizero.pipeline.data` logs during the test."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pipeline.data")
+    logger = logging.getLogger("verizero.pipeline.data")
     logger.addHandler(handler)
     yield said
     logger.removeHandler(handler)

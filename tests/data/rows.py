@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from pipeline.config.data import Source
-from pipeline.data.prompts import load_prompts
-from pipeline.types import Prompt
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.types import Prompt
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> None:

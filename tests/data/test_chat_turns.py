@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.data.chat_text import CUT
-from pipeline.data.chat_turns import ChatTurns
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError
-from pipeline.types import Call, Message, Prompt
 from tests.data.chat_play import answers, breaches, clean_message, play
 from tests.data.chat_templates import ADD, END, QUESTION, START, TEMPLATES, THINKING, TOOLS, chat_turns
+from verizero.pipeline.data.chat_text import CUT
+from verizero.pipeline.data.chat_turns import ChatTurns
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, Message, Prompt
 
 FORKS = {"drops_thinking", "opens_thinking", "empty_think", "reorders"}
 DRIFTS = {"ids", "asks_otherwise", "ends_by_role", "no_end"}

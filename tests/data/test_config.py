@@ -9,12 +9,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source
-from pipeline.config.template import Template
-from pipeline.data.generators.base import generate
-from pipeline.data.prompts import load_prompts
-from pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.generators.base import generate
+from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.errors import ConfigError, UnknownName
 
 RECIPE = """
 train:
@@ -43,7 +43,7 @@ def test_a_resolved_recipe_written_as_yaml_reads_back_the_same() -> None:
 @pytest.mark.integration
 def test_it_validates_without_torch_and_without_the_readers() -> None:
     code = (
-        "import sys, yaml; from pipeline.config.data import DataConfig;"
+        "import sys, yaml; from verizero.pipeline.config.data import DataConfig;"
         "DataConfig.model_validate(yaml.safe_load(sys.argv[1]));"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
     )
@@ -114,7 +114,7 @@ def test_short_forms() -> None:
 
 def test_a_generator_of_an_installed_package_needs_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "parrot_tasks.py").write_text(
-        "from pipeline.data.generators.base import GeneratorParams, Split\n"
+        "from verizero.pipeline.data.generators.base import GeneratorParams, Split\n"
         "class Params(GeneratorParams):\n"
         "    word: str = 'hello'\n"
         "def rows(params, seed):\n"

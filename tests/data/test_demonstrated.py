@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.data import Source
-from pipeline.config.template import Template
-from pipeline.data.demonstrated import as_value, demonstration_of, episode_rows
-from pipeline.data.prompts import load_demonstrations
-from pipeline.data.render import Renderer
-from pipeline.data.rows import row_of
-from pipeline.data.tokenizer import CHARACTERS, character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments.conversing import Conversing
-from pipeline.errors import DataError
-from pipeline.run.demonstrations import rows_of
-from pipeline.types import Call, Message, Prompt
 from tests.data.chat_play import answers, clean_message
 from tests.data.chat_templates import ADD, TEMPLATES, THINKING, TOOLS, chat_turns
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.demonstrated import as_value, demonstration_of, episode_rows
+from verizero.pipeline.data.prompts import load_demonstrations
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.rows import row_of
+from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.run.demonstrations import rows_of
+from verizero.pipeline.types import Call, Message, Prompt
 
 ADDED = [
     {"role": "assistant", "content": "so ", "calls": [{"name": "add", "arguments": {"a": 27, "b": 58}}]},

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.data import Source
-from pipeline.data.prompts import read_prompts
-from pipeline.errors import DataError
 from tests.data.rows import jsonl, load, parquet
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.errors import DataError
 
 
 def test_gsm8k(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_dapo_math(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mapping", ["apps", "taco"])
 def test_apps_and_taco(tmp_path: Path, mapping: str) -> None:
-    from verifiers._programs import suite_of
+    from verizero.verifiers._programs import suite_of
 
     stdin = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
     call = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.data import OverlapConfig, Source
-from pipeline.data.overlap import check_overlap, find_overlap, normalise
-from pipeline.data.prompts import load_demonstrations, load_prompts
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.config.data import OverlapConfig, Source
+from verizero.pipeline.data.overlap import check_overlap, find_overlap, normalise
+from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 LONG = "A train leaves the town of Ulm at nine and goes at 60 km per hour to Bonn, 480 km away. When is it there?"
 DOMAINS = ("arithmetic", "induction")

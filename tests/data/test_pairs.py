@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.pairs import PairingConfig, PairSource
-from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of, read_pairs
-from pipeline.errors import DataError
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.config.pairs import PairingConfig, PairSource
+from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of, read_pairs
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
 def read(tmp_path: Path, rows: Sequence[Any], **source: Any) -> PairsRead:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.data import Source
-from pipeline.data.generators.base import generate
-from pipeline.data.prompts import (
+from tests.data.rows import jsonl, load, parquet, write_rows
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.generators.base import generate
+from verizero.pipeline.data.prompts import (
     _split,
     check_lengths,
     forget_generated,
@@ -18,9 +19,8 @@ from pipeline.data.prompts import (
     load_text,
     read_prompts,
 )
-from pipeline.errors import ConfigError, DataError
-from pipeline.types import Prompt
-from tests.data.rows import jsonl, load, parquet, write_rows
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.types import Prompt
 
 PLAIN = [
     {"id": "a", "question": "1+1=", "answer": "2", "verifier": "exact"},

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.template_gate import template_gate
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.types import Message
 from tests.data.chat_play import breaches, play, random_text
 from tests.data.chat_templates import QUESTION, TEMPLATES, TOOLS, chat_turns
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.template_gate import template_gate
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.types import Message
 
 PUBLISHED = {
     "qwen2_5": ("hermes", "keeps"),

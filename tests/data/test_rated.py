@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.data import PassRateConfig, Source
-from pipeline.data.ledger import PassRateLedger
-from pipeline.data.prompts import read_prompts
-from pipeline.errors import DataError
 from tests.data.rows import jsonl
+from verizero.pipeline.config.data import PassRateConfig, Source
+from verizero.pipeline.data.ledger import PassRateLedger
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.errors import DataError
 
 RATES = {"a": 0.5, "b": 0.0, "c": 1, "d": None, "e": 0.25, "f": 0.5}
 ROWS: list[dict[str, Any]] = [

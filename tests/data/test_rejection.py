@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.sample import KeepConfig
-from pipeline.data.rejection import REASONS, kept_of, similarity
-from pipeline.types import Rollout, ScoredRollout, Verdict
+from verizero.pipeline.config.sample import KeepConfig
+from verizero.pipeline.data.rejection import REASONS, kept_of, similarity
+from verizero.pipeline.types import Rollout, ScoredRollout, Verdict
 
 
 def answer(

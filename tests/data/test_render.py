@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import CHARACTERS, character_tokenizer
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -128,7 +128,7 @@ def test_each_prompt_is_tokenised_once() -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.data.render.MEMORY", 3)
+    monkeypatch.setattr("verizero.pipeline.data.render.MEMORY", 3)
     render = _renderer()
     kept = {text: render.text_ids(text) for text in "abcd"}
     assert [render.text_ids(text) is kept[text] for text in "dcba"] == [True, True, True, False]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.data import PassRateConfig
-from pipeline.data.ledger import PassRateLedger
-from pipeline.data.sampler import PromptSampler
-from pipeline.errors import CheckpointError, DataError
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.config.data import PassRateConfig
+from verizero.pipeline.data.ledger import PassRateLedger
+from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.errors import CheckpointError, DataError
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
 def _prompts(n: int, domain: str = "d") -> list[Prompt]:

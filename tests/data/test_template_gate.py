@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.template_gate import template_gate
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
 from tests.data.chat_templates import TEMPLATES, TOOLS, chat_turns
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.template_gate import template_gate
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
 
 CLASSES = {
     "plain": "keeps",

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
-from pipeline.data.generators.base import generate, text_lines
-from pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_tokenizer, unknown_characters
-from pipeline.errors import DataError
+from verizero.pipeline.data.generators.base import generate, text_lines
+from verizero.pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_tokenizer, unknown_characters
+from verizero.pipeline.errors import DataError
 
 WIDE = CHARACTERS + "'ABCé€𝄞 日本\t"
 LOADED: dict[str, Any] = {}

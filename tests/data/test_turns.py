@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import CHARACTERS, character_tokenizer
-from pipeline.data.turns import PlainTurns, turns_of
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError
-from pipeline.types import Call, Message, Prompt, Role
 from tests.data.chat_templates import bare_tokenizer
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
+from verizero.pipeline.data.turns import PlainTurns, turns_of
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, Message, Prompt, Role
 
 TOKENIZER = character_tokenizer(CHARACTERS)
 EOS = TOKENIZER.eos_token_id

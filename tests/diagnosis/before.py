@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.diagnose.remedied import CHANGE
-from pipeline.commands.before.checked import Checked
-from pipeline.commands.before.checks import check
-from pipeline.config.load import parse
-from pipeline.config.run import RunConfig
-from pipeline.diagnosis.finding import Finding
-from pipeline.models.load import create_model, save_folder
 from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.commands.before.checked import Checked
+from verizero.pipeline.commands.before.checks import check
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.models.load import create_model, save_folder
 
 NUM = 40
 

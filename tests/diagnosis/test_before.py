@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.diagnose.remedied import CHANGE
-from pipeline.cli import main
-from pipeline.commands.before.checks import check
-from pipeline.config.data import validated_params
-from pipeline.config.load import load_recipe, parse
-from pipeline.config.recipes import RECIPES, recipe_names
-from pipeline.config.run import RunConfig
-from pipeline.models.gguf_file import is_gguf
 from tests.diagnosis.before import looked, recipe, sums
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.before.checks import check
+from verizero.pipeline.config.data import validated_params
+from verizero.pipeline.config.load import load_recipe, parse
+from verizero.pipeline.config.recipes import RECIPES, recipe_names
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.models.gguf_file import is_gguf
 
 FOLDERS = sorted({str(Path(name).parent) for name in recipe_names()})
 
@@ -122,7 +122,9 @@ def test_a_reference_that_is_no_answer_is_not_tried(tmp_path: Path) -> None:
 
 
 def test_a_function_of_a_file_is_judged_only_if_its_references_pass(tmp_path: Path) -> None:
-    source = "from verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return attempt.response {}\n"
+    source = (
+        "from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return attempt.response {}\n"
+    )
     for name, body in (("equal", "== attempt.reference and attempt.reference != '8'"), ("other", "== 'x'")):
         (tmp_path / f"{name}.py").write_text(source.format(body))
         config = recipe(

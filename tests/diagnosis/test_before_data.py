@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.commands.before.at_hand import AtHand, read_at_hand
-from pipeline.commands.before.pass_rates import Sampled, judge
-from pipeline.config.run import RunConfig
-from pipeline.errors import DataError
-from pipeline.run import sampling
-from pipeline.run.build import build_tokenizer, context_of
-from pipeline.run.data import prepare_data
-from pipeline.types import Rollout, ScoredRollout, Verdict
 from tests.diagnosis.before import chat_model, looked, of_chat, recipe, sums
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
+from verizero.pipeline.commands.before.pass_rates import Sampled, judge
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.run import sampling
+from verizero.pipeline.run.build import build_tokenizer, context_of
+from verizero.pipeline.run.data import prepare_data
+from verizero.pipeline.types import Rollout, ScoredRollout, Verdict
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -164,7 +164,7 @@ BODIES = {
 @pytest.mark.parametrize("answer", ["8", {"tests": [1]}, ["a", "b"], 8])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_verifier_that_fails_on_every_reference_is_a_finding(body: str, answer: Any, tmp_path: Path) -> None:
-    source = f"from verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    {BODIES[body]}\n"
+    source = f"from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    {BODIES[body]}\n"
     (tmp_path / "own.py").write_text(source)
     data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
     _, findings = looked(recipe(tmp_path, sums(20, answer=answer), data=data), tmp_path)
@@ -179,7 +179,7 @@ def test_a_verifier_that_fails_on_every_reference_is_a_finding(body: str, answer
 def test_a_verifier_that_refuses_what_is_no_answer_is_no_finding(tmp_path: Path) -> None:
     body = "isinstance(attempt.reference, dict) and attempt.response == 'x'"
     (tmp_path / "own.py").write_text(
-        f"from verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return {body}\n"
+        f"from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return {body}\n"
     )
     data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
     checks, findings = looked(recipe(tmp_path, sums(20, answer={"tests": [1]}), data=data), tmp_path)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnose.remedied import CHANGE
-from pipeline.commands.before.at_hand import AtHand, read_at_hand
-from pipeline.commands.before.pass_rates import Sampled, judge
-from pipeline.config.load import parse
-from pipeline.config.run import RunConfig
-from pipeline.diagnosis.finding import Finding
-from pipeline.report.progress import Silent
-from pipeline.types import FinishReason, Rollout, ScoredRollout, Verdict
-from pipeline.whole_run import train
 from tests.diagnosis.before import chat_model, looked, of_chat, recipe, sums
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
+from verizero.pipeline.commands.before.pass_rates import Sampled, judge
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.types import FinishReason, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.whole_run import train
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.diagnose.recorded import RECORDED, unpack
-from pipeline.diagnosis import learning_rate_high
-from pipeline.diagnosis.cards import cards_of
-from pipeline.report.page import build_page
+from verizero.pipeline.diagnosis import learning_rate_high
+from verizero.pipeline.diagnosis.cards import cards_of
+from verizero.pipeline.report.page import build_page
 
 
 def run_of(name: str, folder: Path) -> Path:

@@ -18,13 +18,13 @@ from benchmarks.diagnose.faults import BY_NAME, HEALTHY
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from benchmarks.diagnose.remedied import CHANGE
 from benchmarks.diagnose.score import place_of
-from pipeline.cli import main
-from pipeline.config.load import load_recipe
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.ranking import causes, diagnose
-from pipeline.diagnosis.reading import Reading, read
-from pipeline.errors import DataError, RunError
 from tests.source import ROOT
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.ranking import causes, diagnose
+from verizero.pipeline.diagnosis.reading import Reading, read
+from verizero.pipeline.errors import DataError, RunError
 
 PATHS = sorted(RECORDED.glob("*.tar.xz"))
 HEALTHY_RUN = RECORDED / "healthy-0.tar.xz"

@@ -13,9 +13,9 @@ from benchmarks.diagnose.fault import Fault, replaced
 from benchmarks.diagnose.faults import ALL, BY_NAME, HEALTHY
 from benchmarks.diagnose.rows import operands, read, write_rows
 from benchmarks.diagnose.trained import prepare_inputs
-from pipeline.config.load import load_recipe
-from pipeline.config.run import RunConfig
-from verifiers.base import load
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.run import RunConfig
+from verizero.verifiers.base import load
 
 CAUSES = {
     "other_template",

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.diagnose.faults import ALL, BY_NAME, HEALTHY
 from benchmarks.diagnose.faults.healthy import RECIPES
 from benchmarks.diagnose.recorded import RECORDED, unpack
-from pipeline.report.files import read_rollouts, read_run
+from verizero.pipeline.report.files import read_rollouts, read_run
 
 MOST_BYTES = 3 * 2**20
 

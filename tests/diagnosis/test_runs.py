@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.diagnosis.ranking import diagnose
-from pipeline.diagnosis.reading import read
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.stages.start import started
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.diagnosis.ranking import diagnose
+from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 pytestmark = pytest.mark.integration
 

@@ -40,7 +40,7 @@ class Echo:
         elif words == ["nan"]:
             return {**answer, "reward": float("nan")}
         elif words == ["modules"]:
-            import verifiers
+            from verizero import verifiers
 
             text = f"{verifiers.__file__} {'pipeline' in sys.modules} {sys.stdin.read()!r}"
             return {"messages": [{"role": "user", "content": text}]}

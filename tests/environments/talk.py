@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.environments.base import Environment, Reply, load
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline.environments.base import Environment, Reply, load
+from verizero.pipeline.types import Call, Message, Prompt
 
 Move = str | tuple[str, dict[str, Any]]
 

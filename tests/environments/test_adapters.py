@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load_recipe
-from pipeline.data.prompts import read_prompts
-from pipeline.environments.elsewhere import Here
-from pipeline.errors import DataError
-from pipeline.run.episodes import bind_environments
 from tests.source import ROOT
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.environments.elsewhere import Here
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.run.episodes import bind_environments
 
 PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^```(?:yaml|json) (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

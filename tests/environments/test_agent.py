@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments._scratch import new_folder, remove_folder
-from pipeline.environments.base import load
-from pipeline.environments.elsewhere import Chosen, Where, open_place
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.episode import Limits
-from pipeline.rollout.rounds import Episodes, play, task_seed_of
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.rows import rows
-from pipeline.run.replay import replay
-from pipeline.types import Prompt, Rollout
 from tests.processes import alive, others, until
 from tests.source import ROOT
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments._scratch import new_folder, remove_folder
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.environments.elsewhere import Chosen, Where, open_place
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.rounds import Episodes, play, task_seed_of
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.rows import rows
+from verizero.pipeline.run.replay import replay
+from verizero.pipeline.types import Prompt, Rollout
 
 pytestmark = pytest.mark.integration
 AGENTS = ROOT / "configs" / "episodes" / "agents"
@@ -303,7 +303,7 @@ def test_folders_of_a_dead_process_are_removed_and_those_of_a_living_one_are_not
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = (
         f"import os, tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from pipeline.environments._scratch import new_folder, remove_folder\n"
+        "from verizero.pipeline.environments._scratch import new_folder, remove_folder\n"
         "remove_folder(new_folder())\nprint(new_folder(), flush=True)\nos.read(0, 1)"
     )
     with subprocess.Popen(

@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 
-from pipeline.environments.tools import calculator
-from pipeline.environments.tools.base import WrongCall
-from pipeline.environments.tools.calculator import evaluate, shown
-from pipeline.types import Prompt
 from tests.environments.talk import made, played, texts
+from verizero.pipeline.environments.tools import calculator
+from verizero.pipeline.environments.tools.base import WrongCall
+from verizero.pipeline.environments.tools.calculator import evaluate, shown
+from verizero.pipeline.types import Prompt
 
 PROMPT = Prompt("p", "q", "environment", None)
 

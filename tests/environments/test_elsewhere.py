@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.elsewhere import FAR, Chosen, Place, Processes, open_place
-from pipeline.errors import ConfigError, EnvironmentFailed
-from pipeline.types import Prompt
 from tests.environments.talk import said
+from verizero.pipeline.environments.elsewhere import FAR, Chosen, Place, Processes, open_place
+from verizero.pipeline.errors import ConfigError, EnvironmentFailed
+from verizero.pipeline.types import Prompt
 
 pytestmark = pytest.mark.integration
 PROMPT = Prompt("p", "q?", "environment", {"deep": [1, "é"]}, system="be kind")
@@ -248,7 +248,7 @@ def test_nothing_is_left_after_close(folder: Path) -> None:
 def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from pipeline.environments.elsewhere import Chosen, open_place\nfrom pipeline.types import Prompt\n"
+        "from verizero.pipeline.environments.elsewhere import Chosen, open_place\nfrom verizero.pipeline.types import Prompt\n"
         f"chosen = Chosen(path='far_games.py:echo', params={{'log': '/dev/null'}}, base=Path({str(folder)!r}))\n"
         "place = open_place({'python': sys.executable}, chosen)\n"
         "episode = place.make(Prompt('p', 'q', 'environment', None), 1, 2)\nepisode.start()\n"

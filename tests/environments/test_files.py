@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.base import load
-from pipeline.environments.tools.base import WrongCall
-from pipeline.environments.tools.base import load as load_tools
-from pipeline.errors import ConfigError, DataError
-from pipeline.types import Prompt
 from tests.environments.talk import made, played, texts
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.environments.tools.base import WrongCall
+from verizero.pipeline.environments.tools.base import load as load_tools
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.types import Prompt
 
 PROMPT = Prompt("p", "q", "environment", None)
 

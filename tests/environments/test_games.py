@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.environments.base import load
-from pipeline.errors import DataError
-from pipeline.types import Prompt
 from tests.environments.talk import made, played, texts
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 
 def test_halving_finds_31_of_32_numbers() -> None:

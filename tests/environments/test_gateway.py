@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.gateway import chat, messages, responses, server
-from pipeline.environments.gateway.exchange import Exchange
-from pipeline.environments.gateway.server import Gateway
-from pipeline.environments.gateway.wire import Answer, Asked, Refused
-from pipeline.errors import DataError
-from pipeline.types import Call, Message
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.gateway import chat, messages, responses, server
+from verizero.pipeline.environments.gateway.exchange import Exchange
+from verizero.pipeline.environments.gateway.server import Gateway
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Refused
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, Message
 
 ADD = ToolSchema("add", "Return a + b.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 CALLS = (Call("0-0", "add", {"a": 27, "b": 58}),)

@@ -16,12 +16,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
-from pipeline.environments.base import load
-from pipeline.environments.openenv import OpenEnv
-from pipeline.errors import ConfigError, EnvironmentFailed
-from pipeline.types import Call, Message, Prompt
 from tests.environments.talk import said
 from tests.processes import until
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.environments.openenv import OpenEnv
+from verizero.pipeline.errors import ConfigError, EnvironmentFailed
+from verizero.pipeline.types import Call, Message, Prompt
 
 ONE_FIELD = {"properties": {"metadata": {"type": "object"}, "move": {"type": "string"}}, "required": ["move"]}
 TWO_FIELDS = {

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.base import load
-from pipeline.errors import EnvironmentFailed
-from pipeline.types import Prompt
 from tests.environments.packages import venv_with
 from tests.environments.talk import said
 from tests.processes import until
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.types import Prompt
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SERVER = Path(__file__).with_name("openenv_server.py")

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import registry
-from pipeline.environments import guess
-from pipeline.environments.base import is_deterministic, load
-from pipeline.environments.tools.base import load as load_tools
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.types import Message, Prompt
+from verizero.pipeline import registry
+from verizero.pipeline.environments import guess
+from verizero.pipeline.environments.base import is_deterministic, load
+from verizero.pipeline.environments.tools.base import load as load_tools
+from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.types import Message, Prompt
 
 PROMPT = Prompt("p", "q", "environment", 7)
 GAMES = """
 from __future__ import annotations
 from pydantic import ValidationInfo, model_validator
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.environments.tools.base import ToolParams, Toolbox, tool
-from pipeline.types import Message, Prompt
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.environments.tools.base import ToolParams, Toolbox, tool
+from verizero.pipeline.types import Message, Prompt
 
 class EchoParams(EnvironmentParams):
     shout: bool = False
@@ -111,7 +111,7 @@ def test_relative_paths_of_parameters_start_from_the_recipe(folder: Path) -> Non
 
 
 def test_from_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("other_guess", "pipeline.environments.guess:environment", "verizero.environments")
+    entry = EntryPoint("other_guess", "verizero.pipeline.environments.guess:environment", "verizero.environments")
     monkeypatch.setattr(registry, "_installed", lambda kind, path: (entry,) if kind == "environments" else ())
     assert isinstance(load("other_guess").bind().make(PROMPT, 1, 2), guess.Guess)
 

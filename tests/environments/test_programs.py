@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import sandbox
-from pipeline.environments.tools import _programs, python, shell
-from pipeline.environments.tools._programs import Output
-from pipeline.environments.tools.base import Toolbox
-from pipeline.errors import DataError, EnvironmentFailed, IsolationError
-from pipeline.types import Prompt
-from sandbox.process import WorkerDied
 from tests.environments.talk import made, played, texts
+from verizero import sandbox
+from verizero.pipeline.environments.tools import _programs, python, shell
+from verizero.pipeline.environments.tools._programs import Output
+from verizero.pipeline.environments.tools.base import Toolbox
+from verizero.pipeline.errors import DataError, EnvironmentFailed, IsolationError
+from verizero.pipeline.types import Prompt
+from verizero.sandbox.process import WorkerDied
 
 LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 6)]}
 STDIN = {"tests": [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8\n"}]}
@@ -83,7 +83,7 @@ def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) ->
             raise WorkerDied("killed")
 
     with Broken(workers=1) as pool:
-        monkeypatch.setattr("sandbox.api._pool", pool)
+        monkeypatch.setattr("verizero.sandbox.api._pool", pool)
         with pytest.raises(EnvironmentFailed, match="the sandbox failed: killed"):
             _programs.EachAlone(sandbox.Limits()).python("print(1)")
     with pytest.raises(EnvironmentFailed, match="the sandbox cannot run a program"):

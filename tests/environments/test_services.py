@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.config.choices import EnvironmentChoice
-from pipeline.environments.elsewhere import Chosen, open_place
-from pipeline.environments.tools import python, session
-from pipeline.errors import EnvironmentFailed
-from pipeline.run.episodes import languages_of
-from pipeline.types import Message, Prompt
-from sandbox import settings
-from sandbox.serve import SandboxService
-from sandbox.settings import SandboxSettings, configure
 from tests.environments.talk import made, played
+from verizero import sandbox
+from verizero.pipeline.config.choices import EnvironmentChoice
+from verizero.pipeline.environments.elsewhere import Chosen, open_place
+from verizero.pipeline.environments.tools import python, session
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.run.episodes import languages_of
+from verizero.pipeline.types import Message, Prompt
+from verizero.sandbox import settings
+from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.settings import SandboxSettings, configure
 
 LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 4)]}
 PROMPT = Prompt("p", "q", "environment", None)
@@ -45,7 +45,9 @@ def at(server: SandboxService, token: str | None = None) -> SandboxSettings:
 
 def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as server:
-        monkeypatch.setattr("sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine"))
+        monkeypatch.setattr(
+            "verizero.sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine")
+        )
         configure(at(server))
         run = python.tools(python.Params(), PROMPT).tools["python"]
         assert run.answer({"code": "print(6*7)"}) == "42"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.environments.base import Reply
-from pipeline.environments.tool_use import Params, environment
-from pipeline.environments.tools import session
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline.environments.base import Reply
+from verizero.pipeline.environments.tool_use import Params, environment
+from verizero.pipeline.environments.tools import session
+from verizero.pipeline.types import Call, Message, Prompt
 
 pytestmark = pytest.mark.integration
 PROMPT = Prompt("p", "?", "exact", "x")

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from pipeline.environments.tools import sql
-from pipeline.environments.tools.base import WrongCall
-from pipeline.errors import DataError
-from pipeline.types import Prompt
 from tests.environments.talk import made, played, texts
+from verizero.pipeline.environments.tools import sql
+from verizero.pipeline.environments.tools.base import WrongCall
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 SETUP = "create table pets(kind, age); insert into pets values (3, 4), (3, 5), (1, null); create view old as select 1 x"
 OTHER = "create table pets(kind, age); insert into pets values (3, 40), (1, 5)"

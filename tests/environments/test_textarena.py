@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments import textarena
-from pipeline.environments.base import Reply, load
-from pipeline.environments.elsewhere import Processes
-from pipeline.errors import ConfigError, DataError, EnvironmentFailed
-from pipeline.types import Prompt
 from tests.environments.packages import venv_with
 from tests.environments.talk import said
 from tests.processes import until
+from verizero.pipeline.environments import textarena
+from verizero.pipeline.environments.base import Reply, load
+from verizero.pipeline.environments.elsewhere import Processes
+from verizero.pipeline.errors import ConfigError, DataError, EnvironmentFailed
+from verizero.pipeline.types import Prompt
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CELLS = [f"[{n}]" for n in range(9)]

@@ -8,11 +8,11 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, Field
 
-from pipeline.environments.base import ToolUse
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.environments.tools.base import Tool, Toolbox, tool
-from pipeline.errors import ConfigError
-from pipeline.types import Call, Message
+from verizero.pipeline.environments.base import ToolUse
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.environments.tools.base import Tool, Toolbox, tool
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Call, Message
 
 
 class Point(BaseModel):

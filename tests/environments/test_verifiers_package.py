@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments import verifiers_package
-from pipeline.environments.base import Environment, load
-from pipeline.environments.verifiers_package import RUNNER
-from pipeline.errors import ConfigError, DataError, EnvironmentFailed
-from pipeline.types import Prompt, Verdict
 from tests.environments.packages import venv_with
 from tests.environments.talk import said
 from tests.processes import others, until
+from verizero.pipeline.environments import verifiers_package
+from verizero.pipeline.environments.base import Environment, load
+from verizero.pipeline.environments.verifiers_package import RUNNER
+from verizero.pipeline.errors import ConfigError, DataError, EnvironmentFailed
+from verizero.pipeline.types import Prompt, Verdict
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TASKS = Path(__file__).with_name("verifiers_tasks")
@@ -114,6 +114,6 @@ def test_rows_for_tasks(python: str) -> None:
 
 
 def test_our_side_imports_nothing_of_the_library() -> None:
-    import verifiers
+    from verizero import verifiers
 
     assert Path(verifiers.__file__ or "").parent == Path(verifiers_package.__file__).parents[2] / "verifiers"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect.logging import disable_run_logger
 
-from flows.deployments import FORMS
+from verizero.flows.deployments import FORMS
 
 
 def main(cases: Path) -> None:

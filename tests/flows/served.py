@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from flows.server import LOGIN, QUIET, answers, free_port
-from pipeline.config.load import dump
-from pipeline.files import locked
 from tests import processes
 from tests.far import FarProgram
 from tests.processes import PATIENCE_S, holding, marked
 from tests.stages.tiny import tiny
 from tests.warm import FLOWS, FOLDER, MARK, warm
+from verizero.flows.server import LOGIN, QUIET, answers, free_port
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.files import locked
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ class Served:
         words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
         with self.log.open("w") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli", *words],
+                [sys.executable, "-m", "verizero.pipeline.cli", *words],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -109,7 +109,7 @@ class Served:
         environment["PREFECT_API_AUTH_STRING"] = environment[LOGIN]
         completed: subprocess.CompletedProcess[str] = warm(FLOWS).call(
             subprocess.run,
-            [sys.executable, "-m", "pipeline.cli", *words],
+            [sys.executable, "-m", "verizero.pipeline.cli", *words],
             cwd=self.folder,
             env=environment,
             capture_output=True,
@@ -227,7 +227,7 @@ class ForkedServed(Served):
         """Start the command on a database that is there, and return its process."""
         new_database(self.folder / "home")
         words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
-        return self.program(["pipeline.cli", *words], self.log)
+        return self.program(["verizero.pipeline.cli", *words], self.log)
 
     def program(self, words: list[str], log: Path, **variables: str) -> FarProgram:
         """Start a fork that becomes the module with these words, in the folder of its log."""
@@ -249,7 +249,7 @@ class ServerAlone(ForkedServed):
         new_database(home)
         database = f"sqlite+aiosqlite:///{home / 'prefect.db'}"
         own = {**QUIET, "PREFECT_API_DATABASE_CONNECTION_URL": database, "PREFECT_HOME": str(home)}
-        return self.program(["flows.server", str(self.port), "--services"], self.log, **own)
+        return self.program(["verizero.flows.server", str(self.port), "--services"], self.log, **own)
 
     def wait(self) -> None:
         until(lambda: answers(f"{self.address}/api"), "the server")

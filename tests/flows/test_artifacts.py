@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flows import artifacts
-from flows.artifacts import Listener
-from pipeline.report.files import read_run
-from pipeline.report.result import evaluation_markdown, result_markdown
-from pipeline.report.round import round_markdown
-from pipeline.report.summary import build_summary
-from pipeline.shown import one_line
 from tests.report.runs import ROLLOUT, make_run
 from tests.shown_texts import TEXTS, rendered
+from verizero.flows import artifacts
+from verizero.flows.artifacts import Listener
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.result import evaluation_markdown, result_markdown
+from verizero.pipeline.report.round import round_markdown
+from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.shown import one_line
 
 
 @pytest.mark.integration
@@ -25,9 +25,9 @@ def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path: Path, monkeypa
     assert round_markdown(folder, [line]).startswith(f"**Diagnosis.** {line}\n\n")
     assert "Diagnosis" not in round_markdown(folder)
     made: list[str] = []
-    monkeypatch.setattr("flows.artifacts.emit_event", lambda *_, **__: None)
-    monkeypatch.setattr("flows.artifacts.show_table", lambda *_: None)
-    monkeypatch.setattr("flows.artifacts.show_markdown", lambda key, text, description: made.append(text))
+    monkeypatch.setattr("verizero.flows.artifacts.emit_event", lambda *_, **__: None)
+    monkeypatch.setattr("verizero.flows.artifacts.show_table", lambda *_: None)
+    monkeypatch.setattr("verizero.flows.artifacts.show_markdown", lambda key, text, description: made.append(text))
     Listener("x", folder)("verizero.round.completed", {"stage": "rl", "round": 1, "causes": [line]})
     assert made[0].startswith("**Diagnosis.** ")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.automations import SILENT_S, ready_automations
-from flows.deployments import FORMS, all_deployments, variables_for
-from pipeline.errors import ConfigError
+from verizero.flows.automations import SILENT_S, ready_automations
+from verizero.flows.deployments import FORMS, all_deployments, variables_for
+from verizero.pipeline.errors import ConfigError
 
 
 def test_a_process_pool_runs_where_the_command_was_given(tmp_path: Path) -> None:

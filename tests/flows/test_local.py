@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.config.load import dump
 from tests.processes import holding, others, until
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 from tests.warm import MARK, warm
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import dump
 
 pytestmark = pytest.mark.integration
 FEW = {"sft": {"steps": 5}, "rl": {"select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}}}
@@ -35,7 +35,7 @@ def words(folder: Path, *extra: str) -> list[str]:
 
 
 def command(folder: Path, *extra: str) -> list[str]:
-    return [sys.executable, "-m", "pipeline.cli", *words(folder, *extra)]
+    return [sys.executable, "-m", "verizero.pipeline.cli", *words(folder, *extra)]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -152,7 +152,7 @@ def test_a_finished_run_is_not_repeated(folders: tuple[Path, Path], capsys: pyte
 
 
 def test_a_folder_in_use_is_refused(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.files import locked
+    from verizero.pipeline.files import locked
 
     with locked(folders[0] / "runs" / "tiny"):
         assert main(words(folders[0], "--no-prefect")) == 1

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.commands.campaign import read_record
-from pipeline.commands.promote import champion_of
 from tests.commands.test_promote import HALF, NEAR, finished
 from tests.flows.served import PICTURES, ForkedServed, Served, page_of, serving, until
+from verizero.pipeline.commands.campaign import read_record
+from verizero.pipeline.commands.promote import champion_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.server import LOGIN, login_of
-from flows.server_patches import SameHostOnly
-from pipeline.errors import RunError
+from verizero.flows.server import LOGIN, login_of
+from verizero.flows.server_patches import SameHostOnly
+from verizero.pipeline.errors import RunError
 
 
 def test_answers_carry_the_policy() -> None:

@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from flows.automations import SILENT_S
-from flows.process_lifetime import END_WITHIN_S
-from flows.serve import FLOWS_GRACE_S, SETTINGS
-from flows.server import free_port
-from pipeline.config.recipes import asked_for
-from pipeline.files import iterate_jsonl
-from pipeline.launch import GRACE_S
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.flows.served import PICTURES, Served, serving, until
 from tests.processes import alive, commands, family
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import TREE
+from verizero.flows.automations import SILENT_S
+from verizero.flows.process_lifetime import END_WITHIN_S
+from verizero.flows.serve import FLOWS_GRACE_S, SETTINGS
+from verizero.flows.server import free_port
+from verizero.pipeline.config.recipes import asked_for
+from verizero.pipeline.files import iterate_jsonl
+from verizero.pipeline.launch import GRACE_S
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LONG = {"rl.steps_per_round": 40}
 """Enough steps to be cancelled in the middle."""
 SLOW = """
 import time
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 @verifier
@@ -63,7 +63,7 @@ def no_flow_is_left(served: Served) -> Iterator[None]:
     for run in served.post("/flow_runs/filter", flow_runs=running):
         served.cancel(run["id"])
     until(lambda: not served.processes("prefect.engine"), "the end of every flow", 60)
-    until(lambda: not served.processes("pipeline.cli train"), "the end of every rank", 60)
+    until(lambda: not served.processes("verizero.pipeline.cli train"), "the end of every rank", 60)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def silenced(served: Served, endless: Callable[[], tuple[str, str]]) -> Killed:
     """A run of ENDLESS whose runner was killed in the middle of training."""
     _, run = endless()
     process = served.process_of(run)
-    (runner,) = served.processes("flows.serve ")
+    (runner,) = served.processes("verizero.flows.serve ")
     everyone = family(runner)
     assert process in everyone
     os.kill(runner, signal.SIGKILL)
@@ -150,10 +150,10 @@ def test_a_killed_server_is_started_again_while_the_run_continues(
 ) -> None:
     name, run = endless()
     process = served.process_of(run)
-    (server,) = served.processes("flows.server ")
+    (server,) = served.processes("verizero.flows.server ")
     os.kill(server, signal.SIGKILL)
     until(lambda: re.search(r"server ended .*-9", served.log.read_text()), "the new server", 60)
-    until(lambda: served.processes("flows.server ") not in ([], [server]), "its process", 60)
+    until(lambda: served.processes("verizero.flows.server ") not in ([], [server]), "its process", 60)
     done = num_steps(served, name)
     until(lambda: num_steps(served, name) > done + 5, "further steps")
     until(served.answers, "its answer")
@@ -214,7 +214,7 @@ def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) 
     assert "libtorch" not in Path(f"/proc/{process}/maps").read_text(), "the flow of a group only waits for it"
     everyone = family(process)
     words = commands(everyone)
-    assert sum("pipeline.cli train" in w and "torch.distributed.run" not in w for w in words) >= 2, words
+    assert sum("verizero.pipeline.cli train" in w and "torch.distributed.run" not in w for w in words) >= 2, words
     served.cancel(run)
     begin = time.monotonic()
     until(lambda: not alive(everyone), "the end of every rank", 120)
@@ -234,7 +234,7 @@ def test_a_killed_flow_is_marked_crashed_and_what_it_had_started_is_gone(served:
     process = served.process_of(run)
     assert process is not None
     everyone = family(process)
-    assert any("pipeline.cli train" in words for words in commands(everyone))
+    assert any("verizero.pipeline.cli train" in words for words in commands(everyone))
     os.kill(process, signal.SIGKILL)
     assert served.ended(run)["state"]["name"] == "Crashed"
     until(lambda: not alive(everyone), "the end of what it had started", 60)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import dump
 from tests.far import FarProgram
 from tests.flows.served import SMALL, ServerAlone, until
 from tests.processes import alive, family
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import dump
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.config.load import load_recipe
-from pipeline.errors import RunError
-from pipeline.launch import launch
 from tests.launch.words import folder_of, words_of
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.launch import launch
 
 
 def main(recipe: Path, changes: list[str]) -> int:

@@ -19,8 +19,8 @@ from typing import Any
 
 import safetensors.torch
 
-from pipeline.cli import main
-from pipeline.train import deadline
+from verizero.pipeline.cli import main
+from verizero.pipeline.train import deadline
 
 OUTAGE_S = 1.0
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.load import load_recipe
-from pipeline.launch import launch
-from pipeline.report.progress import Silent
-from pipeline.report.rows import VARYING
-from pipeline.whole_run import train
 from tests.launch.words import folder_of, overrides, words_of
 from tests.processes import holding, marked
 from tests.warm import MARK, warm
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.launch import launch
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.whole_run import train
 
 ROOT = Path(__file__).resolve().parents[2]
 

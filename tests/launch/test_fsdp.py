@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, folders, processes_of
 from tests.processes import until
+from verizero.pipeline.errors import RunError
 
 FSDP = ("train.backend=fsdp",)
 LIMIT = "launch.phase_timeout_s=12"

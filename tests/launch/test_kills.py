@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, by_ranks, folders, lines_without_times, processes_of
 from tests.processes import until
+from verizero.pipeline.errors import RunError
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SHORT = (

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.sections import LaunchConfig
-from pipeline.errors import RunError
-from pipeline.launch import command_of, launch
 from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, processes_of
 from tests.launch.words import overrides, words_of
 from tests.processes import until
+from verizero.pipeline.config.sections import LaunchConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.launch import command_of, launch
 
 LIMIT_S = 12
 """Seconds a phase may take where a rank hangs or is stopped: many times what a phase takes, as they are waited for."""
@@ -75,7 +75,7 @@ def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ran
 @pytest.mark.integration
 def test_no_rank_outlives_a_killed_launcher(recipe: Path, owner: str) -> None:
     words = words_of(recipe, overrides(recipe, "orphans", "launch.kind=local"))
-    parent = subprocess.Popen([sys.executable, "-m", "pipeline.cli", *words], cwd=ROOT)
+    parent = subprocess.Popen([sys.executable, "-m", "verizero.pipeline.cli", *words], cwd=ROOT)
     until(lambda: len(processes_of(owner)) == 3, "the launcher and both ranks")
     parent.kill()
     assert parent.wait() == -signal.SIGKILL
@@ -90,14 +90,14 @@ class TestCommands:
         config = LaunchConfig(kind="torchrun", nodes=2, gpus_per_node=8, address="10.0.0.1", port=1234)
         assert command_of(config, self.WORDS)[4:] == [
             "--nnodes", "2", "--nproc-per-node", "8", "--node-rank", "1", "--master-addr", "10.0.0.1",
-            "--master-port", "1234", "-m", "pipeline.cli", *self.WORDS,
+            "--master-port", "1234", "-m", "verizero.pipeline.cli", *self.WORDS,
         ]  # fmt: skip
 
     def test_deepspeed(self) -> None:
         config = LaunchConfig(kind="deepspeed", nodes=2, gpus_per_node=8, hostfile="hosts", port=1234)
         assert command_of(config, self.WORDS)[3:] == [
             "deepspeed.launcher.runner", "--hostfile", "hosts", "--num_nodes", "2", "--num_accelerators", "8",
-            "--master_port", "1234", "--no_local_rank", "--module", "pipeline.cli", *self.WORDS,
+            "--master_port", "1234", "--no_local_rank", "--module", "verizero.pipeline.cli", *self.WORDS,
         ]  # fmt: skip
 
     def test_slurm_starts_ranks_that_know_their_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ class TestCommands:
         command = command_of(config, self.WORDS)
         assert command[:6] == ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
         assert "MASTER_ADDR=n17" in command[7]
-        assert command[-5:] == ["pipeline.cli", *self.WORDS]
+        assert command[-5:] == ["verizero.pipeline.cli", *self.WORDS]
 
     def test_a_launcher_that_is_not_installed_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "scontrol").write_text("#!/bin/sh\necho n17\n")

@@ -11,13 +11,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from pipeline.config.load import load_recipe
-from pipeline.launch import launch
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
 from tests.warm import warm
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.launch import launch
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 ROOT = Path(__file__).resolve().parents[2]
 CALM = {"learning_rate": 1e-3}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, rows
+from verizero.pipeline.errors import RunError
 
 CHANGES = (
     "rollout.max_staleness=1", "rollout.top_p=0.9",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, by_ranks, folders, processes_of
 from tests.processes import until
 from tests.train.rank_group import installed
+from verizero.pipeline.errors import RunError
 
 ZERO = (
     "train.backend=deepspeed", "train.zero=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",

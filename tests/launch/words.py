@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.run import RunConfig
+from verizero.pipeline.config.run import RunConfig
 
 CHANGES = (
     "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",

@@ -9,15 +9,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.loop.batch import Batch, fill_batch
-from pipeline.loop.steps import Generated, Steps, select_groups
-from pipeline.run.algorithm import resolve_parts
-from pipeline.run.session import StageSetup
-from pipeline.run.state import RunState
-from pipeline.scoring.score import GradingTally
-from pipeline.train.prepare import Controllers
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, StepMetrics, Verdict
 from tests.stages.tiny import tiny
+from verizero.pipeline.loop.batch import Batch, fill_batch
+from verizero.pipeline.loop.steps import Generated, Steps, select_groups
+from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.session import StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, StepMetrics, Verdict
 
 Rewards = Callable[[int], Sequence[float | None]]
 """Number of a group -> the rewards of its members."""

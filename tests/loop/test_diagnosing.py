@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnose.recorded import RECORDED, unpack
-from pipeline.diagnosis import end_token_missing
-from pipeline.diagnosis.reading import read
-from pipeline.loop.diagnosing import EVENT, report_causes
-from pipeline.report.store import Store
-from pipeline.report.trackers import Trackers
-from pipeline.run.opening import opened
-from pipeline.run.recorder import Recorder
-from pipeline.run.schedule import Item
-from pipeline.whole_run import finish
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
+from verizero.pipeline.diagnosis import end_token_missing
+from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.loop.diagnosing import EVENT, report_causes
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.whole_run import finish
 
 ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
 CUT = ["rollout.max_response_tokens=3", "rl.steps_per_round=6", "evaluation.every_rounds=1"]

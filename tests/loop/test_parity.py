@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RunError
-from pipeline.loop.parity import check_parity
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.sampling import sampling, temperature
-from pipeline.run.session import Session
 from tests.stages.recorded import CUT, EXPERTS, V32
 from tests.stages.sessions import Heard, session_of
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.sampling import sampling, temperature
+from verizero.pipeline.run.session import Session
 
 
 def parity_of(session: Session) -> Any:

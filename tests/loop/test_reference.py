@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.loop.reference import move_reference
-from pipeline.loop.rounds import begin_round
-from pipeline.run.schedule import Item
 from tests.loop.scripted import loop_of
 from tests.stages.sessions import round_of, rows, session_of, train_round
+from verizero.pipeline.loop.reference import move_reference
+from verizero.pipeline.loop.rounds import begin_round
+from verizero.pipeline.run.schedule import Item
 
 REWARDS = [0.5, 0.6, 0.6, 0.1, 0.2, 0.2]
 SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [

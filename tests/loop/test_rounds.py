@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import NonFiniteError, RunError
-from pipeline.loop.rounds import train
-from pipeline.run.saving import save
-from pipeline.run.session import Session
-from pipeline.train import checkpoint
-from pipeline.types import Attempt, Group, StepMetrics, Verdict
 from tests.loop.scripted import group_of, loop_of, mixed
 from tests.stages.sessions import lines, rows, session_of, train_round, weights
+from verizero.pipeline.errors import NonFiniteError, RunError
+from verizero.pipeline.loop.rounds import train
+from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.types import Attempt, Group, StepMetrics, Verdict
 
 
 def test_a_batch_is_filled_and_the_surplus_is_trained_on_next(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.pairs import RUBRIC, JudgedConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
-from pipeline.rollout.collect import Generation
-from pipeline.rollout.engine import Completion
-from pipeline.run.graders import Graders
-from pipeline.scoring.score import Scorer
-from pipeline.train.ranks import ALONE
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.pairs import RUBRIC, JudgedConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
+from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.engine import Completion
+from verizero.pipeline.run.graders import Graders
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
 class Judging:

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.loop.rounds import one_step
-from pipeline.loop.steps import rl_steps
-from pipeline.report.page import build_page
-from pipeline.report.rows import VARYING
-from pipeline.run.saving import save
-from pipeline.scoring.second_opinion import disagree
-from pipeline.types import Verdict
 from tests.report.test_page import Reader
 from tests.stages.sessions import round_of, rows, session_of, train_round, weights
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.loop.rounds import one_step
+from verizero.pipeline.loop.steps import rl_steps
+from verizero.pipeline.report.page import build_page
+from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.run.saving import save
+from verizero.pipeline.scoring.second_opinion import disagree
+from verizero.pipeline.types import Verdict
 
 CONTRARY = (
-    "from verifiers.base import *\n\n@verifier\ndef contrary(attempt):\n"
+    "from verizero.verifiers.base import *\n\n@verifier\ndef contrary(attempt):\n"
     "    return '7777' in attempt.response if attempt.prompt < '5' else '7777' not in attempt.response\n"
 )
 """Finds wrong answers right, to questions that begin with a small digit."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.loop.batch import Batch
-from pipeline.loop.metrics import rollout_metrics
-from pipeline.types import Group, Verdict
 from tests.loop.scripted import group_of
+from verizero.pipeline.loop.batch import Batch
+from verizero.pipeline.loop.metrics import rollout_metrics
+from verizero.pipeline.types import Group, Verdict
 
 
 def graded(number: int, domain: str, verdicts: list[Verdict], rewards: list[float | None]) -> Group:

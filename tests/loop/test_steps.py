@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.loop.steps import rl_steps, select_groups, with_baseline
-from pipeline.rl.credit import compute_advantages
-from pipeline.rl.parts import Shaping
-from pipeline.rl.shaping import length_penalty
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.opening import opened
-from pipeline.run.session import Session
 from tests.loop.scripted import group_of, loop_of
 from tests.oracles import rl as oracle
 from tests.stages.sessions import Heard, rows, session_of, train_round
 from tests.stages.tiny import tiny
+from verizero.pipeline.loop.steps import rl_steps, select_groups, with_baseline
+from verizero.pipeline.rl.credit import compute_advantages
+from verizero.pipeline.rl.parts import Shaping
+from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.session import Session
 
 SIZE = 6
 """Responses of a group of the tiny recipe."""
@@ -118,7 +118,7 @@ class TestComponents:
             calls.append((parts, inputs, out))
             return out
 
-        monkeypatch.setattr("pipeline.train.prepare.compute_advantages", watched)
+        monkeypatch.setattr("verizero.pipeline.train.prepare.compute_advantages", watched)
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
             train_round(varied(session))
         assert len(calls) == 3

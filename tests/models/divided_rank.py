@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.chunked_logprobs import head_logprobs
-from pipeline.models.divided_table import DividedTable, compute_divided
-from pipeline.train.ranks import Ranks, join, leave
+from verizero.pipeline.models.chunked_logprobs import head_logprobs
+from verizero.pipeline.models.divided_table import DividedTable, compute_divided
+from verizero.pipeline.train.ranks import Ranks, join, leave
 
 WIDTH, TOKENS = 8, 9
 CASES = {"even": (24, 2), "uneven": (23, 3), "one piece": (23, 1000), "a row a piece": (7, 1), "few rows": (5, 1)}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from pipeline.data.tokenizer import EOS, PAD, character_tokenizer
+from verizero.pipeline.data.tokenizer import EOS, PAD, character_tokenizer
 
 CHARACTERS = string.printable[:95] + "\né"
 """The last one has two bytes, and so a merge: without one transformers takes the file for another kind of tokenizer."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.models import gguf_file
+from verizero.pipeline.models import gguf_file
 
 write = gguf_file._convert
 

@@ -9,11 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.models.cpu.onednn import use_onednn
-from pipeline.models.forward import Layout, Replay, logprobs_at
 from tests.models.families import VOCAB, build, tiny
 from tests.models.test_forward import batch
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.models.cpu.onednn import use_onednn
+from verizero.pipeline.models.forward import Layout, Replay, logprobs_at
 
 PLAIN = ["qwen2 tied", "llama", "qwen3 with bias"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models.comparison import compare_at, readout
-from pipeline.models.cpu.onednn import use_onednn
-from pipeline.models.forward import logits_at
-from pipeline.rl.distillation import Told, compare, distribution
-from pipeline.rl.divergences import Objective
 from tests.models.families import build, tiny
 from tests.models.test_chunked_logprobs import Largest
 from tests.models.test_forward import batch
+from verizero.pipeline.models.comparison import compare_at, readout
+from verizero.pipeline.models.cpu.onednn import use_onednn
+from verizero.pipeline.models.forward import logits_at
+from verizero.pipeline.rl.distillation import Told, compare, distribution
+from verizero.pipeline.rl.divergences import Objective
 
 OBJECTIVES = [
     Objective("jsd", beta=0.3, temperature=0.8),

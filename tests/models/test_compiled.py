@@ -15,18 +15,18 @@ import pytest
 import torch
 import transformers
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import ConfigError
-from pipeline.models import compiled
-from pipeline.models.compiled import Compiling, compile_blocks
-from pipeline.models.load import recompute_activations
-from pipeline.train.backend import compiling_of
-from pipeline.train.fsdp_backend import FsdpBackend
-from pipeline.train.ranks import ALONE
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build, tiny
 from tests.train.batches import distance, groups_of, longer, parts_of, settings_of
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import compiled
+from verizero.pipeline.models.compiled import Compiling, compile_blocks
+from verizero.pipeline.models.load import recompute_activations
+from verizero.pipeline.train.backend import compiling_of
+from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 SHAPE = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}
 AS_PACKED = {"packing": "on", "micro_batch_tokens": 600}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.models.flops import peak_flops, update_flops
-from pipeline.models.forward import logits_at
-from pipeline.models.lora import Adapted
 from tests.models.families import build
+from verizero.pipeline.models.flops import peak_flops, update_flops
+from verizero.pipeline.models.forward import logits_at
+from verizero.pipeline.models.lora import Adapted
 
 
 def plain(model_type: str = "qwen2", **changes: Any) -> Any:

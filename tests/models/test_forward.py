@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.models.forward import logits_at, spread
 from tests.models.families import FAST, SLOW, VOCAB, build, tiny
+from verizero.pipeline.models.forward import logits_at, spread
 
 GRANITE = {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.errors import ConfigError
-from pipeline.models import gguf_file
-from pipeline.models.gguf_file import MADE, PROVENANCE, digest, located, model_folder, provenance
-from pipeline.models.load import load_model, load_tokenizer
 from tests.models.families import next_logits
 from tests.models.gguf_files import CHARACTERS, tiny_llama, write_gguf
 from tests.source import ROOT
 from tests.warm import warm
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import gguf_file
+from verizero.pipeline.models.gguf_file import MADE, PROVENANCE, digest, located, model_folder, provenance
+from verizero.pipeline.models.load import load_model, load_tokenizer
 
 pytest.importorskip("gguf")
 

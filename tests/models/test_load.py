@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.errors import ConfigError
-from pipeline.models.load import create_model, eos_ids, frozen_copy, load_model, load_tokenizer, save_folder
 from tests.models.families import SHAPE, next_logits, tiny
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.load import create_model, eos_ids, frozen_copy, load_model, load_tokenizer, save_folder
 
 CONFIG = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "vocab_size"}
 

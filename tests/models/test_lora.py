@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from pipeline.errors import CheckpointError, ConfigError
-from pipeline.models.lora import Adapted, fingerprint
 from tests.models.families import build, tiny
+from verizero.pipeline.errors import CheckpointError, ConfigError
+from verizero.pipeline.models.lora import Adapted, fingerprint
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 
@@ -114,7 +114,7 @@ def test_layers_that_are_not_there_are_refused() -> None:
 
 def test_our_own_blocks_do_not_compute_a_model_with_adapters() -> None:
     """They read weights, and would miss the adapters."""
-    from pipeline.models.forward import logprobs_at
+    from verizero.pipeline.models.forward import logprobs_at
 
     model = build("qwen2", {"tie_word_embeddings": True})
     a = Adapted(model, 2, 4.0, (), 0)

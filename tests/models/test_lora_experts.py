@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from pipeline.errors import ConfigError
-from pipeline.models.lora import Adapted, fingerprint
-from pipeline.models.routing import recording, replaying, unreplayable
-from pipeline.models.unloaded import unloaded
 from tests.models.families import build
 from tests.models.test_lora import IDS, logits, taught
 from tests.train.sampled import MODELS
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.lora import Adapted, fingerprint
+from verizero.pipeline.models.routing import recording, replaying, unreplayable
+from verizero.pipeline.models.unloaded import unloaded
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: MODELS[name] for name in ("qwen3_moe", "mixtral", "qwen2_moe", "qwen3_moe with a dense layer")},

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.errors import ConfigError
-from pipeline.models import named
-from pipeline.models.named import is_path, model_named
+from verizero.pipeline.cli import main
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import named
+from verizero.pipeline.models.named import is_path, model_named
 
 
 @pytest.fixture

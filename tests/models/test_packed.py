@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models import packed, varlen
-from pipeline.models.cpu.blocks import MIN_SEGMENT_TOKENS, Blocks, segments_of
-from pipeline.models.cpu.onednn import use_onednn
-from pipeline.models.forward import logits_at
-from pipeline.models.packed import bins, check_packs, packed_states
-from pipeline.models.widths import packed_width
-from pipeline.train.collate import packed_batches
-from pipeline.train.texts import Row, row_after, text_gradient
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import FAST, SLOW, VOCAB, build, tiny
 from tests.oracles.varlen import varlen_attn
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import packed, varlen
+from verizero.pipeline.models.cpu.blocks import MIN_SEGMENT_TOKENS, Blocks, segments_of
+from verizero.pipeline.models.cpu.onednn import use_onednn
+from verizero.pipeline.models.forward import logits_at
+from verizero.pipeline.models.packed import bins, check_packs, packed_states
+from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.train.collate import packed_batches
+from verizero.pipeline.train.texts import Row, row_after, text_gradient
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 
 def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:

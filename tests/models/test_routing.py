@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.models.routing import num_experts, recording, replaying, routers, unreplayable
 from tests.models.families import VOCAB, tiny
 from tests.train.sampled import MODELS, model_of
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.routing import num_experts, recording, replaying, routers, unreplayable
 
 EXPERTS = [name for name in MODELS if "moe" in name or name == "mixtral"]
 IDS = torch.randint(2, VOCAB, (2, 7), generator=torch.Generator().manual_seed(1))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.models.saved_names import filled, in_pieces, pieces, without_memory
 from tests.models.families import build, next_logits
+from verizero.pipeline.models.saved_names import filled, in_pieces, pieces, without_memory
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES = [

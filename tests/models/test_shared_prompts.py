@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.models import shared_prompts
-from pipeline.models.cpu import blocks_of, use_onednn
-from pipeline.models.forward import Layout, Targets, can_share, logprobs_at
-from pipeline.models.load import recompute_activations
-from pipeline.models.shared_prompts import MIN_CALL_TOKENS, SharedPrompts
-from pipeline.types import PromptOf
 from tests.models.families import VOCAB, build, tiny
+from verizero.pipeline.models import shared_prompts
+from verizero.pipeline.models.cpu import blocks_of, use_onednn
+from verizero.pipeline.models.forward import Layout, Targets, can_share, logprobs_at
+from verizero.pipeline.models.load import recompute_activations
+from verizero.pipeline.models.shared_prompts import MIN_CALL_TOKENS, SharedPrompts
+from verizero.pipeline.types import PromptOf
 
 ROWS = ((9, (5, 3, 1, 0, 12)), (4, (7, 7)), (15, (2,)), (1, (4, 9)))
 """For each prompt its length, and those of its responses: an empty one and a prompt with a single response too."""

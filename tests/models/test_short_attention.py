@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.models.short_attention import MAX_KEYS, attend, is_short
+from verizero.pipeline.models.short_attention import MAX_KEYS, attend, is_short
 
 SIZES = [(1, 1, 1, 1, 1, 4), (3, 7, 7, 4, 2, 8), (2, 5, 9, 6, 1, 8), (2, 16, 16, 3, 3, 16)]
 """Rows, queries, keys, heads, key heads, numbers of a head."""

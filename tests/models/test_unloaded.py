@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from pipeline.errors import ConfigError
-from pipeline.models.unloaded import unloaded, weights_of
-from pipeline.models.written import Streamed
 from tests.models.families import FAST, SLOW, build, tiny
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.unloaded import unloaded, weights_of
+from verizero.pipeline.models.written import Streamed
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
@@ -66,7 +66,7 @@ def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None
 def test_a_folder_written_block_by_block_loads_as_any_other(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.models.written.FILE_BYTES", most)
+    monkeypatch.setattr("verizero.pipeline.models.written.FILE_BYTES", most)
     model = tiny("qwen3 with bias", dtype=torch.bfloat16)
     names = [name for name, _ in model.named_parameters()]
     blocks = [{name: model.get_parameter(name).detach()} for name in names]

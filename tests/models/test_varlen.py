@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipeline.models import varlen
-from pipeline.models.shared_prompts import SharedPrompts
-from pipeline.models.varlen import Piece, Runs, gap, is_proved
-from pipeline.models.widths import packed_width
-from pipeline.types import PackedAs, PromptOf
 from tests.oracles.varlen import varlen_attn
+from verizero.pipeline.models import varlen
+from verizero.pipeline.models.shared_prompts import SharedPrompts
+from verizero.pipeline.models.varlen import Piece, Runs, gap, is_proved
+from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.types import PackedAs, PromptOf
 
 ROWS = (
     PromptOf(0, 5, 9),

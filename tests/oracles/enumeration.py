@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.parts import Parts
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.parts import Parts
 
 WORDS = 3
 RESPONSES: tuple[tuple[int, ...], ...] = ((0,), *itertools.product(range(1, WORDS), range(WORDS)))

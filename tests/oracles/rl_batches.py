@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
-from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
+from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
+from verizero.pipeline.rl.parts import Parts
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -7.0)
 

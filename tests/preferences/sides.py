@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.preferences.base import Losses, Responses, Sides, load_preference, weighed
 from tests.oracles.preferences import Side
+from verizero.pipeline.preferences.base import Losses, Responses, Sides, load_preference, weighed
 
 LONGEST = 7
 Z = 0.3

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.preferences.base import MAX_EXPONENT, Responses, Sides, load_preference
 from tests.preferences.sides import LONGEST, MARGINS, Random, gradient, losses_of
+from verizero.pipeline.preferences.base import MAX_EXPONENT, Responses, Sides, load_preference
 
 Named = tuple[str, dict[str, Any]]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import registry
-from pipeline.config.load import load_recipe
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.preferences.base import load_preference
+from verizero.pipeline import registry
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.preferences.base import load_preference
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs" / "preferences"
 LOSSES = (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.preferences.base import Responses, Sides, load_preference, minus_log_sigmoid
 from tests.oracles.preferences import Side, kto, mean_loss
 from tests.preferences.sides import MARGINS, VARIANTS, Random, Z, gradient, losses_of
+from verizero.pipeline.preferences.base import Responses, Sides, load_preference, minus_log_sigmoid
 
 
 @pytest.mark.parametrize(("name", "params"), VARIANTS)

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.preferences.orpo import log_odds
 from tests.oracles.preferences import mean_loss
 from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
+from verizero.pipeline.preferences.orpo import log_odds
 
 SEEDS = range(3)
 CLOSE = {"rel": 1e-5, "abs": 1e-6}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.preferences.base import load_preference, weighed
 from tests.preferences.sides import LONGEST, Random
 from tests.trl_classes import trl_class
+from verizero.pipeline.preferences.base import load_preference, weighed
 
 
 def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.estimates import PromptSamples, summarize_domain
+from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 
 DOMAINS = ("arithmetic", "induction")
 HOSTILE = (

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.alarms import MOST, alarms_section
-from pipeline.report.files import read_run
-from pipeline.report.page import build_page
-from pipeline.report.samples import choose_samples
-from pipeline.report.summary import build_summary
 from tests.report.runs import HOSTILE, make_run, read_rows
+from verizero.pipeline.report.alarms import MOST, alarms_section
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.page import build_page
+from verizero.pipeline.report.samples import choose_samples
+from verizero.pipeline.report.summary import build_summary
 
 SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "said": "entropy fell to 0.003 (guard.min_entropy: 0.02)"}
 

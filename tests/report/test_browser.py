@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnose.recorded import RECORDED, unpack
-from pipeline.diagnosis.cards import cards_of
-from pipeline.report.page import build_page
-from pipeline.shown import visible
 from tests.report.runs import HOSTILE, make_run, read_rows
+from verizero.pipeline.diagnosis.cards import cards_of
+from verizero.pipeline.report.page import build_page
+from verizero.pipeline.shown import visible
 
 pytestmark = pytest.mark.integration
 CONTRAST = """() => {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.curves import Chart, Series
-from pipeline.report.diagnosis_section import SETTINGS, Card
-from pipeline.report.page import build_page
 from tests.report.runs import HOSTILE, make_run
 from tests.report.test_page import Reader, payload
+from verizero.pipeline.report.curves import Chart, Series
+from verizero.pipeline.report.diagnosis_section import SETTINGS, Card
+from verizero.pipeline.report.page import build_page
 
 CURVE = Chart("diagnosis_1", "surprise", "", (1.0, 2.0, 3.0), (Series("surprise", (0.4, 0.3, 0.2)),))
 DRAWN = Card(

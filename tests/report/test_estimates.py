@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.report.estimates import (
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.report.estimates import (
     PromptSamples,
     decompose_gain,
     maj_at_k,
@@ -186,5 +186,5 @@ def test_bad_samples_are_refused_by_name() -> None:
 
 
 def test_estimates_load_without_torch() -> None:
-    code = "import sys, pipeline.report.estimates; sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))"
+    code = "import sys, verizero.pipeline.report.estimates; sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

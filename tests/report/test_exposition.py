@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.errors import ConfigError
-from pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
-from pipeline.report.files import read_run
-from pipeline.report.summary import count_seconds
 from tests.report.runs import make_run, read_rows
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.summary import count_seconds
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -153,10 +153,10 @@ def test_none_serves_nothing(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) -> None:
     """Asked from inside the run at the end of each round; the count of verdicts is that of the responses."""
-    from pipeline.report.progress import Silent
-    from pipeline.run.opening import opened
     from tests.stages.sessions import run_all
     from tests.stages.tiny import tiny
+    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.run.opening import opened
 
     config = tiny({"report": {"metrics_port": port}})
     seen: list[dict[Sample, float]] = []

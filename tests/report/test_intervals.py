@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.coverage import cases, coverage
-from pipeline.errors import DataError
-from pipeline.report.intervals import (
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.report.intervals import (
     mean_interval,
     over_seeds,
     paired_difference,

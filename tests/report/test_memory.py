@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.memory import FILE, DevicePeaks, note_peak, noted_peak, peak_mib
+from verizero.pipeline.report.memory import FILE, DevicePeaks, note_peak, noted_peak, peak_mib
 
 ROOT = Path(__file__).resolve().parents[2]
-HOG = "import sys; from pathlib import Path; from pipeline.report.memory import note_peak; x = bytearray({mib} << 20)"
+HOG = "import sys; from pathlib import Path; from verizero.pipeline.report.memory import note_peak; x = bytearray({mib} << 20)"
 
 
 def after_a_process_of(mib: int, folder: Path) -> float:

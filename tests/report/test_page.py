@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import RunError
-from pipeline.report.files import read_run
-from pipeline.report.page import build_page, embed, result_line
-from pipeline.report.summary import build_summary
-from pipeline.shown import visible
 from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.page import build_page, embed, result_line
+from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.shown import visible
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.report.curves import Chart, Series, build_charts, moving_average, thin
-from pipeline.report.files import read_run
-from pipeline.report.plots import draw
 from tests.report.runs import make_run, read_rows
+from verizero.pipeline.report.curves import Chart, Series, build_charts, moving_average, thin
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.plots import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -118,8 +118,8 @@ def test_plots_take_their_colours_from_the_page_and_have_no_ground(charts: dict[
 def test_a_plot_is_the_same_bytes_in_another_process_and_under_another_style(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
     code = (
-        "import sys; from pathlib import Path; from pipeline.report.curves import build_charts\n"
-        "from pipeline.report.files import read_run; from pipeline.report.plots import draw\n"
+        "import sys; from pathlib import Path; from verizero.pipeline.report.curves import build_charts\n"
+        "from verizero.pipeline.report.files import read_run; from verizero.pipeline.report.plots import draw\n"
         "sys.stdout.write(''.join(draw(c).svg for c in build_charts(read_run(Path(sys.argv[1])))))"
     )
     here = "".join(draw(c).svg for c in build_charts(read_run(run_dir)))

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report.round import MAX_ANSWERS, round_markdown, round_samples, run_tags
 from tests.report.runs import make_run, read_rows
 from tests.stages.tiny import tiny
+from verizero.pipeline.report.round import MAX_ANSWERS, round_markdown, round_samples, run_tags
 
 
 @pytest.fixture(scope="module")

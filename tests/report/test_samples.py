@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.report.rows import rollout_row
-from pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
 from tests.report.runs import ROLLOUT
+from verizero.pipeline.report.rows import rollout_row
+from verizero.pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
 
 
 def write(folder: Path, stages: dict[str, int], group_size: int = 4, response: str = "r") -> Path:

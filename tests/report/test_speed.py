@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.curves import build_charts
-from pipeline.report.files import read_run
-from pipeline.report.memory import DevicePeaks
-from pipeline.report.rows import StepRow, metrics_row, to_json
-from pipeline.report.speed import Work
-from pipeline.report.store import Store
-from pipeline.report.trackers import Trackers
-from pipeline.run.recorder import Recorder
+from verizero.pipeline.report.curves import build_charts
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.memory import DevicePeaks
+from verizero.pipeline.report.rows import StepRow, metrics_row, to_json
+from verizero.pipeline.report.speed import Work
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.run.recorder import Recorder
 
 GIB = 2.0**30
 

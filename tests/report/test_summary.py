@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunError
-from pipeline.report.estimates import PromptSamples, summarize_domain
-from pipeline.report.files import read_run
-from pipeline.report.page import build_page, result_line
-from pipeline.report.result import result_lines, result_markdown
-from pipeline.report.rows import StepRow
-from pipeline.report.summary import build_summary, count_seconds, summarize
 from tests.report.runs import make_run, read_rows
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.page import build_page, result_line
+from verizero.pipeline.report.result import result_lines, result_markdown
+from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.report.summary import build_summary, count_seconds, summarize
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.files.os.fsync", full)
+    monkeypatch.setattr("verizero.pipeline.files.os.fsync", full)
     with pytest.raises(RunError, match=r"summary\.json: the disk is full"):
         build_summary(tmp_path)
     assert (tmp_path / "summary.json").read_bytes() == old

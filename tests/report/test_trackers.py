@@ -12,9 +12,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.report import trackers
-from pipeline.report.trackers import INSTALL, Trackers
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report import trackers
+from verizero.pipeline.report.trackers import INSTALL, Trackers
 
 
 def read_events(folder: Path) -> dict[tuple[str, int], float]:
@@ -162,7 +162,7 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: py
 
 def test_trackers_import_nothing_until_one_is_opened() -> None:
     code = (
-        "import sys, pipeline.report.trackers\n"
+        "import sys, verizero.pipeline.report.trackers\n"
         "sys.exit(any(m in sys.modules for m in ('tensorboard', 'torch', 'wandb', 'mlflow', 'trackio')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -171,7 +171,7 @@ def test_trackers_import_nothing_until_one_is_opened() -> None:
 @pytest.mark.integration
 def test_tensorboard_needs_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pipeline.report.trackers import Trackers\n"
+        "import sys; from pathlib import Path; from verizero.pipeline.report.trackers import Trackers\n"
         "t = Trackers(['tensorboard'], Path(sys.argv[1]), 'x'); t.log({'a': 1.0}, 1); t.close()\n"
         "sys.exit(any(m in sys.modules for m in ('tensorflow', 'torch')))"
     )

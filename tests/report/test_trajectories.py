@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.page import build_page
 from tests.report.runs import HOSTILE, make_run, read_rows
+from verizero.pipeline.report.page import build_page
 
 pytestmark = pytest.mark.integration
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

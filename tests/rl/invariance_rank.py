@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.rl.loss import Counts, summarize
 from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
+from verizero.pipeline.rl.loss import Counts, summarize
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from pipeline.rl.parts import Parts
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from verizero.pipeline.rl.parts import Parts
 
 CUSTOM: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 

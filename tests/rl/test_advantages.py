@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import DataError
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.parts import Part, Parts
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import batches, inputs_of, parts_of, per_response, solve
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.parts import Part, Parts
 
 NORM = {"name": "group_norm"}
 

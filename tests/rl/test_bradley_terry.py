@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from tests.trl_classes import trl_class
+from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 
 
 def rewards(seed: int, count: int = 7) -> tuple[Tensor, Tensor]:

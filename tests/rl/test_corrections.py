@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import ConfigError
-from pipeline.rl.corrections import mismatch_weights, off_policy_keep, training_mask
-from pipeline.rl.parts import Mismatch
 from tests.oracles import rl as oracle
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.corrections import mismatch_weights, off_policy_keep, training_mask
+from verizero.pipeline.rl.parts import Mismatch
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])

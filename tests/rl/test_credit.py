@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.credit import compute_advantages
-from pipeline.rl.parts import Parts
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import inputs_of, parts_of, per_response
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.credit import compute_advantages
+from verizero.pipeline.rl.parts import Parts
 
 
 def with_kl(advantage: str | dict[str, Any], form: str, coef: float) -> Parts:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rl.distillation import (
+from tests.oracles import distillation as slow
+from verizero.pipeline.rl.distillation import (
     Compared,
     Told,
     compare,
@@ -19,8 +20,7 @@ from pipeline.rl.distillation import (
     divergence,
     with_credit,
 )
-from pipeline.rl.divergences import Divergence, Objective, explain
-from tests.oracles import distillation as slow
+from verizero.pipeline.rl.divergences import Divergence, Objective, explain
 
 WORDS = 7
 NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl", "jsd")

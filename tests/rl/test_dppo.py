@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.loss import LossInputs
-from pipeline.rl.parts import Parts
 from tests.oracles.rl_batches import pad, random_rows, solve
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.loss import LossInputs
+from verizero.pipeline.rl.parts import Parts
 
 
 def parts_of(name: str, **params: object) -> Parts:

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline import registry
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import ConfigError, DataError
-from pipeline.rl.catalog import REJECTIONS
-from pipeline.rl.corrections import mean_weight, mismatch_weights, rejection_keep, response_weight
-from pipeline.rl.loss import LossInputs
-from pipeline.rl.parts import Mismatch
-from pipeline.rl.selection import low_moment
 from tests.oracles import rl as oracle
 from tests.oracles.rl_batches import pad, random_rows, solve
 from tests.rl.variants import LONGEST
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.rl.catalog import REJECTIONS
+from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, rejection_keep, response_weight
+from verizero.pipeline.rl.loss import LossInputs
+from verizero.pipeline.rl.parts import Mismatch
+from verizero.pipeline.rl.selection import low_moment
 
 ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
 DROPS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from tests.oracles.enumeration import MASK, RESPONSES, Expected, Tiny, expected, with_kl
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 
 NEAR = {"rtol": 1e-12, "atol": 1e-14}
 GRADED = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.9, 0.0, 0.6], dtype=torch.float64)

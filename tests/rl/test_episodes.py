@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.episodes import Shares, layout, num_forked, sequences_of, shares_of
-from pipeline.rl.loss import Counts, count
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import parts_of
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.episodes import Shares, layout, num_forked, sequences_of, shares_of
+from verizero.pipeline.rl.loss import Counts, count
 
 NAN = float("nan")
 WIDTH = 16

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import registry
-from pipeline.algorithms.base import explain_algorithm, load_algorithm
-from pipeline.rl.explain import Setting, explain, models
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+from verizero.pipeline.rl.explain import Setting, explain, models
 
 
 def lines(name: str, **params: Any) -> dict[str, list[str]]:

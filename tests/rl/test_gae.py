@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import DataError
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.gae import length_adaptive_lambda, reward_to_go, summarize_values, value_loss
 from tests.oracles import rl as oracle
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.gae import length_adaptive_lambda, reward_to_go, summarize_values, value_loss
 
 NAN = float("nan")
 

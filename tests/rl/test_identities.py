@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.loss import LossInputs
-from pipeline.rl.parts import Kl, Masks, Mismatch, Part, Parts, Terms
 from tests.oracles.rl_batches import pad, random_rows, solve
 from tests.rl.variants import LONGEST, variants
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.loss import LossInputs
+from verizero.pipeline.rl.parts import Kl, Masks, Mismatch, Part, Parts, Terms
 
 VARIANTS = variants()
 CLIPPED = ("clip", "dual_clip", "two_sided", "cispo", "soft_gate", "geometric_mean", "gamma_weight", "dppo")

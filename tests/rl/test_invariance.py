@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.loss import summarize
-from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
 from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
 from tests.train.rank_group import run
+from verizero.pipeline.rl.loss import summarize
+from verizero.pipeline.rl.parts import Parts
 
 VARIANTS = variants()
 NEAR = {"rel": 1e-12, "abs": 1e-12}

@@ -8,18 +8,18 @@ import random
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import CheckpointError, ConfigError
-from pipeline.rl.controllers import (
+from tests.oracles import rl as oracle
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import CheckpointError, ConfigError
+from verizero.pipeline.rl.controllers import (
     EntropyController,
     KlController,
     decayed_temperature,
     entropy_controller,
     kl_controller,
 )
-from pipeline.rl.kl import estimate
-from pipeline.rl.parts import KlForm
-from tests.oracles import rl as oracle
+from verizero.pipeline.rl.kl import estimate
+from verizero.pipeline.rl.parts import KlForm
 
 FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus")
 

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.rl import logprobs as module
-from pipeline.rl.logprobs import logprobs_and_entropy
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.rl import logprobs as module
+from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
 
 def slow(logits: list[float], target: int, temperature: float) -> tuple[float, float]:

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from pipeline.errors import DataError
-from pipeline.rl.loss import Counts, policy_loss, ptx_loss, summarize
-from pipeline.rl.parts import Parts
 from tests.oracles import rl as oracle
 from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.loss import Counts, policy_loss, ptx_loss, summarize
+from verizero.pipeline.rl.parts import Parts
 
 VARIANTS = variants()
 STEP = 1e-6

@@ -9,12 +9,12 @@ import random
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.loss import LossInputs, clip_range
-from pipeline.rl.metrics import NUM_STATS, summarize_stats
-from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row, kl, mean
 from tests.oracles.rl_batches import pad, random_rows, solve
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.loss import LossInputs, clip_range
+from verizero.pipeline.rl.metrics import NUM_STATS, summarize_stats
+from verizero.pipeline.rl.parts import Parts
 
 
 def metrics_of(parts: Parts, rows: list[Row]) -> dict[str, float]:

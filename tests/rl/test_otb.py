@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
-from pipeline.errors import DataError
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.logprobs import logprobs_and_entropy, score_norms
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import parts_of
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.logprobs import logprobs_and_entropy, score_norms
 
 LENGTHS, GROUPS = [3, 1, 4, 2, 2, 2], [0, 0, 0, 1, 1, 1]
 BASELINES = {"leave_one_out": True, "mean": False}

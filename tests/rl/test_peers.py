@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.corrections import off_policy_keep
-from pipeline.rl.loss import LossInputs
-from pipeline.rl.parts import Parts
-from pipeline.rl.selection import top_share
 from tests.oracles.rl_batches import solve
 from tests.trl_classes import trl_class
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.corrections import off_policy_keep
+from verizero.pipeline.rl.loss import LossInputs
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.selection import top_share
 
 LONGEST = 8
 ROWS = 6

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import ConfigError
-from pipeline.rl import catalog
-from pipeline.rl.advantages import Rewarded
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.explain import explain
-from pipeline.rl.loss import Counts, LossInputs, count, policy_loss
-from pipeline.rl.parts import Kl, Part, Parts
-from pipeline.rl.rules import BY_RECIPE, UNUSUAL, check
-from pipeline.rl.selection import select_tokens
-from pipeline.rl.surrogates import SurrogateInputs
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl import catalog
+from verizero.pipeline.rl.advantages import Rewarded
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.rl.explain import explain
+from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+from verizero.pipeline.rl.parts import Kl, Part, Parts
+from verizero.pipeline.rl.rules import BY_RECIPE, UNUSUAL, check
+from verizero.pipeline.rl.selection import select_tokens
+from verizero.pipeline.rl.surrogates import SurrogateInputs
 
 BASE: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
@@ -243,7 +243,7 @@ def test_parts_made_by_hand_are_checked_as_those_of_a_recipe(options: Any, kl: K
 @pytest.mark.integration
 def test_choosing_an_algorithm_loads_no_tensors() -> None:
     code = (
-        "import sys; from pipeline import registry; from pipeline.algorithms.base import *\n"
+        "import sys; from verizero.pipeline import registry; from verizero.pipeline.algorithms.base import *\n"
         "for n in registry.names('algorithms'):\n"
         "    registry.find('algorithms', n)\n"
         "    n == 'custom' or explain_algorithm(n, {}, max_response_tokens=9)\n"

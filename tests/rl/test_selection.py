@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import DataError
-from pipeline.rl.selection import covariance, random_share, select_tokens, top_share
 from tests.oracles.rl import mean
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.selection import covariance, random_share, select_tokens, top_share
 
 HALVES = (slice(0, 2), slice(2, 6))
 

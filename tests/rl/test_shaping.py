@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.parts import Shaping
-from pipeline.rl.shaping import length_penalty, soft_overlong
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.parts import Shaping
+from verizero.pipeline.rl.shaping import length_penalty, soft_overlong
 
 
 def test_the_published_example() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.base import explain_algorithm, load_algorithm
-from pipeline.errors import ConfigError, DataError
-from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from tests.oracles import rl as oracle
 from tests.rl.test_episodes import Scene, scene
+from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 
 
 def turn_values(s: Scene) -> list[list[list[int]]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline import registry
-from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.parts import Parts
+from verizero.pipeline import registry
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.rl.parts import Parts
 
 LONGEST = 9
 

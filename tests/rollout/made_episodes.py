@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from pipeline.types import Call, Ending, Episode, KeptTokens, Message, Rollout, Routing, Turn, Verdict
+from verizero.pipeline.types import Call, Ending, Episode, KeptTokens, Message, Rollout, Routing, Turn, Verdict
 
 
 def turn_of(

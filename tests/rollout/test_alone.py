@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import Reply, Start, ToolSchema
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.episode import Limits
-from pipeline.rollout.rounds import Episodes, play
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.types import Call, Message, Prompt, Rollout, Verdict
 from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import Reply, Start, ToolSchema
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.rounds import Episodes, play
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.types import Call, Message, Prompt, Rollout, Verdict
 
 GOOD = Prompt("good", "1+1=", "environment", "2", environment="good")
 BAD = Prompt("bad", "1+1=", "environment", "2", environment="bad")

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.environments.base import Reply
-from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Request, Sampling
-from pipeline.rollout.rounds import Episodes, play
-from pipeline.seeds import derive
-from pipeline.types import Message, Prompt, Rollout
 from tests.rollout.test_rounds import EOS, PROMPT, Counting, CountingEpisode, Noted, engine_of, episodes_of, ids_of
+from verizero.pipeline.environments.base import Reply
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.rounds import Episodes, play
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import Message, Prompt, Rollout
 
 PATIENCE_S = 60.0
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.errors import EngineError
-from pipeline.rollout.collect import Generation, collect
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.types import Prompt, Rollout
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.types import Prompt, Rollout
 
 EOS = 1
 

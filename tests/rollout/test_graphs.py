@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from pipeline.models.cpu import decoder
-from pipeline.models.cpu.decoder import ON_GPU, Decoder
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.torch_engine import TorchEngine
 from tests.models.families import FAST, build
 from tests.rollout.test_torch_engine import MAX, engine_of, same
+from verizero.pipeline.models.cpu import decoder
+from verizero.pipeline.models.cpu.decoder import ON_GPU, Decoder
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.torch_engine import TorchEngine
 
 
 class Launches(TorchDispatchMode):
@@ -123,7 +123,7 @@ def test_steps_replayed_as_graphs_are_the_steps(
     sampling: Sampling, max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the CPU, which has no graphs: that a step can be one, and that replays give the same responses."""
-    from pipeline.models.kernels import attention
+    from verizero.pipeline.models.kernels import attention
 
     monkeypatch.setattr(attention, "attend", attend_whole)
     requests = [Request((i, 3), tuple(range(100 * i, 100 * i + 3))) for i in range(2, 9)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.torch_engine import TorchEngine
 from tests.models.families import next_logits, tiny
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.torch_engine import TorchEngine
 
 MAX = 20
 

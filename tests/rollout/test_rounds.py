@@ -10,22 +10,22 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import Reply, Start, ToolUse
-from pipeline.environments.conversing import Conversing, Next, Piece
-from pipeline.errors import EngineError
-from pipeline.rollout.collect import Generation, collect
-from pipeline.rollout.engine import Completion, Request, Sampling
-from pipeline.rollout.episode import Limits
-from pipeline.rollout.rounds import Episodes, play
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.rows import rows
-from pipeline.run.episodes import shortener
-from pipeline.seeds import derive
-from pipeline.types import Message, Prompt, Rollout, Verdict, Written
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import Reply, Start, ToolUse
+from verizero.pipeline.environments.conversing import Conversing, Next, Piece
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.rounds import Episodes, play
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.rows import rows
+from verizero.pipeline.run.episodes import shortener
+from verizero.pipeline.seeds import derive
+from verizero.pipeline.types import Message, Prompt, Rollout, Verdict, Written
 
 TOKENIZER = character_tokenizer()
 RENDERER = Renderer(TOKENIZER, Template(observation="\n{text}\n"))

@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.sampling import cut_off, pick, pick_kept, uniforms
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.sampling import cut_off, pick, pick_kept, uniforms
 
 LAST = 1 - 2.0**-53
 """The greatest uniform that torch draws."""

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rollout.collect import Generation, collect
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.types import Prompt, Written
 from tests.rollout.test_collect import EOS, Letters, answer
 from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
+from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.types import Prompt, Written
 
 MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.errors import EngineError
-from pipeline.models.cpu.decoder import ON_GPU, Decoder
-from pipeline.rollout import sampling_record
-from pipeline.rollout.engine import Completion, Ended, Request, Sampling
-from pipeline.rollout.sampling import pick, uniforms
-from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.cpu.test_decoder import lie_about_rotation
 from tests.models.families import SLOW, next_logits, scatter, tiny
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.models.cpu.decoder import ON_GPU, Decoder
+from verizero.pipeline.rollout import sampling_record
+from verizero.pipeline.rollout.engine import Completion, Ended, Request, Sampling
+from verizero.pipeline.rollout.sampling import pick, uniforms
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 EOS = (1, 5)
 MAX = 12

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError, EngineError
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_arguments import EngineModel
-from pipeline.rollout.vllm_engine import VllmEngine, as_launched
 from tests.models.families import build, scatter
 from tests.rollout.stub_vllm import StubVllm
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.vllm_arguments import EngineModel
+from verizero.pipeline.rollout.vllm_engine import VllmEngine, as_launched
 
 REQUESTS = [Request((3, 4), (1,))]
 PLAIN = VllmConfig()

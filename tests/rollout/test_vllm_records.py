@@ -8,16 +8,16 @@ from typing import Any
 import numpy
 import pytest
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError, EngineError
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_arguments import EngineModel, engine_arguments
-from pipeline.rollout.vllm_records import Records, bounded, kept_tokens, prepare, routing, unpacked
-from pipeline.rollout.vllm_server import VllmServerEngine
-from pipeline.run.build import records_of
 from tests.models.families import build
 from tests.rollout.fake_server import FakeServer
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.vllm_arguments import EngineModel, engine_arguments
+from verizero.pipeline.rollout.vllm_records import Records, bounded, kept_tokens, prepare, routing, unpacked
+from verizero.pipeline.rollout.vllm_server import VllmServerEngine
+from verizero.pipeline.run.build import records_of
 
 CUT = Sampling(8, 0.7, 0.9, 3, max_kept=4)
 ROUTED = Sampling(8, keep_routing=True)
@@ -141,7 +141,7 @@ class TestVllmsOwnClasses:
 
         from vllm.outputs import CompletionOutput
 
-        from pipeline.rollout.vllm_arguments import import_vllm
+        from verizero.pipeline.rollout.vllm_arguments import import_vllm
 
         worker = import_vllm()
         assert set(Records(True, True).arguments) <= worker.argument_names()

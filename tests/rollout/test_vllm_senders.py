@@ -36,8 +36,8 @@ class Client:
 def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from pipeline.rollout.vllm_transfer import _Piece
-    from pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
+    from verizero.pipeline.rollout.vllm_transfer import _Piece
+    from verizero.pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
 
     sent: list[Any] = []
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(world=info.world_size))
@@ -63,7 +63,7 @@ def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytes
 
 
 def test_vllms_ipc_sender_takes_our_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.rollout.vllm_worker import open_ipc
+    from verizero.pipeline.rollout.vllm_worker import open_ipc
 
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1"))
@@ -74,7 +74,7 @@ def test_vllms_ipc_sender_takes_our_arguments(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.rollout import vllm_worker
+    from verizero.pipeline.rollout import vllm_worker
 
     class Base:
         """One of vLLM's receivers: it loads a piece into `self.model`."""
@@ -108,6 +108,6 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
 def test_the_three_receivers_are_known_to_vllm() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    from pipeline.rollout.vllm_worker import TRANSFERS
+    from verizero.pipeline.rollout.vllm_worker import TRANSFERS
 
     assert set(TRANSFERS.values()) <= WeightTransferEngineFactory._registry.keys()

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import EngineError
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_arguments import EngineModel
-from pipeline.rollout.vllm_process import flags
-from pipeline.rollout.vllm_server import VllmServerEngine
 from tests.models.families import build, scatter
 from tests.processes import until
 from tests.rollout.fake_server import FakeServer
 from tests.warm import VLLM, warm
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.vllm_arguments import EngineModel
+from verizero.pipeline.rollout.vllm_process import flags
+from verizero.pipeline.rollout.vllm_server import VllmServerEngine
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
 
@@ -318,7 +318,7 @@ def test_arguments_become_flags() -> None:
 
 OWNER = """
 import subprocess, sys, time
-from pipeline.rollout.vllm_process import start_child
+from verizero.pipeline.rollout.vllm_process import start_child
 child = "import os, subprocess, sys, time; print(os.getpid(), flush=True); subprocess.Popen([sys.executable, '-c', " \\
     "'import os, time; print(os.getpid(), flush=True); time.sleep(600)']); time.sleep(600)"
 start_child([sys.executable, "-c", child], open(sys.argv[1], "wb"))

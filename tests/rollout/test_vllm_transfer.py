@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError
-from pipeline.rollout.vllm_process import visible
-from pipeline.rollout.vllm_remote import RemoteServer, ServerLost
-from pipeline.rollout.vllm_transfer import VllmChannel, environments, settled, way_of
 from tests.rollout.fake_server import FakeServer
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rollout.vllm_process import visible
+from verizero.pipeline.rollout.vllm_remote import RemoteServer, ServerLost
+from verizero.pipeline.rollout.vllm_transfer import VllmChannel, environments, settled, way_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 WEIGHTS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.rollout import VllmConfig
-from pipeline.errors import ConfigError, EngineError
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.vllm_arguments import (
+from tests.models.families import build
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.vllm_arguments import (
     EngineModel,
     check_arguments,
     check_heads,
@@ -23,8 +24,7 @@ from pipeline.rollout.vllm_arguments import (
     import_vllm,
     sampling_options,
 )
-from pipeline.rollout.weights import Counted, buckets, weights_of
-from tests.models.families import build
+from verizero.pipeline.rollout.weights import Counted, buckets, weights_of
 
 KNOWN = ("swap_space", "block_size", "max_num_batched_tokens", "seed", "dtype")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -32,7 +32,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 def test_without_vllm_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "pipeline.rollout.vllm_worker", raising=False)
+    monkeypatch.delitem(sys.modules, "verizero.pipeline.rollout.vllm_worker", raising=False)
     with pytest.raises(ConfigError, match=r"verizero\[gpu\].*make install-engines"):
         import_vllm()
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments.gateway.exchange import Exchange
-from pipeline.environments.gateway.server import Gateway
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.serving import Served, serve_waiting
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.gateway.exchange import Exchange
+from verizero.pipeline.environments.gateway.server import Gateway
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.serving import Served, serve_waiting
 
 TOKENIZER = character_tokenizer()
 TALK = [{"role": "user", "content": "ab"}]

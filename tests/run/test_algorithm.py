@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.errors import ConfigError
-from pipeline.rl.parts import Mismatch
-from pipeline.run.algorithm import check_routing, holds_reference, resolve_parts, with_correction
 from tests.stages.tiny import tiny
 from tests.train.sampled import model_of
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl.parts import Mismatch
+from verizero.pipeline.run.algorithm import check_routing, holds_reference, resolve_parts, with_correction
 
 
 def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense_models() -> None:

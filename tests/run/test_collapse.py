@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.guard import GuardConfig
-from pipeline.config.run import RunConfig
-from pipeline.run.collapse import good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
-from pipeline.run.state import RunState, StageState
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.guard import GuardConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.run.collapse import good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
+from verizero.pipeline.run.state import RunState, StageState
 
 HEALTHY = {
     "entropy": 0.4,

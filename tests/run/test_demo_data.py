@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load_recipe
-from pipeline.run.build import build_tokenizer, context_of
-from pipeline.run.data import RunData, prepare_data
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.run.build import build_tokenizer, context_of
+from verizero.pipeline.run.data import RunData, prepare_data
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

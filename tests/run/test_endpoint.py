@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.endpoint import KEY, key_of
-from pipeline.environments.gateway.exchange import Exchange
-from pipeline.errors import ConfigError
 from tests.processes import until
 from tests.run.requests import ODD, RAW, RIGHT, TALK, endpoint, fuzz, post
+from verizero.pipeline.commands.endpoint import KEY, key_of
+from verizero.pipeline.environments.gateway.exchange import Exchange
+from verizero.pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.integration  # a server and its clients
 

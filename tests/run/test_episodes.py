@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.plan.devices import DEVICES
-from pipeline.commands.plan.estimate import plan, plan_lines
-from pipeline.commands.plan.seconds import Lengths, Work, decoding
-from pipeline.commands.plan.shape import shape_of
-from pipeline.config.run import most_tokens
-from pipeline.environments.elsewhere import Here, Processes, Service
-from pipeline.errors import ConfigError, DataError
-from pipeline.report.progress import Silent
-from pipeline.run.algorithm import resolve_parts
-from pipeline.run.build import build_tokenizer, context_of
-from pipeline.run.data import prepare_data
-from pipeline.run.episodes import bind_environments
-from pipeline.run.fingerprints import fingerprints
-from pipeline.run.opening import opened
-from pipeline.types import Prompt
 from tests.processes import alive
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
+from verizero.pipeline.commands.plan.devices import DEVICES
+from verizero.pipeline.commands.plan.estimate import plan, plan_lines
+from verizero.pipeline.commands.plan.seconds import Lengths, Work, decoding
+from verizero.pipeline.commands.plan.shape import shape_of
+from verizero.pipeline.config.run import most_tokens
+from verizero.pipeline.environments.elsewhere import Here, Processes, Service
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.build import build_tokenizer, context_of
+from verizero.pipeline.run.data import prepare_data
+from verizero.pipeline.run.episodes import bind_environments
+from verizero.pipeline.run.fingerprints import fingerprints
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.types import Prompt
 
 NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}
 

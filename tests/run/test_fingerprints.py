@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config.load import dump, parse
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig
-from pipeline.data.pairs import Pair
-from pipeline.errors import RunError
-from pipeline.run.fingerprints import RECORD, differences, hash_rows, read_record, recipe_fields
-from pipeline.types import Call, Message, Prompt
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import dump, parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.pairs import Pair
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.run.fingerprints import RECORD, differences, hash_rows, read_record, recipe_fields
+from verizero.pipeline.types import Call, Message, Prompt
 
 SHORT: dict[str, Any] = {
     "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],

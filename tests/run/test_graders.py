@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from pipeline.run.graders import overlaps_grading, usable_cores
 from tests.stages.tiny import tiny
+from verizero.pipeline.run.graders import overlaps_grading, usable_cores
 
 
 @pytest.mark.parametrize(

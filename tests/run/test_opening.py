@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import CheckpointError, RunError
-from pipeline.run.opening import find_checkpoint
-from pipeline.run.state import RunState, StoreMark, read_state
-from pipeline.train.checkpoint import MANIFEST, save
 from tests.stages.sessions import Heard
+from verizero.pipeline.errors import CheckpointError, RunError
+from verizero.pipeline.run.opening import find_checkpoint
+from verizero.pipeline.run.state import RunState, StoreMark, read_state
+from verizero.pipeline.train.checkpoint import MANIFEST, save
 
 LINE = b'{"kind":"step"}\n'
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.run.own_stream import HERE, CudaStream, own_stream
+from verizero.pipeline.run.own_stream import HERE, CudaStream, own_stream
 
 
 class Cuda:

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments.base import load
-from pipeline.loop.episode_metrics import message_rows
-from pipeline.report.rows import rollout_row, to_json
-from pipeline.rollout.engine import Sampling
-from pipeline.rollout.episode import Limits
-from pipeline.rollout.rounds import Episodes, play, task_seed_of
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.replay import message_of, replay
-from pipeline.types import Message, Prompt
 from tests.loop.test_episode_metrics import row_of
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.loop.episode_metrics import message_rows
+from verizero.pipeline.report.rows import rollout_row, to_json
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.rounds import Episodes, play, task_seed_of
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.replay import message_of, replay
+from verizero.pipeline.types import Message, Prompt
 
 TOKENIZER = character_tokenizer()
 PROMPTS = {

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.rollout.collect import Generation
-from pipeline.rollout.engine import Sampling
-from pipeline.run.ahead import Asynchronous
-from pipeline.run.dealing import share_of
-from pipeline.run.state import InFlightBatch, RunState
-from pipeline.train.ranks import Ranks
-from pipeline.types import Rollout
 from tests.stages.sessions import session_of
+from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.run.ahead import Asynchronous
+from verizero.pipeline.run.dealing import share_of
+from verizero.pipeline.run.state import InFlightBatch, RunState
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.types import Rollout
 
 
 class Side(Ranks):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.run.algorithm import resolve_parts
-from pipeline.run.sampling import asked_of, sampling, temperature
-from pipeline.run.session import StageSetup
-from pipeline.run.state import RunState, StageState
 from tests.stages.tiny import tiny
+from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.sampling import asked_of, sampling, temperature
+from verizero.pipeline.run.session import StageSetup
+from verizero.pipeline.run.state import RunState, StageState
 
 
 def setup_of(**algorithm: object) -> StageSetup:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import IsolationError
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.session import Session
-from pipeline.scoring.sandbox_setup import close_sandbox
-from sandbox.settings import SandboxSettings, current
 from tests.scoring.low_walls import low_walls
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import IsolationError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox
+from verizero.sandbox.settings import SandboxSettings, current
 
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
 
@@ -66,7 +66,7 @@ def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_walls(monkeypatch)
-    monkeypatch.setattr("pipeline.run.opening.build_policy", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("verizero.pipeline.run.opening.build_policy", lambda *_: pytest.fail("too late"))
     with pytest.raises(IsolationError), session_of(tmp_path, workers=1):
         pass
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import RunError
-from pipeline.run.saving import release_heap, save
-from pipeline.train import checkpoint
 from tests.stages.sessions import session_of
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.run.saving import release_heap, save
+from verizero.pipeline.train import checkpoint
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.run.schedule import Item, position, schedule
 from tests.stages.tiny import FOUR_STAGES, tiny
+from verizero.pipeline.run.schedule import Item, position, schedule
 
 
 def test_the_items_of_a_list_of_stages() -> None:

@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import parser
-from pipeline.commands import chat
-from pipeline.config.load import dump
-from pipeline.config.template import Template
-from pipeline.data.render import Renderer
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.data.turns import turns_of
-from pipeline.environments.gateway.wire import Answer, Asked, Refused
-from pipeline.errors import ConfigError
-from pipeline.models.load import create_model, save_folder
-from pipeline.rollout.engine import Completion, Request, Sampling
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.serving import Served, load_served
-from pipeline.types import Message
 from tests.far import FarProgram
 from tests.processes import PATIENCE_S, until
 from tests.stages.tiny import tiny
 from tests.warm import ROOT, TRAINING, warm
+from verizero.pipeline.cli import parser
+from verizero.pipeline.commands import chat
+from verizero.pipeline.config.load import dump
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Refused
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.load import create_model, save_folder
+from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.serving import Served, load_served
+from verizero.pipeline.types import Message
 
 TOKENIZER = character_tokenizer()
 
@@ -107,7 +107,7 @@ def test_a_program_talks_to_a_served_model_until_it_is_stopped(tmp_path: Path) -
     from anthropic import Anthropic
     from openai import NotFoundError, OpenAI
 
-    words = ["pipeline.cli", "endpoint", str(folder_of(tmp_path / "model")), "--port", "0"]
+    words = ["verizero.pipeline.cli", "endpoint", str(folder_of(tmp_path / "model")), "--port", "0"]
     words += ["--max-tokens", "6", "--device", "cpu"]
     log = tmp_path / "log"
     program = FarProgram(
@@ -147,7 +147,15 @@ def test_a_program_talks_to_a_served_model_until_it_is_stopped(tmp_path: Path) -
 
 @pytest.mark.integration
 def test_lines_are_answered_in_the_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "chat", str(folder_of(tmp_path / "model")), "--max-tokens", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "verizero.pipeline.cli",
+        "chat",
+        str(folder_of(tmp_path / "model")),
+        "--max-tokens",
+        "4",
+    ]
     command += ["--temperature", "0", "--device", "cpu"]
     typed = "ab\n/new\nab\n" + "x" * 90 + "\n"
     done: subprocess.CompletedProcess[str] = warm().call(

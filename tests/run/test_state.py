@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.errors import CheckpointError
-from pipeline.run.state import InFlightBatch, RunState, StageState
-from pipeline.types import Prompt, Verdict
 from tests.rollout.made_episodes import episode_of, records, turn_of
 from tests.train.sampled import MAX, Sampling, groups_of, model_of
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.run.state import InFlightBatch, RunState, StageState
+from verizero.pipeline.types import Prompt, Verdict
 
 
 def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import sandbox
-from pipeline.errors import SessionError
-from sandbox.worker import cells
 from tests.sandbox import acts
 from tests.sandbox.processes import descendants, wait_gone, wait_until
 from tests.sandbox.scene import Scene
+from verizero import sandbox
+from verizero.pipeline.errors import SessionError
+from verizero.sandbox.worker import cells
 
 LIMITS = sandbox.Limits(wall_s=5, cpu_s=3, memory_mib=160, output_kib=256, processes=16)
 QUOTA = sandbox.Quota(disk_mib=8, files=200)

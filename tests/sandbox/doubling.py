@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import sandbox
+from verizero import sandbox
 
 PYTHON = "print(int(input()) * 2)"
 DOUBLE = {

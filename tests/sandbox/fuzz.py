@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import compare
-from sandbox.worker import codec
+from verizero.sandbox import compare
+from verizero.sandbox.worker import codec
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
 keys = st.recursive(

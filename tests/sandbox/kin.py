@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import sandbox
 from tests.sandbox import across
 from tests.sandbox.processes import descendants, wait_gone, wait_until
+from verizero import sandbox
 
 BEFORE = "import os, signal, threading, time\nos.mkdir('d'); os.chdir('d'); x = [1]"
 """The past that all kin share; their working folder is a folder of the common files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import sandbox
+from verizero import sandbox
 
 _ALL = "import fcntl, os, signal\nfor fd in range(7):\n  try: {}\n  except OSError: pass"
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import sandbox
+from verizero import sandbox
 
 
 def stats() -> dict[int, list[str]]:

@@ -15,8 +15,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sandbox
-from sandbox.serve import SandboxService, SessionTerms
+from verizero import sandbox
+from verizero.sandbox.serve import SandboxService, SessionTerms
 
 TOKEN = "secret"
 LIMITS = sandbox.Limits(wall_s=2, cpu_s=0.2)

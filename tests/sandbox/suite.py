@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import sandbox
 from tests.sandbox import across, acts, hacks, kin, programs
 from tests.sandbox.scene import BEGIN, Scene
+from verizero import sandbox
 
 _SMALL = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=64, output_kib=1024, disk_mib=8, processes=16)
 # Time is short only for programs that must run into it: on a busy machine the others take long to fill memory or disk.

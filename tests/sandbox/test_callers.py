@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
 from tests.processes import until
 from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, wait_gone
+from verizero import sandbox
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ input()
 """
 ROOTS_TRIAL = """
 import json, sandbox
-from pipeline.errors import IsolationError
+from verizero.pipeline.errors import IsolationError
 tests = [{"input": "4", "output": "8"}]
 with sandbox.Pool(workers=1) as pool:
     good = sandbox.run("print(int(input()) * 2)", tests, pool=pool)
@@ -96,7 +96,7 @@ def test_a_forked_caller_gets_workers_of_its_own() -> None:
 
 def test_a_killed_caller_leaves_no_process() -> None:
     code = (
-        "import sandbox\n"
+        "from verizero import sandbox\n"
         "with sandbox.Pool(workers=1) as pool:\n"
         "    limits = sandbox.Limits(cpu_s=600, wall_s=600)\n"
         "    sandbox.run('while True: pass', [{'input': '', 'output': ''}], pool=pool, limits=limits)"

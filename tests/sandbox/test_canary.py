@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-import sandbox
-from sandbox import canary
-from sandbox.process import Worker
 from tests.sandbox.leavings import complaints
 from tests.sandbox.processes import wait_gone, worker_pids
+from verizero import sandbox
+from verizero.sandbox import canary
+from verizero.sandbox.process import Worker
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 

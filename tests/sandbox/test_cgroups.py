@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from sandbox import cgroups, languages
+from verizero import sandbox
+from verizero.sandbox import cgroups, languages
 
 HOGS = "for i in 1 2 3 4 5 6; do (head -c 90M /dev/zero; sleep 3) | tail -c 90M > /dev/null & done; wait; echo 8"
 

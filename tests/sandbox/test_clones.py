@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import sandbox
-from pipeline.errors import IsolationError
 from tests.sandbox import across, kin
 from tests.sandbox.processes import descendants, wait_gone, wait_until
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
@@ -211,7 +211,7 @@ def test_killed_copies_and_templates_lose_nothing(strong: sandbox.Pool) -> None:
 
 KILLED_IN_THE_ACT = """
 import os, signal, socket, time, types
-from sandbox.worker import clones, interpreters, kernel, tracing
+from verizero.sandbox.worker import clones, interpreters, kernel, tracing
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 pid = kernel.fork(kernel.CLONE_LIVE)  # the first process of its namespace: it cannot end before all others there

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sandbox import compare
-from sandbox.worker import codec, seccomp, syscalls
 from tests.sandbox.fuzz import holds_no_table, values
+from verizero.sandbox import compare
+from verizero.sandbox.worker import codec, seccomp, syscalls
 
 
 def same(a: Any, b: Any) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from pipeline.errors import IsolationError
-from sandbox import languages
 from tests.sandbox.doubling import DOUBLE, EMPTY, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import descendants, family, session, wait_gone, wait_until, worker_pids
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox import languages
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
@@ -75,7 +75,7 @@ def test_an_ordinary_users_own_bound_may_be_lower() -> None:
         pytest.skip("needs root, setpriv and an interpreter that others may run")
     code = (
         "import resource, sandbox; resource.setrlimit(resource.RLIMIT_NPROC, (700, 700))\n"
-        "from sandbox import languages\n"
+        "from verizero.sandbox import languages\n"
         f"pool = sandbox.Pool(workers=1, walls={WALLS['counted']}, tools=languages.TOOLS)\n"
         "tests = [{'input': '', 'output': '700'}]\n"
         "print(sandbox.run_language('bash', 'ulimit -u', tests, pool=pool)); pool.close()"

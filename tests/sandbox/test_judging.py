@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.types import Attempt
-from sandbox.process import order
-from sandbox.worker import codec, frames
-from verifiers.base import load
+from verizero import sandbox
+from verizero.pipeline.types import Attempt
+from verizero.sandbox.process import order
+from verizero.sandbox.worker import codec, frames
+from verizero.verifiers.base import load
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.errors import IsolationError, SessionError
-from sandbox.process import WorkerDied
 from tests.sandbox.across import open_session
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError, SessionError
+from verizero.sandbox.process import WorkerDied
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 

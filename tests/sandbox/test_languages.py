@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-import sandbox
-from sandbox import languages
 from tests.sandbox.doubling import DOUBLE, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import descendants, family, wait_gone, wait_until, worker_pids
 from tests.sandbox.scene import Scene
+from verizero import sandbox
+from verizero.sandbox import languages
 
 pytestmark = pytest.mark.integration  # compilers and other interpreters
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from sandbox.worker import kernel, seccomp
 from tests.sandbox import leavings
+from verizero import sandbox
+from verizero.sandbox.worker import kernel, seccomp
 
 ROOT = Path(__file__).parents[2]
 LEVEL_2 = ("landlock", "seccomp", "uid")
@@ -69,7 +69,7 @@ def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> 
     act = "[os.close(os.open(f'/proc/{p}/fd/{fd}', os.O_RDWR | os.O_NONBLOCK)) for fd in range(7)]"
     program = leavings.ELSEWHERE.replace("ACT", act)
     made = f"sandbox.Pool(workers=1, walls={LEVEL_2})"
-    code = f"import sandbox\nprint(sandbox.execute({program!r}, pool={made}))"
+    code = f"from verizero import sandbox\nprint(sandbox.execute({program!r}, pool={made}))"
     done = subprocess.run(
         [become, "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-B", "-c", code],
         cwd=tempfile.gettempdir(), capture_output=True, text=True, timeout=100, check=True,

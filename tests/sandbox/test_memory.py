@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from sandbox.process import interpreters
-from sandbox.worker import huge_pages, memory
+from verizero import sandbox
+from verizero.sandbox.process import interpreters
+from verizero.sandbox.worker import huge_pages, memory
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 

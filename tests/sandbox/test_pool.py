@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from pipeline.errors import IsolationError
-from sandbox import work_folders
-from sandbox.worker import disk
 from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, family, wait_gone, worker_pids
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError
+from verizero.sandbox import work_folders
+from verizero.sandbox.worker import disk
 
 
 @pytest.mark.integration

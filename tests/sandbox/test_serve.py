@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from sandbox import client as clients
-from sandbox.client import Client
-from sandbox.serve import SandboxService
 from tests.sandbox.doubling import DOUBLE, PYTHON
 from tests.sandbox.processes import wait_until
+from verizero import sandbox
+from verizero.sandbox import client as clients
+from verizero.sandbox.client import Client
+from verizero.sandbox.serve import SandboxService
 
 pytestmark = pytest.mark.integration  # a server
 

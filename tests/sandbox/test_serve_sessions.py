@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.errors import SessionError
-from sandbox.client import Client
-from sandbox.serve import SandboxService, SessionTerms
 from tests.sandbox.processes import wait_until
 from tests.sandbox.test_serve import TOKEN, post, serving
+from verizero import sandbox
+from verizero.pipeline.errors import SessionError
+from verizero.sandbox.client import Client
+from verizero.sandbox.serve import SandboxService, SessionTerms
 
 pytestmark = pytest.mark.integration  # a server
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import sandbox
-from sandbox.serve import SandboxService
 from tests.sandbox.service_fuzz import LIMITS, TERMS, TOKEN, Fuzz
+from verizero import sandbox
+from verizero.sandbox.serve import SandboxService
 
 pytestmark = pytest.mark.integration  # a server
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from pipeline.errors import IsolationError, SessionError
-from sandbox.snapshots import seed_of_fork
 from tests.sandbox.across import open_session, pool_children
 from tests.sandbox.processes import descendants, wait_gone, wait_until
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError, SessionError
+from verizero.sandbox.snapshots import seed_of_fork
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
@@ -343,7 +343,7 @@ def test_a_session_belongs_to_its_process(session: sandbox.Session) -> None:
 
 
 _OWNER = """
-import sandbox, sys, time
+from verizero import sandbox, sys, time
 pool = sandbox.Pool(workers=1, walls=sys.argv[1].split(","), tools=sandbox.TOOLS)
 sessions = [sandbox.Session(pool) for _ in range(3)]
 for s in sessions: s.python("import threading; threading.Thread(target=threading.Event().wait).start()")

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from pipeline.errors import IsolationError
-from pipeline.types import Attempt, Verdict
-from sandbox import languages
-from sandbox import settings as sandbox_settings
-from sandbox.serve import SandboxService
-from sandbox.settings import SandboxSettings, configure, current
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers._sandbox_jobs import Job, SandboxParams, programs_of, runner
-from verifiers.base import load
-from verifiers.code import CodeParams, code, grade
+from verizero import sandbox
+from verizero.pipeline.errors import IsolationError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.sandbox import languages
+from verizero.sandbox import settings as sandbox_settings
+from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.settings import SandboxSettings, configure, current
+from verizero.verifiers._sandbox_jobs import Job, SandboxParams, programs_of, runner
+from verizero.verifiers.base import load
+from verizero.verifiers.code import CodeParams, code, grade
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = {"tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in (4, 0, -7)]}
@@ -161,7 +161,7 @@ def test_services_send_returned_values_back_and_run_other_languages(monkeypatch:
 
 @pytest.mark.integration
 def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
+    monkeypatch.setattr("verizero.sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
         configure(SandboxSettings(urls=(server.address,), token=server.token))
         monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
@@ -172,7 +172,7 @@ def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.Monke
 
 @pytest.mark.integration
 def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
+    monkeypatch.setattr("verizero.sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
         gone = server.address
     configure(SandboxSettings(urls=(gone,)))
@@ -241,6 +241,6 @@ def test_other_languages_take_the_last_fence_of_theirs() -> None:
 
 @pytest.mark.integration
 def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
-    call = "from verifiers.base import load; load('code').bind(); import sys; print('sandbox.client' in sys.modules)"
+    call = "from verizero.verifiers.base import load; load('code').bind(); import sys; print('verizero.sandbox.client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

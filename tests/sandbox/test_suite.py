@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
 from tests.sandbox import across, acts, hacks, kin, programs, suite
 from tests.sandbox.scene import Scene
+from verizero import sandbox
 
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 ROOT = Path(__file__).parents[2]

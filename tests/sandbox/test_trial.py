@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import sandbox
-from sandbox.worker import frames
+from verizero import sandbox
+from verizero.sandbox.worker import frames
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 

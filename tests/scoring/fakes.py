@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring.score import Scorer
-from pipeline.types import Attempt, FinishReason, Prompt, Rollout, Status, Verdict
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.types import Attempt, FinishReason, Prompt, Rollout, Status, Verdict
 
 
 class Scripted:

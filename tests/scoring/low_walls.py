@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.isolation import Isolation
+from verizero.sandbox.isolation import Isolation
 
 
 def low_walls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the sandbox find nothing but limits on this machine."""
     stands = {"namespaces": False, "landlock": False, "seccomp": False, "rlimits": True}
-    monkeypatch.setattr("sandbox.pool.examine", lambda *_: Isolation(1, stands, {"landlock": "not in this kernel"}))
+    monkeypatch.setattr(
+        "verizero.sandbox.pool.examine", lambda *_: Isolation(1, stands, {"landlock": "not in this kernel"})
+    )

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring.score import Scorer
-from pipeline.scoring.select import classify_group, select
-from pipeline.types import Attempt, Group, Prompt, ScoredRollout, Verdict
 from tests.scoring.fakes import Scripted, prompts_of, rollout
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.scoring.select import classify_group, select
+from verizero.pipeline.types import Attempt, Group, Prompt, ScoredRollout, Verdict
 
 
 class Second(Scripted):

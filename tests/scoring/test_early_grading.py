@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.config.scoring import ComponentConfig, ScoringConfig
-from pipeline.scoring.score import Scorer
-from pipeline.types import Attempt, Prompt, Rollout, Verdict, Written
 from tests.scoring.fakes import Scripted, prompts_of, rollout, scorer_of
+from verizero.pipeline.config.scoring import ComponentConfig, ScoringConfig
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.types import Attempt, Prompt, Rollout, Verdict, Written
 
 TABLE = ScoringConfig(no_answer=-0.1, timeout=-0.2, truncated=-0.5, retries=1)
 SAID = ["graded 1.0", "graded 0.25", "no_answer", "timeout", "verifier_error", "flaky 1", "graded 0.5"]

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.config.scoring import ComponentConfig, ScoringConfig
-from pipeline.scoring.score import Scorer
-from pipeline.scoring.verdict_cache import VerdictCache
-from pipeline.types import Attempt, Ending, Message, Prompt, Rollout, Verdict
 from tests.rollout.made_episodes import episode_of, turn_of
 from tests.scoring.fakes import scorer_of
+from verizero.pipeline.config.scoring import ComponentConfig, ScoringConfig
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.scoring.verdict_cache import VerdictCache
+from verizero.pipeline.types import Attempt, Ending, Message, Prompt, Rollout, Verdict
 
 TABLE = ScoringConfig(no_answer=-0.1, truncated=-0.5, retries=2)
 OWN = {"p0": Prompt("p0", "what?", "environment", "42", environment="guess")}

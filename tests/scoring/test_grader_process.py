@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring.early_grading import attempt_of
-from pipeline.scoring.grader_process import GraderProcess
-from pipeline.scoring.purity import may_leave
-from pipeline.scoring.score import Scorer
-from pipeline.types import Attempt, Prompt, Rollout, Written
-from verifiers.base import load
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.scoring.early_grading import attempt_of
+from verizero.pipeline.scoring.grader_process import GraderProcess
+from verizero.pipeline.scoring.purity import may_leave
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.types import Attempt, Prompt, Rollout, Written
+from verizero.verifiers.base import load
 
 NOISY = """
-from verifiers.base import verifier
+from verizero.verifiers.base import verifier
 
 @verifier
 def noisy(attempt):
@@ -118,8 +118,8 @@ def test_closing_ends_it_and_asking_a_closed_one_starts_none(graders: GraderProc
 def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from pipeline.config.choices import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
-        "from pipeline.scoring.grader_process import GraderProcess\n"
+        "from verizero.pipeline.config.choices import VerifierChoice\nfrom verizero.pipeline.config.sandbox import SandboxConfig\n"
+        "from verizero.pipeline.scoring.grader_process import GraderProcess\n"
         "graders = GraderProcess(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
         "graders.start()\nprint(graders._process.pid, flush=True)\ntime.sleep(600)"
     )

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import sandbox
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.errors import ConfigError, IsolationError
-from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
-from sandbox.languages import LANGUAGES
-from sandbox.serve import SandboxService
-from sandbox.settings import SandboxSettings, current
 from tests.scoring.low_walls import low_walls
-from verifiers.base import load
+from verizero import sandbox
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.errors import ConfigError, IsolationError
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from verizero.sandbox.languages import LANGUAGES
+from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.settings import SandboxSettings, current
+from verizero.verifiers.base import load
 
 DEAD = "http://127.0.0.1:9"
 
@@ -50,7 +50,7 @@ def test_programs_run_as_the_recipe_says_until_the_sandbox_is_closed() -> None:
 
 
 def test_a_run_without_programs_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.process.start", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr("verizero.sandbox.process.start", lambda *_: pytest.fail("a worker was started"))
     assert opened("exact") == (None, [])
 
 

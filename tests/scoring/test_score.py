@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.scoring import ScoringConfig
-from pipeline.errors import DataError
-from pipeline.scoring.score import CHUNK, GradingTally, bind_verifiers
-from pipeline.types import Attempt, Prompt
 from tests.scoring.fakes import prompts_of, rollout, scorer_of
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.scoring.score import CHUNK, GradingTally, bind_verifiers
+from verizero.pipeline.types import Attempt, Prompt
 
 TABLE = ScoringConfig(no_answer=-0.1, timeout=-0.2, truncated=-0.5, retries=0)
 STATUSES = ["graded 1.0", "graded 0.25", "graded 0", "no_answer", "timeout", "verifier_error", "sandbox_error"]
@@ -121,7 +121,7 @@ def test_nothing_to_score_is_nothing() -> None:
 
 def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from verifiers.base import VerifierParams, verifier\n"
+        "from verizero.verifiers.base import VerifierParams, verifier\n"
         "class P(VerifierParams):\n    wanted: str = 'a'\n"
         "@verifier\ndef check(attempt, params: P):\n    return attempt.response == params.wanted\n"
     )
@@ -140,7 +140,7 @@ def test_a_row_whose_verifier_does_not_exist_is_named_with_what_is_near() -> Non
 
 def test_a_wrong_parameter_of_a_users_own_verifier_names_the_row(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from verifiers.base import verifier\n@verifier\ndef check(attempt):\n    return True\n"
+        "from verizero.verifiers.base import verifier\n@verifier\ndef check(attempt):\n    return True\n"
     )
     choice = VerifierChoice(path="mine.py:check", params={"no_such": 1})
     with pytest.raises(DataError, match=r"row 'first': .*unknown parameter 'no_such'"):

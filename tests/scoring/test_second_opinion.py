@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.config.scoring import SecondOpinionConfig
-from pipeline.scoring.second_opinion import SecondOpinions
-from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 from tests.scoring.fakes import Scripted, rollout
+from verizero.pipeline.config.scoring import SecondOpinionConfig
+from verizero.pipeline.scoring.second_opinion import SecondOpinions
+from verizero.pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 
 SIX_TEXTS = "graded 1", "graded 0", "no_answer", "timeout", "graded 0.5", "graded 1"
 

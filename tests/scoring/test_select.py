@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.scoring.select import acceptance_after, classify_group, forecast, form_groups, select
-from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 from tests.scoring.fakes import rollout
+from verizero.pipeline.scoring.select import acceptance_after, classify_group, forecast, form_groups, select
+from verizero.pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
 PROMPT = Prompt("p0", "?", "exact", "x")
 

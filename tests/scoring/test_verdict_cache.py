@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring import verdict_cache
-from pipeline.scoring.purity import is_pure
-from pipeline.scoring.score import Scorer
-from pipeline.scoring.verdict_cache import VerdictCache
-from pipeline.types import Attempt, Verdict
-from verifiers.base import load
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.scoring import verdict_cache
+from verizero.pipeline.scoring.purity import is_pure
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.scoring.verdict_cache import VerdictCache
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import load
 
 
 class Counting:
@@ -97,7 +97,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 OWN_FILE = """
-from verifiers.base import VerifierParams, verifier
+from verizero.verifiers.base import VerifierParams, verifier
 
 class Nothing(VerifierParams):
     pass

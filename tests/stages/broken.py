@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
-from pipeline.whole_run import remaining, run_items
 from tests.stages.kill_driver import fingerprint
 from tests.warm import warm
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.whole_run import remaining, run_items
 
 ROOT = Path(__file__).resolve().parents[2]
 

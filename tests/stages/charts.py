@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.report import page
-from pipeline.report.curves import Chart
-from pipeline.report.plots import Plot, draw
+from verizero.pipeline.report import page
+from verizero.pipeline.report.curves import Chart
+from verizero.pipeline.report.plots import Plot, draw
 
 _DRAWN: dict[str, Plot] = {}
 

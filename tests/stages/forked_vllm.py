@@ -18,7 +18,7 @@ import vllm.v1.executor.multiproc_executor
 import vllm.v1.worker.cpu_worker
 from vllm.platforms import current_platform
 
-import pipeline.rollout.vllm_worker  # noqa: F401
+import verizero.pipeline.rollout.vllm_worker  # noqa: F401
 
 for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
     module.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -24,23 +24,23 @@ from typing import Any
 
 import torch
 
-from pipeline.environments.agent import Agent
-from pipeline.environments.guess import Guess
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.loop import rollback
-from pipeline.models.load import create_model, quiet
-from pipeline.report.progress import Silent
-from pipeline.report.rows import VARYING
-from pipeline.report.store import Store
-from pipeline.rollout import rounds
-from pipeline.run.build import build_tokenizer
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
-from pipeline.run.session import Session
-from pipeline.whole_run import finish
 from tests.stages.sessions import run_all
 from tests.stages.start import ONLY_RL
 from tests.stages.tiny import tiny
+from verizero.pipeline.environments.agent import Agent
+from verizero.pipeline.environments.guess import Guess
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.loop import rollback
+from verizero.pipeline.models.load import create_model, quiet
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.rollout import rounds
+from verizero.pipeline.run.build import build_tokenizer
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.whole_run import finish
 
 CONFIG = tiny(overrides=sys.argv[2:] if __name__ == "__main__" else ())
 
@@ -255,8 +255,11 @@ IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
     "rl_again": [("next_prompts", 1, "before"), ("update", 2, "after")],
 }
 """Stage -> kills of one run that has them all, one after the other: before the stage did anything, and within it."""
-SMALL_CHUNKS = {"pipeline.stages._epochs.CHUNK_STEPS": 5, "pipeline.stages.sample.SAMPLED_AT_ONCE": 12}
-SMALL_CHUNKS["pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
+SMALL_CHUNKS = {
+    "verizero.pipeline.stages._epochs.CHUNK_STEPS": 5,
+    "verizero.pipeline.stages.sample.SAMPLED_AT_ONCE": 12,
+}
+SMALL_CHUNKS["verizero.pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
 """So that short stages have a middle, with checkpoints in it."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 VERIFIER = """
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 @verifier

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.loop.steps import Generated
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
 from tests.stages.sessions import rows, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
+from verizero.pipeline.loop.steps import Generated
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
 
 SHORT = (
     *("rl.rounds=1", "rl.steps_per_round=3", "rl.select.keep=all"),

@@ -10,12 +10,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from pipeline.models.load import save_folder
-from pipeline.rollout.vllm_process import HOST, environment, flags, free_port
-from pipeline.run.build import build_policy, build_tokenizer
 from tests.far import FarProgram
 from tests.processes import until
 from tests.warm import ROOT, VLLM
+from verizero.pipeline.models.load import save_folder
+from verizero.pipeline.rollout.vllm_process import HOST, environment, flags, free_port
+from verizero.pipeline.run.build import build_policy, build_tokenizer
 
 ARGUMENTS = {
     "enable_scale_out": True,
@@ -23,7 +23,7 @@ ARGUMENTS = {
     "logprobs_mode": "processed_logprobs",
     "dtype": "float32",
     "enforce_eager": True,
-    "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
+    "worker_extension_cls": "verizero.pipeline.rollout.vllm_worker.WorkerExtension",
     "weight_transfer_config": {"backend": "verizero_gloo"},
     "generation_config": "vllm",
     "kv_cache_memory_bytes": 100 * 2**20,

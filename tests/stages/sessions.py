@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.config.run import RunConfig
-from pipeline.loop.rounds import run_round
-from pipeline.loop.steps import Wrap, plain, rl_steps
-from pipeline.report.progress import Silent
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
-from pipeline.run.schedule import Item, schedule
-from pipeline.run.session import Session
-from pipeline.whole_run import remaining, run_items
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.loop.rounds import run_round
+from verizero.pipeline.loop.steps import Wrap, plain, rl_steps
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.run.schedule import Item, schedule
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.whole_run import remaining, run_items
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""

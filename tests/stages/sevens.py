@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.merge import merge
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.merge import merge
 
 VERIFIER = """
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 @verifier

@@ -6,10 +6,10 @@ import hashlib
 import os
 from pathlib import Path
 
-from pipeline.files import locked
 from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
 from tests.warm import FOLDER
+from verizero.pipeline.files import locked
 
 ONLY_RL = ("stages=[rl]", "sft=null")
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import EngineError
-from pipeline.loop.steps import rl_steps
-from pipeline.report.progress import Silent
-from pipeline.rollout.engine import Completion, Listener, Request, Sampling
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.ahead import Asynchronous
-from pipeline.run.opening import opened
-from pipeline.run.session import Session
-from pipeline.types import Group, Rollout, StepMetrics
 from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.loop.steps import rl_steps
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.run.ahead import Asynchronous
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.types import Group, Rollout, StepMetrics
 
 pytestmark = pytest.mark.integration  # whole runs
 

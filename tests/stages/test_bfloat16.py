@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.loop import rounds
 from tests.launch.runs import assert_same_bytes
 from tests.stages.sessions import train_model
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.loop import rounds
 
 
 class Killed(BaseException):

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.distill import DistillConfig, TeacherConfig
-from pipeline.config.run import RunConfig
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.errors import ConfigError
-from pipeline.files import read_jsonl
-from pipeline.models.load import create_model, load_model, save_folder
-from pipeline.report.progress import Silent
-from pipeline.run.fingerprints import recipe_fields
-from pipeline.run.opening import opened
-from pipeline.stages.distill import distill_steps, teachers_prompt
-from pipeline.types import Prompt
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.sessions import session_of
 from tests.stages.start import start
 from tests.stages.tiny import SUMS, TREE, tiny
 from tests.train.served_logprobs import Served, serving
+from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.models.load import create_model, load_model, save_folder
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.fingerprints import recipe_fields
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.stages.distill import distill_steps, teachers_prompt
+from verizero.pipeline.types import Prompt
 
 CREATE = TREE["model"]["create"]
 SECTION = {

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import load_recipe
-from pipeline.models.load import create_model, save_folder
-from pipeline.report.files import read_metrics, read_rollouts
-from pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
 from tests.data.chat_templates import TEMPLATES, bare_tokenizer
 from tests.source import ROOT
 from tests.stages.sessions import Heard, run_all
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.models.load import create_model, save_folder
+from verizero.pipeline.report.files import read_metrics, read_rollouts
+from verizero.pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
 
 SIZE = {**TREE["model"]["create"]["config"], "max_position_embeddings": 640}
 
@@ -62,10 +62,10 @@ def rows_of(folder: Path) -> list[RolloutRow]:
 
 
 ADDER = """
-from pipeline.environments.base import EnvironmentParams
-from pipeline.environments.tool_use import ToolEpisode
-from pipeline.environments.tools.base import Toolbox, tool
-from pipeline.types import Verdict
+from verizero.pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.tool_use import ToolEpisode
+from verizero.pipeline.environments.tools.base import Toolbox, tool
+from verizero.pipeline.types import Verdict
 
 
 class Params(EnvironmentParams):
@@ -189,8 +189,8 @@ def named(environment: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name(tmp_path: Path, change: dict[str, Any], names: str) -> None:
-    from pipeline.config.merge import merge
-    from pipeline.errors import VerizeroError
+    from verizero.pipeline.config.merge import merge
+    from verizero.pipeline.errors import VerizeroError
 
     with pytest.raises(VerizeroError, match=names):
         whole_run(tmp_path, merge(changes("guess"), change))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import load_recipe, only_stages
-from pipeline.config.run import RunConfig
-from pipeline.errors import CheckpointError, ConfigError
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import load_recipe, only_stages
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import CheckpointError, ConfigError
 
 BETWEEN = {"name": "between", "kind": "sft", "with": {"steps": 3}}
 RL = {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}}

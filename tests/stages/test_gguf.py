@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, RunError
-from pipeline.models.gguf_file import MADE
-from pipeline.models.load import load_model, load_tokenizer
-from pipeline.report.progress import Silent
-from pipeline.run.fingerprints import recipe_fields
-from pipeline.whole_run import train
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.models.gguf_file import MADE
+from verizero.pipeline.models.load import load_model, load_tokenizer
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.fingerprints import recipe_fields
+from verizero.pipeline.whole_run import train
 
 pytest.importorskip("gguf")
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli import main
-from pipeline.config.merge import merge
 from tests.stages.test_stale import SHORT, rows
 from tests.stages.tiny import TREE
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.merge import merge
 
 CHECK = """
 from pathlib import Path
-from pipeline.types import Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 @verifier
 def judge(attempt, params: VerifierParams):

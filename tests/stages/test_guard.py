@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RunError
-from pipeline.files import read_jsonl
-from pipeline.loop.rollback import return_to
-from pipeline.report.exposition import Reading
-from pipeline.report.files import read_run
-from pipeline.report.progress import Silent
-from pipeline.run.collapse import LIMITS
-from pipeline.run.opening import make_setup, opened, restore_in_flight
-from pipeline.run.saving import save_final
-from pipeline.whole_run import finish, remaining, run_items, upcoming
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import SUMS, tiny
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.loop.rollback import return_to
+from verizero.pipeline.report.exposition import Reading
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.collapse import LIMITS
+from verizero.pipeline.run.opening import make_setup, opened, restore_in_flight
+from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.whole_run import finish, remaining, run_items, upcoming
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
 TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.errors import RunError
-from pipeline.run.aside import ASIDE
-from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard
 from tests.stages.test_stale import rows, short
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.run.aside import ASIDE
+from verizero.pipeline.whole_run import train
 
 SFT = ("stages=[sft]", "sft.steps=4")
 RL = ("stages=[rl]", "sft=null", "rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all", "data.evaluation=[]")

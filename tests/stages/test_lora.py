@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.models.load import load_model
 from tests.stages.recorded import EXPERTS
 from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
+from verizero.pipeline.models.load import load_model
 
 LORA = [
     "train.lora={rank: 4, alpha: 8}",

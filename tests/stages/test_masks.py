@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import load_recipe
-from pipeline.files import read_jsonl
-from pipeline.report.progress import Silent
-from pipeline.run.opening import enter_stage, opened
-from pipeline.run.state import RunState
-from pipeline.whole_run import remaining, run_items
 from tests.stages.recorded import CUT, EXPERTS, V32, run
 from tests.stages.sessions import run_all
 from tests.stages.tiny import FEW_SHOWN, tiny
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import enter_stage, opened
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.whole_run import remaining, run_items
 
 
 @pytest.mark.integration

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.files import read_jsonl
 from tests.stages.broken import goes_on_as_if_never_broken
 from tests.stages.start import start
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.files import read_jsonl
 
 SECTION = {
     "loss": {"name": "dpo"},

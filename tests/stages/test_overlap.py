@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.errors import RunError
-from pipeline.loop.steps import plain
-from pipeline.report.page import build_page
-from pipeline.report.progress import Silent
-from pipeline.report.result import result_lines, result_markdown
-from pipeline.report.rows import VARYING
-from pipeline.report.summary import build_summary
-from pipeline.run.opening import opened
-from pipeline.run.schedule import Item
-from pipeline.run.session import Session
-from pipeline.scoring.early_grading import EarlyGrading
-from pipeline.stages.evaluate import evaluate
-from pipeline.types import Attempt, Verdict
-from pipeline.whole_run import evaluate_model, train
 from tests.report.test_page import Reader
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, rows, session_of, train_model, train_round, weights
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.loop.steps import plain
+from verizero.pipeline.report.page import build_page
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.result import result_lines, result_markdown
+from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.scoring.early_grading import EarlyGrading
+from verizero.pipeline.stages.evaluate import evaluate
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.whole_run import evaluate_model, train
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -150,7 +150,7 @@ def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path)
 
 def test_evaluating_a_model_alone_raises_the_alarm_and_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "lost.py").write_text(
-        "from verifiers.base import verifier\n\n@verifier\ndef lost(attempt):\n    1 / 0\n"
+        "from verizero.verifiers.base import verifier\n\n@verifier\ndef lost(attempt):\n    1 / 0\n"
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "11+1=", "answer": "12"}) + "\n")
     source = {"file": "rows.jsonl", "domain": "sums", "verifier": {"path": "lost.py:lost"}}

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.errors import DataError, RunError
-from pipeline.files import read_jsonl
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.sessions import Heard, train_model
 from tests.stages.start import policy
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 CALM = {"learning_rate": 1e-3}
 SAMPLED = {"prompts": 16, "samples": 6, "pairing": {"per_prompt": 2}}
@@ -88,7 +88,7 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, s
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
     tmp_path: Path, start: Path, loss: str, every_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages._epochs.CHUNK_STEPS", 2)
+    monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
     config = recipe(start, loss={"name": loss}, parts=2, sampled={**SAMPLED, "every_part": every_part})
     # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
     goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
@@ -98,7 +98,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
 def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
     tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages._epochs.CHUNK_STEPS", 1)
+    monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 1)
     with pytest.raises(Broken):
         run(recipe(start), tmp_path / "run", ("train", 2))
     next((tmp_path / "run/stages/preference").glob("reference-1-*")).unlink()

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import CheckpointError
-from pipeline.loop.steps import rl_steps
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.rollouts import WEIGHTS_FILE
-from pipeline.whole_run import remaining, run_items
 from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.loop.steps import rl_steps
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.rollouts import WEIGHTS_FILE
+from verizero.pipeline.whole_run import remaining, run_items
 
 pytestmark = pytest.mark.integration  # whole runs
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.plan.estimate import plan
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import RECIPES
-from pipeline.config.run import RunConfig
-from pipeline.launch import launch
-from pipeline.models.load import load_model, load_tokenizer
-from pipeline.report.files import read_rollouts, read_run
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.launch.words import folder_of, words_of
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.train.rank_group import installed
 from tests.warm import warm
+from verizero.pipeline.commands.plan.estimate import plan
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import RECIPES
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.launch import launch
+from verizero.pipeline.models.load import load_model, load_tokenizer
+from verizero.pipeline.report.files import read_rollouts, read_run
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 pytest.importorskip("gguf")
 
@@ -80,7 +80,7 @@ def test_it_runs_with_deepspeed_on_two_ranks(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe, changes = of_seconds(tmp_path, TWO_RANKS)
-    warm().call(launch, recipe.launch, words_of(RECIPE, changes), folder_of(recipe), "pipeline.cli")
+    warm().call(launch, recipe.launch, words_of(RECIPE, changes), folder_of(recipe), "verizero.pipeline.cli")
     assert_whole(folder_of(recipe))
     assert json.loads((folder_of(recipe) / "run.json").read_text())["num_ranks"] == 2
 

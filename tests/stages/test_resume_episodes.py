@@ -84,8 +84,8 @@ def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
 
 GAME = """
 import os, signal
-from pipeline.environments.guess import Params, environment
-from pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.guess import Params, environment
+from verizero.pipeline.environments.base import EnvironmentParams
 
 class MyParams(EnvironmentParams):
     dies: str = ""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import kinds
 from tests.stages.broken import killed
 from tests.stages.kill_driver import IN_EACH_STAGE
 from tests.stages.start import start
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import kinds
 
 STAGES = [
     "stages=[pretrain, sft, rl, preference, online_preference, distill, reward_model, sample, "

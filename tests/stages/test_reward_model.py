@@ -13,22 +13,22 @@ import torch
 import transformers
 import yaml
 
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.load import parse
-from pipeline.config.merge import merge
-from pipeline.config.pairs import JudgedConfig
-from pipeline.config.run import RunConfig
-from pipeline.config.scoring import ScoringConfig
-from pipeline.errors import DataError
-from pipeline.files import read_jsonl
-from pipeline.loop.sampled_groups import rewarded_by_judge
-from pipeline.run.graders import Graders
-from pipeline.scoring.score import Scorer
-from pipeline.train.ranks import ALONE
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.start import started
 from tests.stages.tiny import TREE, tiny
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.pairs import JudgedConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
+from verizero.pipeline.run.graders import Graders
+from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
 REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whiten": True}}
@@ -135,8 +135,8 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
-    from pipeline.types import Attempt
-    from verifiers.base import load
+    from verizero.pipeline.types import Attempt
+    from verizero.verifiers.base import load
 
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 4)]
     run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")

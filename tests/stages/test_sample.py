@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.data.hints import answer_of
-from pipeline.errors import DataError, EngineError
-from pipeline.files import read_jsonl
-from pipeline.stages import sample
-from pipeline.types import Prompt
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.start import started
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.hints import answer_of
+from verizero.pipeline.errors import DataError, EngineError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.stages import sample
+from verizero.pipeline.types import Prompt
 
 
 def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = None) -> RunConfig:

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.data.texts import pieces
-from pipeline.errors import DataError
-from pipeline.files import read_jsonl
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened, prepare_run
-from pipeline.stages.pretrain import text_rows
-from pipeline.whole_run import train
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.sessions import Heard
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.texts import pieces
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened, prepare_run
+from verizero.pipeline.stages.pretrain import text_rows
+from verizero.pipeline.whole_run import train
 
 
 def sft(changes: dict[str, Any], **others: Any) -> RunConfig:

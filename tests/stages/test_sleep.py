@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import NonFiniteError
-from pipeline.report.progress import Silent
-from pipeline.rollout.engine import Completion, Listener, Request, Sampling
-from pipeline.run.opening import opened
-from pipeline.run.session import Session
-from pipeline.train.reward_model import RewardModel
 from tests.stages.sessions import replacing, run_all
 from tests.stages.start import started
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.session import Session
+from verizero.pipeline.train.reward_model import RewardModel
 
 pytestmark = pytest.mark.integration  # whole runs
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.files import read_jsonl
-from pipeline.report.curves import build_charts
-from pipeline.report.files import read_run
-from pipeline.report.progress import Silent
-from pipeline.report.summary import summarize
-from pipeline.run.demonstrations import demonstration_rows
-from pipeline.run.opening import opened
-from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import FOUR_STAGES, tiny
+from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.report.curves import build_charts
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.summary import summarize
+from verizero.pipeline.run.demonstrations import demonstration_rows
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.whole_run import remaining, run_items, train
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.backend import with_backend
-from pipeline.config.run import RunConfig
-from pipeline.errors import RunError
-from pipeline.report.progress import Silent
-from pipeline.run import fingerprints as stale
-from pipeline.run.aside import ASIDE, RECORD
-from pipeline.run.fingerprints import put_aside_stale, read_record
-from pipeline.run.opening import prepare_run
-from pipeline.run.state import RunState
-from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, train_model
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run import fingerprints as stale
+from verizero.pipeline.run.aside import ASIDE, RECORD
+from verizero.pipeline.run.fingerprints import put_aside_stale, read_record
+from verizero.pipeline.run.opening import prepare_run
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.whole_run import train
 
 SHORT: dict[str, Any] = {
     "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],

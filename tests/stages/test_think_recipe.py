@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.think import attempts, by_depth, tables
-from pipeline.config.load import load_recipe
-from pipeline.config.recipes import RECIPES
-from pipeline.data.generators.countdown import Params, expression, written
-from pipeline.report.files import read_rollouts, read_run
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.launch.words import folder_of
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import RECIPES
+from verizero.pipeline.data.generators.countdown import Params, expression, written
+from verizero.pipeline.report.files import read_rollouts, read_run
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.whole_run import train
 
 RECIPE = RECIPES / "think.yaml"
 SECONDS = (

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.run import RunConfig
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import recipe, rows
 from tests.warm import VLLM, warm
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
 
 pytestmark = pytest.mark.integration
 GAMES = {

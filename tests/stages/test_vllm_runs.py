@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.run import RunConfig
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.whole_run import remaining, run_items
 from tests.stages.sessions import replacing
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.whole_run import remaining, run_items
 
 
 @pytest.fixture(scope="module")

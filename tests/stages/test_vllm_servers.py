@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineError
-from pipeline.report.progress import Silent
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
 from tests.stages.servers import GivenServer, assert_gone, strike
 from tests.stages.sessions import replacing, run_all, train_model
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
+from verizero.pipeline.errors import EngineError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

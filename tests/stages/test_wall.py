@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli import main
-from pipeline.config.merge import merge
 from tests.stages.test_stale import SHORT, rows
 from tests.stages.tiny import TREE
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.merge import merge
 
 MINE = """
 import sys, time
-from verifiers.base import verifier
+from verizero.verifiers.base import verifier
 
 @verifier
 def mine(attempt):

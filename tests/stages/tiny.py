@@ -6,9 +6,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.load import parse
-from pipeline.config.merge import merge
-from pipeline.config.run import RunConfig
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.run import RunConfig
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
 FEW_SHOWN = (

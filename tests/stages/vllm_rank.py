@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from pipeline.launch import as_rank
-from pipeline.models.load import eos_ids
-from pipeline.report.progress import for_terminal
-from pipeline.rollout.engine import Request, Sampling
-from pipeline.run.opening import opened
-from pipeline.run.saving import save_final
 from tests.models.families import logits_after
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import STEPS, recipe
+from verizero.pipeline.launch import as_rank
+from verizero.pipeline.models.load import eos_ids
+from verizero.pipeline.report.progress import for_terminal
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.saving import save_final
 
 
 def greedy(model: Any, prompts: list[tuple[int, ...]], ends: set[int], most: int) -> list[tuple[int, ...]]:

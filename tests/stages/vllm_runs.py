@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.run import RunConfig
-from pipeline.config.sections import LaunchConfig
-from pipeline.launch import launch
 from tests.stages.sessions import train_model
 from tests.stages.sevens import write_verifier
 from tests.warm import VLLM, warm
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sections import LaunchConfig
+from verizero.pipeline.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8

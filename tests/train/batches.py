@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.config.sections import OptimizerConfig
-from pipeline.models.cpu.onednn import use_onednn
-from pipeline.rl.parts import Parts
-from pipeline.train.prepare import Controllers, Settings
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.models.families import VOCAB, build
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.models.cpu.onednn import use_onednn
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.prepare import Controllers, Settings
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 MAX_RESPONSE = 9
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.train.checkpoint import MANIFEST, path_of, save
+from verizero.pipeline.train.checkpoint import MANIFEST, path_of, save
 
 FILES = {
     "state.json": b'{"step": %d}',

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from pipeline.rl.divergences import Objective
-from pipeline.train.backend import Backend
-from pipeline.train.distillation import distill_update
-from pipeline.train.ranks import ALONE, leave
-from pipeline.train.teachers import HeldTeacher, OwnTeacher
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import two_layers
 from tests.train.test_distillation import rows_of, settings
 from tests.train.zero_rank import begun, distance, divided, joined, once, weights
+from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.distillation import distill_update
+from verizero.pipeline.train.ranks import ALONE, leave
+from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 OBJECTIVES = [Objective("jsd", beta=0.3), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
 CONFIGS: dict[str, dict[str, Any]] = {f"zero {n}": {"zero": n} for n in (0, 2, 3)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from pipeline.types import Episode, Group, Prompt, Rollout, ScoredRollout, Turn, Verdict
 from tests.models.families import VOCAB
+from verizero.pipeline.types import Episode, Group, Prompt, Rollout, ScoredRollout, Turn, Verdict
 
 END = 5
 """A token that ends turns, and that observations hold too."""

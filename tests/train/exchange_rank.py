@@ -16,19 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.config.sections import TrainConfig
-from pipeline.held import compacted
-from pipeline.run.dealing import gather_groups, gather_told, share_of
-from pipeline.scoring.score import GradingTally
-from pipeline.train import prepare
-from pipeline.train.exchange import held_once, row_lengths, whole_on_first, with_own
-from pipeline.train.micros import micros_of
-from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.train import episodes, sampled
 from tests.train.batches import OPTIMIZER, groups_of, longer, parts_of, policy, settings_of, stale
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.held import compacted
+from verizero.pipeline.run.dealing import gather_groups, gather_told, share_of
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.train import prepare
+from verizero.pipeline.train.exchange import held_once, row_lengths, whole_on_first, with_own
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.ranks import Ranks, join, leave, sharing_sequences
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 LONG = 3000
 """Tokens of a response whose bytes are counted: far more than the numbers that every rank is told of it."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from pipeline.models.kernels import log_probs
-from pipeline.train.ranks import join, leave
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import two_layers
 from tests.train.zero_rank import begun, distance, divided, steps, weights
+from verizero.pipeline.models.kernels import log_probs
+from verizero.pipeline.train.ranks import join, leave
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 NUM_STEPS = 2
 SHARDED: dict[str, dict[str, Any]] = {"fsdp": {"backend": "fsdp"}, "zero3": {"zero": 3}}

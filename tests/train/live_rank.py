@@ -19,15 +19,15 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.models.load import load_model
-from pipeline.models.lora import Adapted
-from pipeline.models.unloaded import unloaded
-from pipeline.train.backend import Backend
-from pipeline.train.fsdp_backend import FsdpBackend
-from pipeline.train.ranks import Ranks, join, leave
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.models.load import load_model
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.ranks import Ranks, join, leave
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 VOCAB = 8192
 MIB = 2**20

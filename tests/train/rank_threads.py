@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pipeline.rl.parts import Parts
-from pipeline.train.collate import Micro, deal, rows_of
-from pipeline.train.prepare import Settings, prepare
-from pipeline.train.step import _policy_gradient
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group
 from tests.train.batches import backend_of
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.collate import Micro, deal, rows_of
+from verizero.pipeline.train.prepare import Settings, prepare
+from verizero.pipeline.train.step import _policy_gradient
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group
 
 Solved = tuple[dict[str, float], Tensor]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pipeline.rollout.engine import Completion, Request, Sampling
-from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.models.families import build
+from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import ConfigError
-from pipeline.models.forward import Layout, Replay, logprobs_at
-from pipeline.models.routing import recording
-from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import VOCAB, build
 from tests.train.batches import two_layers
 from tests.train.zero_parts import apart, begun, critic_weights, ppo
 from tests.train.zero_rank import NUM_STEPS, distance, steps, weights
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.forward import Layout, Replay, logprobs_at
+from verizero.pipeline.models.routing import recording
+from verizero.pipeline.train.ranks import Ranks, join, leave, sharing_sequences
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "one key head": ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),

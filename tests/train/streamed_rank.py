@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import TrainConfig
-from pipeline.rollout.weights import weights_of
-from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.ranks import Ranks, leave
 from tests.models.families import build
 from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, joined, steps, weights
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.rollout.weights import weights_of
+from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
+from verizero.pipeline.train.ranks import Ranks, leave
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 """DeepSpeed leaves weights of less than 100,000 elements whole, and these layers have larger ones."""

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import CheckpointError, RunError
-from pipeline.files import PARTIAL
-from pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, newest, path_of, require, save
 from tests.train.checkpoints import FILES, content, edit_manifest, flip, saved, writer
+from verizero.pipeline.errors import CheckpointError, RunError
+from verizero.pipeline.files import PARTIAL
+from verizero.pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, newest, path_of, require, save
 
 CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
 

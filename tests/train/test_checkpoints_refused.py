@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import CheckpointError
-from pipeline.train.checkpoint import MANIFEST, fault, newest, save
 from tests.train.checkpoints import edit_manifest, flip, saved, writer
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.train.checkpoint import MANIFEST, fault, newest, save
 
 
 def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
-from pipeline.models.packed import ALIKE
-from pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
-from pipeline.types import Group, Prompt
 from tests.train.batches import groups_of
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.models.packed import ALIKE
+from verizero.pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
+from verizero.pipeline.types import Group, Prompt
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import ConfigError, NonFiniteError, RunError
-from pipeline.train.collate import collate
-from pipeline.train.critic import TorchCritic, own_backbone, predict
-from pipeline.train.micros import micros_of
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group
 from tests.oracles import rl as oracle
 from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import ConfigError, NonFiniteError, RunError
+from verizero.pipeline.train.collate import collate
+from verizero.pipeline.train.critic import TorchCritic, own_backbone, predict
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group
 
 PLAIN = OptimizerConfig(learning_rate=1e-2, max_grad_norm=None, betas=(0.0, 0.0), eps=1.0)
 """One step of this AdamW moves a weight by learning_rate * g / (|g| + 1)."""

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.load import parse
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import ConfigError, RunError
-from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from tests.stages.tiny import TREE
 from tests.train.batches import two_layers
 from tests.train.rank_group import installed, run
 from tests.train.zero_rank import HALVES
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 
 RANK = "tests.train.zero_rank"
 
@@ -79,7 +79,7 @@ def settings() -> TrainConfig:
 def test_the_first_policy_is_copied_where_a_reference_may_be_asked_for(
     with_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.train.deepspeed_backend.Sharded", Undivided)
+    monkeypatch.setattr("verizero.pipeline.train.deepspeed_backend.Sharded", Undivided)
     backend = DeepSpeedBackend(two_layers(dtype=torch.float64), settings(), with_reference=with_reference)
     backend.start(OptimizerConfig(learning_rate=1e-3), 1)
     assert (backend._spare is not None) is with_reference

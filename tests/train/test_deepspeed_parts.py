@@ -64,10 +64,10 @@ def norms(zero: int, offload: str) -> list[float]:
     """The gradient's norm in updates whose micro-batches use the whole policy, or its embeddings alone."""
     import torch
 
-    from pipeline.config.sections import OptimizerConfig, TrainConfig
-    from pipeline.train.deepspeed_backend import DeepSpeedBackend
-    from pipeline.train.torch_backend import TorchBackend
     from tests.train.batches import two_layers
+    from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+    from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
+    from verizero.pipeline.train.torch_backend import TorchBackend
 
     ids = torch.tensor([[3, 4, 5, 6]])
 
@@ -96,7 +96,7 @@ def norms(zero: int, offload: str) -> list[float]:
 
 def plain_step(backend: Any, config: Any) -> float:
     """An update of torch's backend, in which a parameter that nothing used has a gradient of zero as in DeepSpeed's."""
-    from pipeline.train.optimizer import clipped_step, finite_norm
+    from verizero.pipeline.train.optimizer import clipped_step, finite_norm
 
     parameters = [p for p in backend.model.parameters() if p.grad is not None]
     norm = finite_norm(parameters, "gradient norm", 0)
@@ -122,9 +122,9 @@ def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
     """Between its own log-probs and the policy's; on this machine both are the CPU, so the moves are counted."""
     import torch
 
-    from pipeline.config.sections import TrainConfig
-    from pipeline.train.deepspeed_backend import DeepSpeedBackend
     from tests.train.batches import two_layers
+    from verizero.pipeline.config.sections import TrainConfig
+    from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 
     class Travelling(torch.nn.Module):
         """A reference that says it is on another device than the one asked for."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import DataError
-from pipeline.seeds import stream
-from pipeline.train.step import update
-from pipeline.train.texts import Row, row_after
 from tests.train.batches import backend_of, groups_of, parts_of, settings_of, weights
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.texts import Row, row_after
 
 RATE = 1e-3
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import ConfigError, RunError
-from pipeline.models import widths
-from pipeline.models.widths import forward_width, padded_width
-from pipeline.train.collate import collate
-from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, present, switched
-from pipeline.train.micros import micros_of
-from pipeline.train.ranks import collectives, use_own_gpu
-from pipeline.train.step import update
 from tests.train.batches import OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.models import widths
+from verizero.pipeline.models.widths import forward_width, padded_width
+from verizero.pipeline.train.collate import collate
+from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, present, switched
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.ranks import collectives, use_own_gpu
+from verizero.pipeline.train.step import update
 
 
 @pytest.mark.parametrize(

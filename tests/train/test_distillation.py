@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError, EngineError, NonFiniteError
-from pipeline.models.forward import logits_at
-from pipeline.rl.distillation import compare
-from pipeline.rl.divergences import Objective
-from pipeline.train.distillation import DistillRow, DistillSettings, distill_update
-from pipeline.train.ranks import Ranks
-from pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import VOCAB
 from tests.train.batches import OPTIMIZER, distance, policy, weights
 from tests.train.rank_group import installed, run
 from tests.train.served_logprobs import Served, serving
+from verizero.pipeline.errors import DataError, EngineError, NonFiniteError
+from verizero.pipeline.models.forward import logits_at
+from verizero.pipeline.rl.distillation import compare
+from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 OBJECTIVES = [
     Objective(temperature=0.8),

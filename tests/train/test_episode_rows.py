@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.data.pairs import PairingConfig, pairs_of
-from pipeline.errors import DataError, EngineError
-from pipeline.loop.parity import gap_of
-from pipeline.rollout.engine import Sampling
-from pipeline.stages.distill import distill_rows
-from pipeline.train.collate import collate, rows_of, turn_table
-from pipeline.train.replay import replay_of
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
 from tests.models.families import VOCAB
 from tests.train.batches import OPTIMIZER, backend_of, settings_of
 from tests.train.episodes import END, context, episodes_of, rollout_of
 from tests.train.sampled import MAX, groups_of, model_of
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.data.pairs import PairingConfig, pairs_of
+from verizero.pipeline.errors import DataError, EngineError
+from verizero.pipeline.loop.parity import gap_of
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.stages.distill import distill_rows
+from verizero.pipeline.train.collate import collate, rows_of, turn_table
+from verizero.pipeline.train.replay import replay_of
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
 
 
 def test_a_batch_is_its_rows_written_out_one_by_one() -> None:

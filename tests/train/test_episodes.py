@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rl.parts import Parts
-from pipeline.train import prepare as prepare_module
-from pipeline.train.collate import Micro, collate, rows_of
-from pipeline.train.prepare import Settings, prepare
-from pipeline.train.step import _policy_gradient, update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group, Rollout, TrainBatch
 from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, groups_of, parts_of, settings_of, weights
 from tests.train.episodes import END, episodes_of, wrapped
 from tests.train.rank_threads import gradient_of, two_ranks
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train import prepare as prepare_module
+from verizero.pipeline.train.collate import Micro, collate, rows_of
+from verizero.pipeline.train.prepare import Settings, prepare
+from verizero.pipeline.train.step import _policy_gradient, update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group, Rollout, TrainBatch
 
 TOKEN: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip"}
 KL = {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.train.collate import deal, owners
-from pipeline.train.exchange import held_once, moved, row_lengths, whole_on_first, with_own
-from pipeline.train.ranks import ALONE
 from tests.train import episodes
 from tests.train.batches import groups_of
 from tests.train.rank_group import run
+from verizero.pipeline.train.collate import deal, owners
+from verizero.pipeline.train.exchange import held_once, moved, row_lengths, whole_on_first, with_own
+from verizero.pipeline.train.ranks import ALONE
 
 Found = Callable[[int], list[dict[str, Any]]]
 
@@ -43,7 +43,7 @@ def test_alone_nothing_moves() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999))
 def test_lengths_are_those_of_the_rows_of_the_batch(seed: int) -> None:
-    from pipeline.train.collate import collate
+    from verizero.pipeline.train.collate import collate
 
     for groups in (groups_of(3, 4, seed), episodes.episodes_of(3, 4, seed)):
         batch = collate(groups, 0)

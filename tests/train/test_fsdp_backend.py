@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import RunError
-from pipeline.train.fsdp_backend import FsdpBackend
-from pipeline.train.fsdp_shards import _answered_amid
-from pipeline.train.fsdp_waiting import Waiting
 from tests.train.batches import two_layers
 from tests.train.rank_group import run
 from tests.train.zero_rank import IN_BFLOAT16, OF_SIZE, begun, steps
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.fsdp_shards import _answered_amid
+from verizero.pipeline.train.fsdp_waiting import Waiting
 
 RANK = "tests.train.zero_rank"
 PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")

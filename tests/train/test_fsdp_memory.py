@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.plan.memory import memory
-from pipeline.commands.plan.shape import shape_of
-from pipeline.config.load import parse
-from pipeline.config.merge import merge
 from tests.stages.tiny import TREE
 from tests.train.live_rank import shape_of_live
 from tests.train.rank_group import run
+from verizero.pipeline.commands.plan.memory import memory
+from verizero.pipeline.commands.plan.shape import shape_of
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.merge import merge
 
 RANKS = 4
 OF_TORCH = 2

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError
-from pipeline.models.load import load_model
-from pipeline.train.optimizer import MasterAdamW, schedule
-from pipeline.train.reward_model import RewardModel
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import backend_of, groups_of, parts_of, policy, settings_of, weights
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.models.load import load_model
+from verizero.pipeline.train.optimizer import MasterAdamW, schedule
+from verizero.pipeline.train.reward_model import RewardModel
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 HALF = torch.bfloat16
 

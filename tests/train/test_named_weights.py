@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.rollout.weights import weights_of
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import two_layers
 from tests.train.rank_group import installed, run
+from verizero.pipeline.rollout.weights import weights_of
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 
 def test_torch_has_them_whole() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rl.parts import Parts
-from pipeline.train import prepare
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import OPTIMIZER, groups_of, parts_of, policy, settings_of, stale
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train import prepare
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 TOKENS = 40
 

@@ -11,16 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rl.parts import Parts
-from pipeline.rollout.engine import Sampling
-from pipeline.rows import observed_spans, trained_rows
-from pipeline.train.collate import Micro, collate, rows_of, untrained
-from pipeline.train.micros import micros_of
-from pipeline.train.prepare import prepare
-from pipeline.train.replay import replay_at
-from pipeline.train.step import _policy_gradient, update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Episode, Group, Turn
 from tests.models.families import VOCAB
 from tests.oracles.observations import answers, observation_loss
 from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, weights
@@ -30,6 +20,16 @@ from tests.train.sampled import MAX, model_of
 from tests.train.sampled import groups_of as sampled_groups
 from tests.train.test_episode_rows import apart
 from tests.train.test_episodes import cut_groups, same
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rows import observed_spans, trained_rows
+from verizero.pipeline.train.collate import Micro, collate, rows_of, untrained
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.prepare import prepare
+from verizero.pipeline.train.replay import replay_at
+from verizero.pipeline.train.step import _policy_gradient, update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Episode, Group, Turn
 
 COEF = 0.7
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {

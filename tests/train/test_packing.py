@@ -12,24 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import ConfigError
-from pipeline.models import varlen
-from pipeline.models.lora import Adapted
-from pipeline.rl.parts import Parts
-from pipeline.train.collate import deal, filled_batches
-from pipeline.train.micros import micros_of
-from pipeline.train.prepare import prepare
-from pipeline.train.ranks import Ranks
-from pipeline.train.sharing import packing_of
-from pipeline.train.step import _policy_gradient, update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group, PackedAs, PromptOf
 from tests.models.families import SLOW, build
 from tests.oracles.varlen import varlen_attn
 from tests.train import episodes
 from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
 from tests.train.rank_threads import gradient_of
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import varlen
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.collate import deal, filled_batches
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.prepare import prepare
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.sharing import packing_of
+from verizero.pipeline.train.step import _policy_gradient, update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group, PackedAs, PromptOf
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
     "GRPO": ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}, lambda: stale(longer(groups_of(4)), 1, 0, 2)),  # noqa: E501

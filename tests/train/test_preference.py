@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError, NonFiniteError
-from pipeline.preferences.base import load_preference
-from pipeline.train.preference import (
+from tests.models.families import VOCAB
+from tests.oracles.preferences import Side, divergence, mean_loss, wpo_weight
+from tests.train.batches import OPTIMIZER, policy
+from verizero.pipeline.errors import DataError, NonFiniteError
+from verizero.pipeline.preferences.base import load_preference
+from verizero.pipeline.train.preference import (
     PreferenceBatch,
     PreferenceRow,
     PreferenceSettings,
@@ -21,11 +24,8 @@ from pipeline.train.preference import (
     preference_update,
     side_logprobs,
 )
-from pipeline.train.ranks import Ranks
-from pipeline.train.torch_backend import TorchBackend
-from tests.models.families import VOCAB
-from tests.oracles.preferences import Side, divergence, mean_loss, wpo_weight
-from tests.train.batches import OPTIMIZER, policy
+from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),

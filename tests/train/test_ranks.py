@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import RunError
-from pipeline.run.dealing import share_of, sum_of_tallies
-from pipeline.scoring.score import GradingTally
-from pipeline.train.collate import collate, deal, micro_batches, untrained
-from pipeline.train.ranks import ALONE, Ranks, told_ranks
-from pipeline.types import Prompt
 from tests.train.batches import groups_of
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.run.dealing import share_of, sum_of_tallies
+from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.train.collate import collate, deal, micro_batches, untrained
+from verizero.pipeline.train.ranks import ALONE, Ranks, told_ranks
+from verizero.pipeline.types import Prompt
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 5))

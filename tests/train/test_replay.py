@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import load_algorithm
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import ConfigError, DataError
-from pipeline.rl.loss import LossInputs, policy_loss
-from pipeline.rollout.engine import Sampling
-from pipeline.train.collate import collate, rows_of
-from pipeline.train.replay import replay_of
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group, KeptTokens
 from tests.models.families import VOCAB
 from tests.rollout.test_sampling import kept as kept_by_definition
 from tests.train.batches import distance, parts_of, settings_of, weights
 from tests.train.sampled import MAX, MODELS, VERSION, forgetting, groups_of, model_of
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.rl.loss import LossInputs, policy_loss
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.train.collate import collate, rows_of
+from verizero.pipeline.train.replay import replay_of
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group, KeptTokens
 
 SAMPLINGS = {
     "top_p": Sampling(MAX, 1.0, 0.7, 0, max_kept=VOCAB),
@@ -195,7 +195,7 @@ def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch: pytes
         seen.append(inputs)
         return policy_loss(parts, inputs, *rest, **more)
 
-    monkeypatch.setattr("pipeline.train.step.policy_loss", watched)
+    monkeypatch.setattr("verizero.pipeline.train.step.policy_loss", watched)
     groups = groups_of(model_of("qwen2", torch.float64), SAMPLINGS["both, cooler"])
     backend = TorchBackend(model_of("qwen2", torch.float64))
     backend.start(LINEAR, 10)

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.data.tokenizer import character_tokenizer
-from pipeline.errors import NonFiniteError
-from pipeline.train.reward_model import RewardModel, Sides
 from tests.models.families import VOCAB, tiny
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.train.reward_model import RewardModel, Sides
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from pipeline.config.load import parse
-from pipeline.errors import ConfigError
-from pipeline.train.ranks import Ranks, sharing_sequences
 from tests.stages.tiny import TREE
 from tests.train.rank_group import run
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.train.ranks import Ranks, sharing_sequences
 
 
 @pytest.mark.integration

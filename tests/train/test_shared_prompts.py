@@ -10,19 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.sections import TrainConfig
-from pipeline.rl.parts import Parts
-from pipeline.train import prepare
-from pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
-from pipeline.train.exchange import row_lengths
-from pipeline.train.ranks import ALONE
-from pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, row_prompts, share_spared, shared_prompts
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import PromptOf
 from tests.models.families import SLOW, build
 from tests.train import episodes
 from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train import prepare
+from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
+from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, row_prompts, share_spared, shared_prompts
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import PromptOf
 
 
 def model_of(kind: str, seed: int = 0) -> Any:

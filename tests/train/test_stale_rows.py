@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.rl.ratios import proximal
-from pipeline.train.collate import Micro, collate, rows_of
-from pipeline.train.prepare import Before
-from pipeline.train.step import update
-from pipeline.types import Group
 from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, stale, weights
+from verizero.pipeline.rl.ratios import proximal
+from verizero.pipeline.train.collate import Micro, collate, rows_of
+from verizero.pipeline.train.prepare import Before
+from verizero.pipeline.train.step import update
+from verizero.pipeline.types import Group
 
 ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
 

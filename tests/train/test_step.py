@@ -9,15 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import ConfigError, NonFiniteError
-from pipeline.registry import names
-from pipeline.rl.shaping import length_penalty
-from pipeline.train.minibatches import minibatches
-from pipeline.train.prepare import Controllers
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.types import Group
 from tests.train.batches import (
     MAX_RESPONSE,
     OPTIMIZER,
@@ -30,6 +21,15 @@ from tests.train.batches import (
     stale,
     weights,
 )
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import ConfigError, NonFiniteError
+from verizero.pipeline.registry import names
+from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.train.minibatches import minibatches
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.types import Group
 
 PLAIN = OptimizerConfig(learning_rate=1e-3, max_grad_norm=None, betas=(0.0, 0.0), eps=1.0)
 
@@ -159,7 +159,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
             seen.append(list(rows))
             yield rows
 
-    monkeypatch.setattr("pipeline.train.step.minibatches", watched)
+    monkeypatch.setattr("verizero.pipeline.train.step.minibatches", watched)
     return seen
 
 

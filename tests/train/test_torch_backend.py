@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, NonFiniteError, RunError
-from pipeline.models.load import load_model
-from pipeline.models.lora import Adapted
-from pipeline.train import checkpoint
-from pipeline.train.optimizer import schedule
-from pipeline.train.prepare import Controllers
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import backend_of, distance, groups_of, parts_of, policy, settings_of, weights
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import CheckpointError, NonFiniteError, RunError
+from verizero.pipeline.models.load import load_model
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.train import checkpoint
+from verizero.pipeline.train.optimizer import schedule
+from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 ADAPTIVE: dict[str, Any] = {"kl_target": 0.05, "kl_horizon": 50, "allow": ["adaptive_kl_in_loss"]}
 

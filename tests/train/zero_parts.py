@@ -16,18 +16,6 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import NonFiniteError
-from pipeline.models.forward import Replay
-from pipeline.models.load import load_model, ready
-from pipeline.models.lora import Adapted, Twin
-from pipeline.models.unloaded import unloaded
-from pipeline.train.backend import Backend
-from pipeline.train.critic import ShardedCritic
-from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.ranks import Ranks, leave, sharing_sequences
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build
 from tests.train.batches import groups_of, parts_of, settings_of, two_layers
 from tests.train.episodes import episodes_of
@@ -44,6 +32,18 @@ from tests.train.zero_rank import (
     steps,
     weights,
 )
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models.forward import Replay
+from verizero.pipeline.models.load import load_model, ready
+from verizero.pipeline.models.lora import Adapted, Twin
+from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.critic import ShardedCritic
+from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
+from verizero.pipeline.train.ranks import Ranks, leave, sharing_sequences
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
 FSDP: dict[str, Any] = {"backend": "fsdp"} if "fsdp" in sys.argv else {}

@@ -17,18 +17,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import NonFiniteError
-from pipeline.models.load import DTYPES, load_model
-from pipeline.models.lora import Adapted
-from pipeline.models.unloaded import unloaded
-from pipeline.train.backend import Backend
-from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.fsdp_backend import FsdpBackend
-from pipeline.train.ranks import ALONE, Ranks, join, leave
-from pipeline.train.step import update
-from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models.load import DTYPES, load_model
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
+from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 T = TypeVar("T")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear", eps=1e-5)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from verifiers._sandbox_jobs import Job, Outcome, Ran
+from verizero.verifiers._sandbox_jobs import Job, Outcome, Ran
 
 
 class FakeSandbox:

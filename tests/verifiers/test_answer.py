@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.types import Attempt, Verdict
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers import regex as regex_module
-from verifiers.answer import MAX_TAIL, Answer, after_thinking, code_blocks, final_answer, is_blank, last_box
-from verifiers.answer.words import CUES
-from verifiers.base import load as load_verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers import regex as regex_module
+from verizero.verifiers.answer import MAX_TAIL, Answer, after_thinking, code_blocks, final_answer, is_blank, last_box
+from verizero.verifiers.answer.words import CUES
+from verizero.verifiers.base import load as load_verifier
 
 load = lru_cache(load_verifier)
 

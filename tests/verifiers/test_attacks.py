@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt, Verdict
 from tests.verifiers.floods import VERIFIERS, floods
-from verifiers import _safe_search
-from verifiers._safe_search import is_found, is_quick
-from verifiers._sandbox_jobs import Job, Outcome
-from verifiers.answer import final_answer, is_blank
-from verifiers.base import load
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers import _safe_search
+from verizero.verifiers._safe_search import is_found, is_quick
+from verizero.verifiers._sandbox_jobs import Job, Outcome
+from verizero.verifiers.answer import final_answer, is_blank
+from verizero.verifiers.base import load
 
 COLOURS = {"answer": "B", "choices": ["red", "green", "blue", "dark green"]}
 GAME = {"numbers": [3, 5, 7, 2], "target": 36}

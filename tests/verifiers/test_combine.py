@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.types import Attempt, Verdict
-from verifiers.combine import combine
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.combine import combine
 
 ASKED = """
 from pathlib import Path
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 class Says(VerifierParams):

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-from pipeline.config.load import load_recipe
-from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.score import bind_components, bind_verifiers
-from pipeline.types import Attempt, Prompt
 from tests.stages.tiny import TREE
-from verifiers.combine import combine
+from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.scoring.score import bind_components, bind_verifiers
+from verizero.pipeline.types import Attempt, Prompt
+from verizero.verifiers.combine import combine
 
-LOUD = (
-    "from verifiers.base import verifier\n\n@verifier\ndef loud(attempt):\n    return attempt.response.endswith('{}')\n"
-)
+LOUD = "from verizero.verifiers.base import verifier\n\n@verifier\ndef loud(attempt):\n    return attempt.response.endswith('{}')\n"
 PART = {"path": "checks/loud.py:loud"}
 NESTED = {"name": "combine", "params": {"parts": [PART]}}
 ATTEMPTS = [Attempt("yes!", None), Attempt("yes", None)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt, Verdict
-from verifiers.instructions import from_ifeval, instructions
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.instructions import from_ifeval, instructions
 
 THREE_BULLETS = "Here:\n- one\n- two\n* three"
 POEM = "Roses are red.\n\nViolets are blue!\n\nSugar is sweet?"
@@ -64,7 +64,7 @@ def test_a_constraint_holds_where_kept_and_only_there(constraint: dict[str, Any]
 def test_every_kind_of_constraint_is_tested() -> None:
     from typing import get_args
 
-    from verifiers._constraints import AnyConstraint
+    from verizero.verifiers._constraints import AnyConstraint
 
     kinds = {
         t for model in get_args(get_args(AnyConstraint)[0]) for t in get_args(model.model_fields["type"].annotation)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.types import Attempt, Verdict
-from verifiers.base import load
-from verifiers.json_schema import same
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import load
+from verizero.verifiers.json_schema import same
 
 LEAVES = st.integers(-2, 2) | st.booleans() | st.sampled_from(["", "a", "b"]) | st.none()
 VALUES = st.recursive(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import GradingError
-from pipeline.types import Attempt, Verdict
-from verifiers.judge import JudgeParams, judge, messages, read_score
+from verizero.pipeline.errors import GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.judge import JudgeParams, judge, messages, read_score
 
 
 class Endpoint:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-import verifiers
-from pipeline import registry
-from pipeline.config.choices import VerifierChoice
-from pipeline.errors import ConfigError, UnknownName
-from pipeline.scoring.score import bind_verifiers
-from pipeline.types import Attempt, Prompt
-from verifiers.base import Verifier, load
+from verizero import verifiers
+from verizero.pipeline import registry
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.scoring.score import bind_verifiers
+from verizero.pipeline.types import Attempt, Prompt
+from verizero.verifiers.base import Verifier, load
 
 PLUGIN = '''
 from pydantic import Field
-from verifiers.base import Attempt, Verdict, VerifierParams, verifier
+from verizero.verifiers.base import Attempt, Verdict, VerifierParams, verifier
 
 class Params(VerifierParams):
     times: int = Field(2, ge=1, le=9)
@@ -89,7 +89,7 @@ def test_a_file_is_enough(file: Path) -> None:
     assert score(found, "yes!", times=1) == 1.0
     plain = load(path=f"{file}/checks.py:plain")
     assert score(plain, "a", "a") == 1.0
-    assert plain.module == found.module != "verifiers.base", "also for a function without parameters"
+    assert plain.module == found.module != "verizero.verifiers.base", "also for a function without parameters"
     assert "exclamation" in (found.__doc__ or "")
 
 

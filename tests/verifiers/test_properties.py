@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.types import Attempt
-from verifiers import base
-from verifiers._natural_language import KNOWN, language_of
-from verifiers.knights_knaves import holds, solutions
-from verifiers.numeric import number
+from verizero.pipeline.types import Attempt
+from verizero.verifiers import base
+from verizero.verifiers._natural_language import KNOWN, language_of
+from verizero.verifiers.knights_knaves import holds, solutions
+from verizero.verifiers.numeric import number
 
 load = lru_cache(base.load)
 

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt, Verdict
-from verifiers import reasoning_gym as module
-from verifiers._gym_scorer import is_plain
-from verifiers.reasoning_gym import INSTALL, PROCESS, ReasoningGymParams, ScoringProcess, _verdict, reasoning_gym
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers import reasoning_gym as module
+from verizero.verifiers._gym_scorer import is_plain
+from verizero.verifiers.reasoning_gym import (
+    INSTALL,
+    PROCESS,
+    ReasoningGymParams,
+    ScoringProcess,
+    _verdict,
+    reasoning_gym,
+)
 
 TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "polynomial_multiplication", "letter_counting"]
 
@@ -166,7 +173,7 @@ def test_the_package_is_never_loaded_into_this_process_by_grading() -> None:
     import subprocess
 
     code = (
-        "import sys; from verifiers.base import load; from pipeline.types import Attempt;"
+        "import sys; from verizero.verifiers.base import load; from verizero.pipeline.types import Attempt;"
         "v = load('reasoning_gym').bind();"
         "r = {'dataset': 'chain_sum', 'config': {'size': 2, 'seed': 1}, 'index': 0};"
         "assert v.score([Attempt('1', r)])[0].status == 'graded';"

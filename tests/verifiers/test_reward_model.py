@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.types import Attempt, Verdict
-from verifiers.reward_model import load, reward_model, shown_ids
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.reward_model import load, reward_model, shown_ids
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789.:/<>|_"
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -104,7 +104,7 @@ def test_thresholds_and_clipping(model: Path) -> None:
 
 @pytest.mark.integration
 def test_only_calling_it_loads_torch() -> None:
-    code = "import sys, verifiers.reward_model, verifiers.combine, verifiers.code; sys.exit('torch' in sys.modules)"
+    code = "import sys, verizero.verifiers.reward_model, verizero.verifiers.combine, verizero.verifiers.code; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

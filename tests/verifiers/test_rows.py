@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt, Verdict
 from tests.verifiers.rows import WITHOUT_SANDBOX, Row
-from verifiers.base import BoundVerifier, load
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import BoundVerifier, load
 
 NAMES = sorted({row[0] for row in WITHOUT_SANDBOX})
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt, Verdict
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers.base import load
-from verifiers.in_sandbox.query import result_of
-from verifiers.sql import SqlParams
-from verifiers.sql import grade as grade_sql
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import load
+from verizero.verifiers.in_sandbox.query import result_of
+from verizero.verifiers.sql import SqlParams
+from verizero.verifiers.sql import grade as grade_sql
 
 STAFF = (
     "CREATE TABLE staff (name TEXT, team TEXT, pay REAL);"

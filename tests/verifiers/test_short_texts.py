@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt
 from tests.verifiers.rows import CHOICE, EXACT, NUMERIC
 from tests.verifiers.short_texts import KINDS, short_texts
-from verifiers.answer import final_answer
-from verifiers.base import load
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.answer import final_answer
+from verizero.verifiers.base import load
 
 TEXTS = short_texts(2_000)
 FORMS = (

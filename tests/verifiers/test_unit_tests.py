@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.types import Attempt, Verdict
-from verifiers._replay import suite_of
-from verifiers.unit_tests import unit_tests
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._replay import suite_of
+from verizero.verifiers.unit_tests import unit_tests
 
 
 def one(program: str, reference: Any, **params: Any) -> Verdict:

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.verifiers.check import check
-from pipeline.commands.verifiers.verify import verify
-from pipeline.config.choices import VerifierChoice
-from pipeline.config.sandbox import SandboxConfig
-from pipeline.scoring.grader_process import GraderProcess
-from pipeline.types import Attempt, Verdict
 from tests.processes import family, until
-from verifiers import _wall
-from verifiers.base import BoundVerifier, load, verifier
+from verizero.pipeline.commands.verifiers.check import check
+from verizero.pipeline.commands.verifiers.verify import verify
+from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.scoring.grader_process import GraderProcess
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers import _wall
+from verizero.verifiers.base import BoundVerifier, load, verifier
 
 pytestmark = pytest.mark.integration
 TIME_S = 3.0
@@ -67,7 +67,7 @@ def source(body: str, batch: bool = False) -> str:
     )
     test = "if any(a.response == 'bad' for a in attempts):" if batch else "if attempt.response == 'bad':"
     return (
-        "from verifiers.base import Attempt, Verdict, verifier\n\n"
+        "from verizero.verifiers.base import Attempt, Verdict, verifier\n\n"
         "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n\n"
         "    def __repr__(self):\n        raise ValueError\n\n"
         "def deeper(n):\n    return deeper(n + 1)\n\n\n\n"
@@ -212,7 +212,7 @@ def test_a_real_ctrl_c_stops_a_command_that_waits(write: Callable[..., str], tmp
     (tmp_path / "rows.jsonl").write_text(row + "\n")
     # The interrupt that this process may ignore, as jobs in the background do, must reach that one.
     command = [sys.executable, "-c", "import signal, sys; signal.signal(2, signal.default_int_handler); "
-               "from pipeline.cli import main; sys.exit(main())", "verify", "rows.jsonl"]  # fmt: skip
+               "from verizero.pipeline.cli import main; sys.exit(main())", "verify", "rows.jsonl"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: len(family(process.pid)) > 1, "the process of the verifier")
     everyone = family(process.pid)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.types import Attempt, Verdict
-from verifiers.answer.parts import (
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer.parts import (
     MAX_TAIL,
     Answer,
     Block,
@@ -22,7 +22,7 @@ from verifiers.answer.parts import (
     marked,
     undecorated,
 )
-from verifiers.answer.prose import announced, concluded
+from verizero.verifiers.answer.prose import announced, concluded
 
 __all__ = [
     "MAX_TAIL",

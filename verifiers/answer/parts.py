@@ -9,9 +9,9 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import hedges
-from verifiers.answer.words import OTHER_PROSE
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import hedges
+from verizero.verifiers.answer.words import OTHER_PROSE
 
 MAX_TAIL = 20_000
 """Characters that are read, from the end."""

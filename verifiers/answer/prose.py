@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from verifiers.answer import hedges
-from verifiers.answer.parts import MAX_TAIL, Answer, is_other_language
-from verifiers.answer.sentences import asserts, is_code, sentence_ends
-from verifiers.answer.words import (
+from verizero.verifiers.answer import hedges
+from verizero.verifiers.answer.parts import MAX_TAIL, Answer, is_other_language
+from verizero.verifiers.answer.sentences import asserts, is_code, sentence_ends
+from verizero.verifiers.answer.words import (
     CLAUSE,
     CONCLUDES,
     CORRECT_CHOICE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.answer.words import CONCLUDES, OPENING
+from verizero.verifiers.answer.words import CONCLUDES, OPENING
 
 SENTENCE_END = re.compile(r"(?<=[^\d\s])[.!?]\**(?=\s)|(?<=\d)[.!?]\**(?=\s+[A-Z\\$*]|\s*\n)|[。！？؟।](?=.)|\n\s*\n")
 MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"

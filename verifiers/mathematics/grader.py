@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pipeline.errors import DataError, GradingError
-from pipeline.types import Attempt, Verdict
-from verifiers.answer import MAX_TAIL, final_answer, last_box
-from verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
-from verifiers.mathematics.decide.canonical import letters_for_unit
-from verifiers.mathematics.decide.compare import match
-from verifiers.mathematics.decide.equality import approximate
-from verifiers.mathematics.decide.equation_chains import last
-from verifiers.mathematics.decide.quantities import explicitly_rounded
-from verifiers.mathematics.policy import DEFAULT, MathParams
-from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold, choices_in
-from verifiers.mathematics.read.clock import same_time
-from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
-from verifiers.mathematics.read.syntax_tree import COLLECTIONS, IMAGINARY, Node, has, is_constant, nodes
-from verifiers.mathematics.words.spelled_out import STYLE
-from verifiers.mathematics.words.tables import words_of
+from verizero.pipeline.errors import DataError, GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.answer import MAX_TAIL, final_answer, last_box
+from verizero.verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
+from verizero.verifiers.mathematics.decide.canonical import letters_for_unit
+from verizero.verifiers.mathematics.decide.compare import match
+from verizero.verifiers.mathematics.decide.equality import approximate
+from verizero.verifiers.mathematics.decide.equation_chains import last
+from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded
+from verizero.verifiers.mathematics.policy import DEFAULT, MathParams
+from verizero.verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold, choices_in
+from verizero.verifiers.mathematics.read.clock import same_time
+from verizero.verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
+from verizero.verifiers.mathematics.read.syntax_tree import COLLECTIONS, IMAGINARY, Node, has, is_constant, nodes
+from verizero.verifiers.mathematics.words.spelled_out import STYLE
+from verizero.verifiers.mathematics.words.tables import words_of
 
 GOLDS, ANSWERS = 16_384, 16_384
 """Entries of the two caches."""

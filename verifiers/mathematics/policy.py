@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from verifiers.base import VerifierParams
+from verizero.verifiers.base import VerifierParams
 
 
 class MathParams(VerifierParams):

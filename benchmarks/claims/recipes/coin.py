@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import VerifierParams, verifier
 
 
 @verifier

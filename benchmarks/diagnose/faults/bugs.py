@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import pipeline.data.render as render
-import pipeline.models.cpu as cpu
-import pipeline.rollout.collect as collect
-import pipeline.rollout.torch_engine as torch_engine
-import pipeline.run.build as build
-import pipeline.train.prepare as prepare
-import pipeline.train.torch_backend as torch_backend
+import verizero.pipeline.data.render as render
+import verizero.pipeline.models.cpu as cpu
+import verizero.pipeline.rollout.collect as collect
+import verizero.pipeline.rollout.torch_engine as torch_engine
+import verizero.pipeline.run.build as build
+import verizero.pipeline.train.prepare as prepare
+import verizero.pipeline.train.torch_backend as torch_backend
 from benchmarks.diagnose.fault import Fault, Patch, replaced
-from pipeline.models.cpu.onednn import packed
+from verizero.pipeline.models.cpu.onednn import packed
 
 
 def around(holder: Any, name: str, make: Callable[[Any], Any]) -> Patch:

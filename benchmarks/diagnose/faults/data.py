@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.diagnose.fault import Data, Fault
 from benchmarks.diagnose.rows import Row, demonstrations_of, operands, read, row, worked_out, write
-from pipeline.seeds import stream
+from verizero.pipeline.seeds import stream
 
 
 def changed(file: str, change: Callable[[list[Row], int], list[Row]]) -> Data:

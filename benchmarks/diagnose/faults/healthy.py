@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.diagnose.fault import Data, Fault
 from benchmarks.diagnose.faults.data import changed, first_rows
 from benchmarks.diagnose.rows import demonstration, demonstrations_of, read, worked_out, write
-from pipeline.seeds import stream
+from verizero.pipeline.seeds import stream
 
 ROWS = ("train.jsonl", "evaluation.jsonl")
 

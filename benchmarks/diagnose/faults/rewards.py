@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.diagnose.fault import Fault
 from benchmarks.diagnose.rows import read, write
-from pipeline.seeds import stream
+from verizero.pipeline.seeds import stream
 
 
 def repeated(folder: Path, seed: int) -> None:

@@ -9,8 +9,8 @@ import difflib
 import random
 import re
 
-from pipeline.types import Attempt, Verdict
-from verifiers.base import verifier
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import verifier
 
 DRAW = random.Random(0)
 """Which calls of a service fail: the same ones in every run."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import Source
-from pipeline.config.run import RunConfig
-from pipeline.data.prompts import read_demonstrations, read_prompts
-from pipeline.errors import ConfigError, DataError, boundary
-from pipeline.models.named import is_hub_reached, is_offline, is_path
-from pipeline.types import Prompt
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.prompts import read_demonstrations, read_prompts
+from verizero.pipeline.errors import ConfigError, DataError, boundary
+from verizero.pipeline.models.named import is_hub_reached, is_offline, is_path
+from verizero.pipeline.types import Prompt
 
 HUB_FAILS = "hub source"
 """Beginning of the errors of `read_hub`: there is no network, no package or no such data set."""
@@ -88,7 +88,7 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
     """
     if any(s.hub is not None for s in config.data.sources):
         stay_offline_without_network()
-    from pipeline.models.load import quiet
+    from verizero.pipeline.models.load import quiet
 
     quiet()
     data, seed = config.data, config.seed
@@ -98,7 +98,7 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
     context = vocabulary = None
     stops: tuple[int, ...] = ()
     try:
-        from pipeline.run.build import build_tokenizer, context_of
+        from verizero.pipeline.run.build import build_tokenizer, context_of
 
         tokenizer = build_tokenizer(config)
         with boundary(ConfigError, f"the configuration of model.path {config.model.path!r} does not load"):
@@ -169,7 +169,7 @@ def is_local(config: RunConfig) -> bool:
 
 def is_absent_package(config: RunConfig) -> bool:
     """True if the recipe's model is in a package that is not installed."""
-    from pipeline.models.gguf_file import PACKAGE, located
+    from verizero.pipeline.models.gguf_file import PACKAGE, located
 
     if config.model.path is None or not config.model.path.startswith(PACKAGE):
         return False
@@ -184,7 +184,7 @@ def _lacks_end(config: RunConfig) -> bool:
     """True if the tokenizer loads, and names no end token."""
     import transformers
 
-    from pipeline.run.build import start_of
+    from verizero.pipeline.run.build import start_of
 
     if config.model.path is None:
         return False
@@ -199,7 +199,7 @@ def _sizes(config: RunConfig) -> tuple[tuple[int, ...], int | None]:
     """Return the stop tokens of the model's generation config, and the number of tokens that the model has."""
     import transformers
 
-    from pipeline.run.build import start_of
+    from verizero.pipeline.run.build import start_of
 
     if config.model.create is not None:
         return (), None

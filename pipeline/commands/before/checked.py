@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.types import Prompt
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.types import Prompt
 
 T = TypeVar("T")
 RECIPE = "the recipe"

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.commands.before import data, demonstrations, pass_rates, references, room, rows, stop_token, template
-from pipeline.commands.before.at_hand import AtHand, read_at_hand
-from pipeline.commands.before.checked import Checked, not_tried
-from pipeline.config.run import RunConfig
-from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.ranking import ranked
-from pipeline.scoring.sandbox_setup import close_sandbox
+from verizero.pipeline.commands.before import (
+    data,
+    demonstrations,
+    pass_rates,
+    references,
+    room,
+    rows,
+    stop_token,
+    template,
+)
+from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
+from verizero.pipeline.commands.before.checked import Checked, not_tried
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.ranking import ranked
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
 Check = Callable[[AtHand], Checked]
 WITHOUT_MODEL: tuple[Check, ...] = (

@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipeline.commands.before.at_hand import MOST_ROWS, AtHand
-from pipeline.commands.before.checked import RECIPE, Checked, evidence_at, not_tried, spread
-from pipeline.commands.before.demonstrations import judge
-from pipeline.commands.before.graders import grader_of, is_cheap
-from pipeline.config.pairs import PairSource
-from pipeline.config.preference import PreferenceConfig
-from pipeline.config.reward_model import RewardModelConfig
-from pipeline.config.stages import Stage
-from pipeline.data.overlap import check_overlap
-from pipeline.data.pairs import Pair, PairsRead, check_verdicts, read_pairs
-from pipeline.data.prompts import load_text
-from pipeline.data.render import Renderer
-from pipeline.data.texts import read_texts
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.errors import ConfigError, DataError, IsolationError
-from pipeline.preferences.base import load_preference
-from pipeline.run.data import check_pairs
-from pipeline.scoring.score import Grader
-from pipeline.types import Attempt, Prompt, Verdict
+from verizero.pipeline.commands.before.at_hand import MOST_ROWS, AtHand
+from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_at, not_tried, spread
+from verizero.pipeline.commands.before.demonstrations import judge
+from verizero.pipeline.commands.before.graders import grader_of, is_cheap
+from verizero.pipeline.config.pairs import PairSource
+from verizero.pipeline.config.preference import PreferenceConfig
+from verizero.pipeline.config.reward_model import RewardModelConfig
+from verizero.pipeline.config.stages import Stage
+from verizero.pipeline.data.overlap import check_overlap
+from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, read_pairs
+from verizero.pipeline.data.prompts import load_text
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.texts import read_texts
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.errors import ConfigError, DataError, IsolationError
+from verizero.pipeline.preferences.base import load_preference
+from verizero.pipeline.run.data import check_pairs
+from verizero.pipeline.scoring.score import Grader
+from verizero.pipeline.types import Attempt, Prompt, Verdict
 
 NAME = "data"
 REFUSED = "data_refused"

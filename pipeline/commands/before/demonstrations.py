@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.commands.before.checked import Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.graders import failing, grader_of, is_cheap
-from pipeline.diagnosis.finding import Finding
-from pipeline.errors import ConfigError, IsolationError
-from pipeline.types import Attempt, Prompt, Verdict
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.before.checked import Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap
+from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.errors import ConfigError, IsolationError
+from verizero.pipeline.types import Attempt, Prompt, Verdict
 
 NAME = "demonstrated"
 MOST, FEWEST = 60, 20

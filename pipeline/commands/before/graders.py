@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.commands.before.checked import evidence_at
-from pipeline.config.choices import ENVIRONMENT
-from pipeline.diagnosis.finding import Finding, Level
-from pipeline.diagnosis.infrastructure_zeros import MANY
-from pipeline.scoring.purity import may_leave
-from pipeline.scoring.sandbox_setup import open_sandbox
-from pipeline.scoring.score import Grader, bind_verifiers
-from pipeline.types import Prompt, Verdict
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.before.checked import evidence_at
+from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.diagnosis.finding import Finding, Level
+from verizero.pipeline.diagnosis.infrastructure_zeros import MANY
+from verizero.pipeline.scoring.purity import may_leave
+from verizero.pipeline.scoring.sandbox_setup import open_sandbox
+from verizero.pipeline.scoring.score import Grader, bind_verifiers
+from verizero.pipeline.types import Prompt, Verdict
 
 FAILING = "infrastructure_zeros"
 """The cause of verifiers that fail. What they could not grade explains the rates, not another verifier's references."""

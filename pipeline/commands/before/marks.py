@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.config.template import Template
-from pipeline.data.chat_text import ChatText
-from pipeline.data.render import Renderer
-from pipeline.errors import DataError
-from pipeline.types import Message
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.chat_text import ChatText
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Message
 
 MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>|<(?:start|end)_of_\w{1,20}>|<\uff5c[^<>\uff5c]{1,40}\uff5c>")
 """The names of marks in published templates: <|im_end|>, <end_of_turn>, and the wide bars of DeepSeek's."""

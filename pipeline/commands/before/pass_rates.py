@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.before.at_hand import AtHand, is_local
-from pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.graders import failing, grader_of, is_cheap
-from pipeline.data.render import Renderer
-from pipeline.diagnosis import end_token_missing, length_cap, other_template, too_easy, too_hard
-from pipeline.diagnosis.finding import Evidence, Finding, Level
-from pipeline.errors import ConfigError, IsolationError
-from pipeline.run.data import prompt_room
-from pipeline.run.graders import usable_cores
-from pipeline.scoring.score import Grader, Scorer
-from pipeline.types import Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.commands.before.at_hand import AtHand, is_local
+from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.diagnosis import end_token_missing, length_cap, other_template, too_easy, too_hard
+from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
+from verizero.pipeline.errors import ConfigError, IsolationError
+from verizero.pipeline.run.data import prompt_room
+from verizero.pipeline.run.graders import usable_cores
+from verizero.pipeline.scoring.score import Grader, Scorer
+from verizero.pipeline.types import Prompt, Rollout, ScoredRollout, Verdict
 
 NAME = "pass rates"
 NUM_PROMPTS, SAMPLES = 16, 4
@@ -125,12 +125,12 @@ def _judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
 
 def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
     """Return graded responses to some of the prompts, or the reason for which the time does not allow it."""
-    from pipeline.models.load import eos_ids
-    from pipeline.rollout.collect import Generation, collect
-    from pipeline.rollout.engine import Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.run.build import build_policy
-    from pipeline.run.sampling import seconds_a_token
+    from verizero.pipeline.models.load import eos_ids
+    from verizero.pipeline.rollout.collect import Generation, collect
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.run.build import build_policy
+    from verizero.pipeline.run.sampling import seconds_a_token
 
     how, tokenizer = recipe.config.rollout, recipe.tokenizer
     model = build_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
@@ -186,7 +186,7 @@ def _untried(recipe: AtHand) -> str | None:
         return recipe.no_tokenizer
     if not is_local(recipe.config):
         return f"{recipe.config.model.path} is no folder of this machine; `verizero rate` samples from it"
-    from pipeline.run.build import start_of
+    from verizero.pipeline.run.build import start_of
 
     folder = Path(start_of(recipe.config))
     gib = sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)) / 2**30

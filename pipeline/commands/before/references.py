@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.commands.before.checked import Checked, evidence_at, not_tried, spread
-from pipeline.commands.before.graders import failing, grader_of, is_cheap, name_of
-from pipeline.config.choices import ENVIRONMENT
-from pipeline.data.hints import answer_of
-from pipeline.diagnosis.finding import Evidence, Finding, Level
-from pipeline.errors import ConfigError, DataError, IsolationError
-from pipeline.scoring.score import Grader
-from pipeline.types import Attempt, Prompt, Verdict
-from verifiers.mathematics.grader import gold_text
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.before.checked import Checked, evidence_at, not_tried, spread
+from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap, name_of
+from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.data.hints import answer_of
+from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
+from verizero.pipeline.errors import ConfigError, DataError, IsolationError
+from verizero.pipeline.scoring.score import Grader
+from verizero.pipeline.types import Attempt, Prompt, Verdict
+from verizero.verifiers.mathematics.grader import gold_text
 
 NAME = "references"
 MOST, FEW = 300, 20

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.commands.before.at_hand import AtHand, Rows
-from pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from pipeline.data.render import Renderer
-from pipeline.diagnosis.finding import Evidence, Finding, Level
-from pipeline.errors import ConfigError, DataError
-from pipeline.run.data import prompt_room
-from pipeline.run.demonstrations import rows_of
-from pipeline.types import Prompt
+from verizero.pipeline.commands.before.at_hand import AtHand, Rows
+from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.run.data import prompt_room
+from verizero.pipeline.run.demonstrations import rows_of
+from verizero.pipeline.types import Prompt
 
 NAME = "room"
 NO_ROOM = "no_room"

@@ -7,13 +7,13 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.commands.before.checked import Checked, evidence_of, not_tried
-from pipeline.data.overlap import find_overlap
-from pipeline.diagnosis import evaluation_leak
-from pipeline.diagnosis.evaluation_too_small import WIDE
-from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import Reading
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.before.checked import Checked, evidence_of, not_tried
+from verizero.pipeline.data.overlap import find_overlap
+from verizero.pipeline.diagnosis import evaluation_leak
+from verizero.pipeline.diagnosis.evaluation_too_small import WIDE
+from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.reading import Reading
 
 NAME = "rows"
 SHOWN = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pipeline.commands.before.at_hand import AtHand, is_local
-from pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.marks import MARK, try_marks
-from pipeline.diagnosis import end_token_missing
-from pipeline.diagnosis.finding import Evidence, Finding, Level
+from verizero.pipeline.commands.before.at_hand import AtHand, is_local
+from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.before.marks import MARK, try_marks
+from verizero.pipeline.diagnosis import end_token_missing
+from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 
 NAME = "stop token"
 MOST = 100

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.commands.before.at_hand import AtHand
-from pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from pipeline.commands.before.marks import Marks, marks_of, try_marks
-from pipeline.data.render import Renderer
-from pipeline.diagnosis import other_template
-from pipeline.diagnosis.finding import Evidence, Finding, Level
-from pipeline.diagnosis.reading import Reading
-from pipeline.errors import DataError
-from pipeline.run.opening import template_of
-from pipeline.run.saving import TEMPLATE_FILE
-from pipeline.types import Prompt
+from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.before.marks import Marks, marks_of, try_marks
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.diagnosis import other_template
+from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
+from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.run.opening import template_of
+from verizero.pipeline.run.saving import TEMPLATE_FILE
+from verizero.pipeline.types import Prompt
 
 NAME = "template"
 MOST = 200

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.environments.players import Chance, hostile
-from pipeline.commands.verifiers.check import Finding
-from pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
-from pipeline.environments.wire import fault
-from pipeline.errors import DataError, raise_if_operator, told
-from pipeline.seeds import derive, stream
-from pipeline.types import Message, Prompt
+from verizero.pipeline.commands.environments.players import Chance, hostile
+from verizero.pipeline.commands.verifiers.check import Finding
+from verizero.pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
+from verizero.pipeline.environments.wire import fault
+from verizero.pipeline.errors import DataError, raise_if_operator, told
+from verizero.pipeline.seeds import derive, stream
+from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = "EXAMPLE"
 """The attribute of an environment's file with a prompt to play."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("c", "letter?", "environment", "c")
 """The prompt that `verizero environment --check` plays."""
@@ -21,7 +21,7 @@ class Game:
     """One episode: an object is made for each, and used once.
 
     An exception here is not a wrong move: the episode has no reward, and is counted. What the policy does wrong is
-    answered with a message. Use no clock and no random numbers but of `pipeline.seeds.stream(task_seed, ...)`, so that
+    answered with a message. Use no clock and no random numbers but of `verizero.pipeline.seeds.stream(task_seed, ...)`, so that
     a killed run can be repeated; a class that cannot has the attribute `deterministic = False`.
     """
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.environments.base import Start, ToolSchema
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline.environments.base import Start, ToolSchema
+from verizero.pipeline.types import Call, Message, Prompt
 
 LONG = 2**20
 DEEP = 200

@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
-from pipeline.registry import names
-from pipeline.seeds import stream
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.registry import names
+from verizero.pipeline.seeds import stream
 
 EXAMPLE = Path(__file__).parent / "example.py"
 LETTERS, TRIES, GAMES = "abcdefgh", 3, 40
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.environments.check import check
-from pipeline.environments.base import load
-from pipeline.types import Message, Prompt
+from verizero.pipeline.commands.environments.check import check
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.types import Message, Prompt
 
 HERE = Path(__file__).parent
 

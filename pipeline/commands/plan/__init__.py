@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pipeline.commands.arguments import add_recipe, recipe_of
-from pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_recipe, recipe_of
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a plan for each RL stage; return 1 where one does not fit."""
-    from pipeline.commands.plan.estimate import plan_lines, plans
+    from verizero.pipeline.commands.plan.estimate import plan_lines, plans
 
     by_stage = plans(recipe_of(arguments), arguments.gpus, arguments.gpu, arguments.mean_share, arguments.mean_prompt)
     for name, plan in by_stage.items():

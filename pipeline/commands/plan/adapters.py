@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.commands.plan.shape import Shape
-from pipeline.config.run import RunConfig
+from verizero.pipeline.commands.plan.shape import Shape
+from verizero.pipeline.config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True)

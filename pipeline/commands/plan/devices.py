@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.models.flops import PEAKS
+from verizero.pipeline.models.flops import PEAKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commands.plan.devices import DEVICES, Device
-from pipeline.commands.plan.memory import GIB, engine_needs, longest_of, peaks
-from pipeline.commands.plan.seconds import Lengths, Work, seconds
-from pipeline.commands.plan.shape import Shape, shape_of
-from pipeline.commands.plan.shares import Share
-from pipeline.config.backend import with_backend
-from pipeline.config.episodes import names_episodes
-from pipeline.config.load import parse
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError
+from verizero.pipeline.commands.plan.devices import DEVICES, Device
+from verizero.pipeline.commands.plan.memory import GIB, engine_needs, longest_of, peaks
+from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
+from verizero.pipeline.commands.plan.shape import Shape, shape_of
+from verizero.pipeline.commands.plan.shares import Share
+from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.episodes import names_episodes
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
 
 SCALES = tuple(8 * 2**i for i in range(8))
 """Numbers of GPUs of which a plan shows the time."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.commands.plan.adapters import adapters_of
-from pipeline.commands.plan.devices import Device
-from pipeline.commands.plan.shape import Shape
-from pipeline.config.episodes import most_sampled, names_episodes
-from pipeline.config.run import RunConfig, parts_of
-from pipeline.config.sections import TrainConfig
-from pipeline.models.cpu import habits_of, room_of
-from pipeline.rl.logprobs import CHUNK_ELEMENTS
-from pipeline.rollout.sampling import BLOCKS_FROM
+from verizero.pipeline.commands.plan.adapters import adapters_of
+from verizero.pipeline.commands.plan.devices import Device
+from verizero.pipeline.commands.plan.shape import Shape
+from verizero.pipeline.config.episodes import most_sampled, names_episodes
+from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.models.cpu import habits_of, room_of
+from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
+from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 
 GIB = 1 << 30
 

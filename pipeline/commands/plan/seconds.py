@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.commands.plan.adapters import adapters_of
-from pipeline.commands.plan.devices import Device, decode_seconds
-from pipeline.commands.plan.memory import divided_by, longest_of, prompt_tokens, width_of
-from pipeline.commands.plan.shape import Shape
-from pipeline.commands.plan.shares import Phase, Share, share_of
-from pipeline.config.episodes import names_episodes
-from pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.commands.plan.adapters import adapters_of
+from verizero.pipeline.commands.plan.devices import Device, decode_seconds
+from verizero.pipeline.commands.plan.memory import divided_by, longest_of, prompt_tokens, width_of
+from verizero.pipeline.commands.plan.shape import Shape
+from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
+from verizero.pipeline.config.episodes import names_episodes
+from verizero.pipeline.config.run import RunConfig, parts_of
 
 TOKEN_S = 0.2e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""

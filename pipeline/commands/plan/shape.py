@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.models.gguf_file import model_folder
-from pipeline.models.named import is_path
-from pipeline.near import near_path
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.named import is_path
+from verizero.pipeline.near import near_path
 
 
 @dataclass(frozen=True, slots=True)

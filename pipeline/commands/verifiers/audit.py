@@ -9,10 +9,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.verifiers.labelled_rows import Choice, Defaults, Row, bound, brief, good_rows, key_of, score_all
-from pipeline.commands.verifiers.rewriting import probes, rewritten
-from pipeline.scoring.second_opinion import disagree
-from pipeline.types import Verdict
+from verizero.pipeline.commands.verifiers.labelled_rows import (
+    Choice,
+    Defaults,
+    Row,
+    bound,
+    brief,
+    good_rows,
+    key_of,
+    score_all,
+)
+from verizero.pipeline.commands.verifiers.rewriting import probes, rewritten
+from verizero.pipeline.scoring.second_opinion import disagree
+from verizero.pipeline.types import Verdict
 
 Counts = dict[str, tuple[int, int]]
 """Name -> (responses tried, responses that went wrong)."""

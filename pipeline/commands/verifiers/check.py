@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.verifiers.labelled_rows import (
+from verizero.pipeline.commands.verifiers.labelled_rows import (
     Choice,
     Defaults,
     Row,
@@ -22,9 +22,9 @@ from pipeline.commands.verifiers.labelled_rows import (
     key_of,
     score_all,
 )  # fmt: skip
-from pipeline.errors import ConfigError
-from pipeline.report.progress import Progress, Silent
-from pipeline.types import Attempt, Verdict
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.types import Attempt, Verdict
 
 EMPTY = {
     "empty": "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from verifiers.base import Attempt, Verdict, VerifierParams, final_answer, verifier
+from verizero.verifiers.base import Attempt, Verdict, VerifierParams, final_answer, verifier
 
 
 class Params(VerifierParams):

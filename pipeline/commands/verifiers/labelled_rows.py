@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, VerizeroError
-from pipeline.registry import names
-from pipeline.types import Attempt, Verdict
-from verifiers.base import TIME_S, BoundVerifier, load
+from verizero.pipeline.errors import DataError, VerizeroError
+from verizero.pipeline.registry import names
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import TIME_S, BoundVerifier, load
 
 Choice = str | Mapping[str, Any]
 """A verifier as a row or a command names it: a name, "file.py:function", or {name | path, params?}."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from pipeline.commands.verifiers.labelled_rows import Row
+from verizero.pipeline.commands.verifiers.labelled_rows import Row
 
 THINKING = "<think>First I look at what is asked, then I work it out.</think>\n"
 MAX_NUMBERS = 12

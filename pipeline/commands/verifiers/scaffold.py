@@ -8,9 +8,9 @@ import keyword
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
-from pipeline.registry import names
-from pipeline.seeds import stream
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.registry import names
+from verizero.pipeline.seeds import stream
 
 EXAMPLE = Path(__file__).parent / "example.py"
 LETTERS, LENGTH, EVALUATION, SLIPS = "abcdef", 4, 60, 0.3
@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.verifiers.check import check
-from verifiers.base import Attempt, load
+from verizero.pipeline.commands.verifiers.check import check
+from verizero.verifiers.base import Attempt, load
 
 HERE = Path(__file__).parent
 ACCEPTED = [(r"\\boxed{{abcd}}", "dcba"), ("<think>b?</think>Answer: abc", "cab"), ("ABC", "bca")]

@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, read_rows, score_all
-from pipeline.errors import ConfigError, DataError
-from pipeline.shown import in_json
-from pipeline.types import Verdict
+from verizero.pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, read_rows, score_all
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.shown import in_json
+from verizero.pipeline.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)

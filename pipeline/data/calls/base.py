@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.base import ToolSchema
 
 
 class Unread(ValueError):

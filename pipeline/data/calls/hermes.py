@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.data.calls.base import Unread, call_of, decoded, words_around
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Found
-from pipeline.errors import DataError
+from verizero.pipeline.data.calls.base import Unread, call_of, decoded, words_around
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Found
+from verizero.pipeline.errors import DataError
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.data.calls.base import Unread, properties_of, type_of, value_at
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import Found
-from pipeline.errors import DataError
-from pipeline.near import did_you_mean
+from verizero.pipeline.data.calls.base import Unread, properties_of, type_of, value_at
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import Found
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.near import did_you_mean
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*\Z")
 LAST_TAG = re.compile(r"<([A-Za-z_][\w.-]*)\s[^<>]*>\s*\Z")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.environments.base import Environment
-from pipeline.types import Call, Message, Verdict
+from verizero.pipeline.environments.base import Environment
+from verizero.pipeline.types import Call, Message, Verdict
 
 Words = str | tuple[str, Mapping[str, Any]]
 """A move of a player: a text, or the name and the arguments of a call."""

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline import registry
-from pipeline.config.data import validated_params
-from pipeline.errors import DataError
+from verizero.pipeline import registry
+from verizero.pipeline.config.data import validated_params
+from verizero.pipeline.errors import DataError
 
 Row = dict[str, Any]
 """One row of data, as JSON holds it. Keys: id, question, answer, domain, verifier, and optionally

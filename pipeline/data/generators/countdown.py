@@ -14,8 +14,8 @@ from math import comb
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
-from pipeline.seeds import stream
+from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
+from verizero.pipeline.seeds import stream
 
 Task = tuple[tuple[int, ...], int]
 """The numbers of a game in the order in which they are written, and its target."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators._play import Words, played
-from pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
-from pipeline.environments import files
-from pipeline.seeds import stream
-from pipeline.types import Prompt, Verdict
+from verizero.pipeline.data.generators._play import Words, played
+from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
+from verizero.pipeline.environments import files
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Prompt, Verdict
 
 
 class Params(GeneratorParams):

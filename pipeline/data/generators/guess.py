@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators._play import played
-from pipeline.data.generators.base import GeneratorParams, Row, Split, with_demonstrations
-from pipeline.environments import guess
-from pipeline.seeds import stream
-from pipeline.types import Prompt, Verdict
+from verizero.pipeline.data.generators._play import played
+from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split, with_demonstrations
+from verizero.pipeline.environments import guess
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Prompt, Verdict
 
 
 class Params(GeneratorParams):

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, slip, with_demonstrations
-from pipeline.seeds import stream
+from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, slip, with_demonstrations
+from verizero.pipeline.seeds import stream
 
 Form = Literal["linear", "minus", "shifted"]
 Task = tuple[Form, int, int]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators.base import GeneratorParams, Row, Split
-from pipeline.seeds import stream
+from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split
+from verizero.pipeline.seeds import stream
 
 Kind = Literal["include", "start", "question", "short", "without", "two_sentences", "title", "numbered"]
 Made = tuple[str, list[dict[str, Any]]]

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.data.generators.base import GeneratorParams, Row, Split
-from pipeline.errors import DataError
-from pipeline.seeds import derive, stream
+from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.seeds import derive, stream
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
 PROGRAM = Path(__file__).with_name("_gym_tasks.py")

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
-from pipeline.seeds import stream
+from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
+from verizero.pipeline.seeds import stream
 
 Task = tuple[int, int]
 """Slope and intercept."""

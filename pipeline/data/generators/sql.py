@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.data.generators._play import Words, played
-from pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
-from pipeline.environments import sql
-from pipeline.seeds import stream
-from pipeline.types import Prompt, Verdict
+from verizero.pipeline.data.generators._play import Words, played
+from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
+from verizero.pipeline.environments import sql
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.types import Prompt, Verdict
 
 NAMES = (
     "age", "bag", "book", "box", "car", "city", "cup", "day", "dog", "door", "egg", "farm", "fish", "game", "hat",

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.environments.base import CountPrompt
-from pipeline.environments.gateway.wire import Answer, Asked, Body, cut_at, num_chars
-from pipeline.errors import DataError
-from pipeline.service import Refused
-from pipeline.types import Message
+from verizero.pipeline.environments.base import CountPrompt
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, cut_at, num_chars
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.service import Refused
+from verizero.pipeline.types import Message
 
 KEPT_CHARS = 4 << 20
 """Characters of conversations that clients of a served model may continue by an answer's name."""

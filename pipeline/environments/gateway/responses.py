@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.environments.base import ToolSchema
-from pipeline.environments.gateway.chat import CREATED, error
-from pipeline.environments.gateway.wire import (
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.gateway.chat import CREATED, error
+from verizero.pipeline.environments.gateway.wire import (
     Answer,
     Asked,
     Body,
@@ -23,8 +23,8 @@ from pipeline.environments.gateway.wire import (
     schema_of,
     text_in,
 )
-from pipeline.service import Refused
-from pipeline.types import Call, Message
+from verizero.pipeline.service import Refused
+from verizero.pipeline.types import Call, Message
 
 __all__ = ["error", "events", "read", "write"]
 

@@ -14,10 +14,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pipeline.environments.gateway import chat, messages, responses
-from pipeline.environments.gateway.exchange import Exchange, Pending
-from pipeline.environments.gateway.wire import Asked, Event
-from pipeline.service import Refused, Service, parsed, same_key
+from verizero.pipeline.environments.gateway import chat, messages, responses
+from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
+from verizero.pipeline.environments.gateway.wire import Asked, Event
+from verizero.pipeline.service import Refused, Service, parsed, same_key
 
 WIRES: dict[str, ModuleType] = {"chat/completions": chat, "responses": responses, "messages": messages}
 """Path below the episode's address -> the wire."""

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Protocol
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic_core import from_json
 
-from pipeline.environments.base import ToolSchema
-from pipeline.service import Refused, checked
-from pipeline.types import Call, Message
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.service import Refused, checked
+from verizero.pipeline.types import Call, Message
 
 Body = Mapping[str, Any]
 Event = tuple[str | None, Any]

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from pydantic import Field
 
-import sandbox
-from pipeline.environments.tools.base import ToolParams
-from pipeline.errors import EnvironmentFailed, IsolationError
-from sandbox import settings
+from verizero import sandbox
+from verizero.pipeline.environments.tools.base import ToolParams
+from verizero.pipeline.errors import EnvironmentFailed, IsolationError
+from verizero.sandbox import settings
 
 
 class ProgramParams(ToolParams):

@@ -18,11 +18,11 @@ from typing import Any, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from pipeline import registry
-from pipeline.environments.base import PluginParams, ToolSchema, ToolUse, params_of, validated
-from pipeline.errors import ConfigError
-from pipeline.near import did_you_mean
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline import registry
+from verizero.pipeline.environments.base import PluginParams, ToolSchema, ToolUse, params_of, validated
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.near import did_you_mean
+from verizero.pipeline.types import Call, Message, Prompt
 
 MISTAKES: tuple[type[Exception], ...] = (ValueError, ArithmeticError, LookupError)
 """Exceptions of a tool that are observations, whatever the tool lists."""

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from pipeline.environments.tools.base import Tool, Toolbox, ToolParams, tool
-from pipeline.types import Prompt
+from verizero.pipeline.environments.tools.base import Tool, Toolbox, ToolParams, tool
+from verizero.pipeline.types import Prompt
 
 MAX_BITS = 4096
 """Largest numerator and denominator: 2**4096, which has 1,234 digits."""

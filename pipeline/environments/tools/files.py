@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pipeline.environments.base import BASE
-from pipeline.environments.tools.base import Toolbox, ToolParams, tool
-from pipeline.errors import DataError
-from pipeline.near import did_you_mean
-from pipeline.types import Prompt
+from verizero.pipeline.environments.base import BASE
+from verizero.pipeline.environments.tools.base import Toolbox, ToolParams, tool
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.near import did_you_mean
+from verizero.pipeline.types import Prompt
 
 
 class Params(ToolParams):

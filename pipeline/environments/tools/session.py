@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-import sandbox
-from pipeline.environments.tools._programs import Output, ProgramParams
-from pipeline.environments.tools.base import Toolbox, tool
-from pipeline.errors import EnvironmentFailed, IsolationError, SessionError
-from pipeline.types import Prompt
-from sandbox.settings import open_session
+from verizero import sandbox
+from verizero.pipeline.environments.tools._programs import Output, ProgramParams
+from verizero.pipeline.environments.tools.base import Toolbox, tool
+from verizero.pipeline.errors import EnvironmentFailed, IsolationError, SessionError
+from verizero.pipeline.types import Prompt
+from verizero.sandbox.settings import open_session
 
 if TYPE_CHECKING:
-    from sandbox.client import RemoteSession
+    from verizero.sandbox.client import RemoteSession
 
 
 class Params(ProgramParams):

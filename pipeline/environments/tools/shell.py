@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.environments.tools._programs import EachAlone, ProgramParams, Programs
-from pipeline.environments.tools.base import Toolbox, tool
-from pipeline.types import Prompt
+from verizero.pipeline.environments.tools._programs import EachAlone, ProgramParams, Programs
+from verizero.pipeline.environments.tools.base import Toolbox, tool
+from verizero.pipeline.types import Prompt
 
 
 class Params(ProgramParams):

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import Field
 
-from pipeline.environments.tools.base import Toolbox, ToolParams, tool
-from pipeline.errors import DataError
-from pipeline.types import Prompt
+from verizero.pipeline.environments.tools.base import Toolbox, ToolParams, tool
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Prompt
 
 READING = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, getattr(sqlite3, "SQLITE_RECURSIVE", 33)}

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.models.cpu.blocks import Blocks
-from pipeline.models.cpu.cache import room_of
-from pipeline.models.cpu.decoder import Decoder, check_parity, habits_of
-from pipeline.models.cpu.llama import unsupported
-from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, transposed, use_onednn
-from pipeline.models.proof import agree, evaluating, probe_ids
+from verizero.pipeline.models.cpu.blocks import Blocks
+from verizero.pipeline.models.cpu.cache import room_of
+from verizero.pipeline.models.cpu.decoder import Decoder, check_parity, habits_of
+from verizero.pipeline.models.cpu.llama import unsupported
+from verizero.pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, transposed, use_onednn
+from verizero.pipeline.models.proof import agree, evaluating, probe_ids
 
 __all__ = [
     "Blocks",

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.models.cpu.llama import Sizes
-from pipeline.models.cpu.norms import normed
-from pipeline.models.cpu.onednn import outer, product, to_input
-from pipeline.models.packed import ALIKE
-from pipeline.models.shared_prompts import SharedPrompts
-from pipeline.models.short_attention import attend, is_short
+from verizero.pipeline.models.cpu.llama import Sizes
+from verizero.pipeline.models.cpu.norms import normed
+from verizero.pipeline.models.cpu.onednn import outer, product, to_input
+from verizero.pipeline.models.packed import ALIKE
+from verizero.pipeline.models.shared_prompts import SharedPrompts
+from verizero.pipeline.models.short_attention import attend, is_short
 
 MIN_SEGMENT_TOKENS = 512
 """A segment with fewer tokens is not ended early: a call of attention costs as much as some padding."""

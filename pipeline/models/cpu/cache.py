@@ -313,7 +313,7 @@ class Cache:
         """
         (b, heads, d), kv = q.shape, self.keys.shape[2]
         if self.by_kernel:
-            from pipeline.models.kernels.attention import attend
+            from verizero.pipeline.models.kernels.attention import attend
 
             theirs = None
             if (shared := self.shared) is not None:

@@ -2,7 +2,7 @@
 
 transformers' own forward spends most of a small model's decode step in Python. Here a step is a handful of fused
 products over a preallocated key/value cache. It works on any device and pays most on the CPU; on CUDA a kernel attends
-(`pipeline.models.kernels.attention`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
+(`verizero.pipeline.models.kernels.attention`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
 hand, that both compute the same logits.
 """
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.models import kernels
-from pipeline.models.cpu.cache import Cache, Shared, room_of
-from pipeline.models.cpu.llama import Sizes, unsupported
-from pipeline.models.cpu.norms import rms_norm
-from pipeline.models.cpu.onednn import packed, product
-from pipeline.models.proof import HALF, evaluating, probe_ids
+from verizero.pipeline.models import kernels
+from verizero.pipeline.models.cpu.cache import Cache, Shared, room_of
+from verizero.pipeline.models.cpu.llama import Sizes, unsupported
+from verizero.pipeline.models.cpu.norms import rms_norm
+from verizero.pipeline.models.cpu.onednn import packed, product
+from verizero.pipeline.models.proof import HALF, evaluating, probe_ids
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Decoder:
         device, dtype, s = self.model.device, self.model.dtype, self.sizes
         if not kernels.wanted(device):
             return False
-        from pipeline.models.kernels.attention import is_proved
+        from verizero.pipeline.models.kernels.attention import is_proved
 
         return is_proved(device, dtype, s.heads, s.kv_heads, s.head_dim)
 

@@ -1,7 +1,7 @@
 """Triton kernels for GPUs, one a file. Each has a twin of plain torch, which any device takes.
 
-- `log_probs`: log-probs and entropies without logits; its twin is `pipeline.models.chunked_logprobs`.
-- `attention`: attention of a decode step; its twin is in `pipeline.models.cpu.decoder`.
+- `log_probs`: log-probs and entropies without logits; its twin is `verizero.pipeline.models.chunked_logprobs`.
+- `attention`: attention of a decode step; its twin is in `verizero.pipeline.models.cpu.decoder`.
 
 `wanted` says whether a device is to use them. Only this folder imports triton, and only the files of the kernels do:
 this one loads without it.
@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError
 
 VARIABLE = "VERIZERO_KERNELS"
 WAYS = ("auto", "on", "off")

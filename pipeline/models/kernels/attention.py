@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pipeline.models.kernels import is_interpreted, launching_on, proved
+from verizero.pipeline.models.kernels import is_interpreted, launching_on, proved
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN = 256

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pipeline.models.divided_table import wide_product
-from pipeline.models.kernels import is_interpreted, launching_on, proved
+from verizero.pipeline.models.divided_table import wide_product
+from verizero.pipeline.models.kernels import is_interpreted, launching_on, proved
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCRATCH_ELEMENTS = 1 << 25

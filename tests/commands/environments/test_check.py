@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.commands.environments import check as check_module
-from pipeline.commands.environments.check import CheckReport, check
-from pipeline.errors import DataError
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.environments import check as check_module
+from verizero.pipeline.commands.environments.check import CheckReport, check
+from verizero.pipeline.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD = """
 import itertools, os, sqlite3, subprocess, sys, threading
-from pipeline.environments.base import EnvironmentParams, Reply, Start
-from pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.types import Message, Prompt, Verdict
 
 class Params(EnvironmentParams):
     fault: str = ""
@@ -104,7 +104,7 @@ def test_what_ends_a_moment_later_is_not_left(monkeypatch: pytest.MonkeyPatch) -
 def test_processes_that_are_left_are_found(folder: Path) -> None:
     """In a process of its own: a process that an earlier test left may end meanwhile, which hides one of these."""
     code = (
-        "from pathlib import Path; from pipeline.commands.environments.check import check\n"
+        "from pathlib import Path; from verizero.pipeline.commands.environments.check import check\n"
         f"print(check('bad.py:bad', {{'fault': 'process'}}, episodes=2, base=Path({str(folder)!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli import main
-from pipeline.commands.environments.scaffold import GAMES, LETTERS, TRIES, new_environment
-from pipeline.config.load import load_recipe
-from pipeline.data.prompts import load_demonstrations, load_prompts
-from pipeline.environments.base import load
-from pipeline.errors import ConfigError
-from pipeline.types import Message, Prompt
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.environments.scaffold import GAMES, LETTERS, TRIES, new_environment
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Message, Prompt
 
 
 @pytest.fixture(scope="module")

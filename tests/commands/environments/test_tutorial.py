@@ -54,9 +54,9 @@ def test_everything_before_the_training_works(folder: Path) -> None:
 
 @pytest.mark.integration
 def test_its_recipe_reads_its_rows_and_has_their_characters(folder: Path) -> None:
-    from pipeline.config.load import load_recipe
-    from pipeline.data.prompts import load_prompts
-    from pipeline.run.episodes import bind_environments
+    from verizero.pipeline.config.load import load_recipe
+    from verizero.pipeline.data.prompts import load_prompts
+    from verizero.pipeline.run.episodes import bind_environments
 
     follow(COMMANDS[0], folder)
     config = load_recipe(folder / "number_game.yaml")
@@ -69,7 +69,7 @@ def test_its_recipe_reads_its_rows_and_has_their_characters(folder: Path) -> Non
 
 
 def episode_message(text: str) -> object:
-    from pipeline.types import Message
+    from verizero.pipeline.types import Message
 
     return Message("assistant", text)
 

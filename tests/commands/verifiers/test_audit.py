@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.verifiers.audit import audit
-from pipeline.commands.verifiers.labelled_rows import Defaults, Row, good_rows
-from pipeline.commands.verifiers.rewriting import REWRITINGS, probes, rewritten
-from pipeline.scoring.second_opinion import disagree
-from pipeline.types import Verdict
 from tests.verifiers.rows import WITHOUT_SANDBOX
+from verizero.pipeline.commands.verifiers.audit import audit
+from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, Row, good_rows
+from verizero.pipeline.commands.verifiers.rewriting import REWRITINGS, probes, rewritten
+from verizero.pipeline.scoring.second_opinion import disagree
+from verizero.pipeline.types import Verdict
 
 ROWS = [
     {
@@ -47,7 +47,7 @@ CODE = {
 def rows(tmp_path: Path, given: list[dict[str, Any]] = ROWS, body: str = "", verifier: Any = "numeric") -> list[Row]:
     if body:
         (tmp_path / "mine.py").write_text(
-            f"from verifiers.base import *\n\n@verifier\ndef mine(attempt):\n    {body}\n"
+            f"from verizero.verifiers.base import *\n\n@verifier\ndef mine(attempt):\n    {body}\n"
         )
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in given))
@@ -160,7 +160,7 @@ def test_the_code_probes_are_real_attacks(tmp_path: Path) -> None:
 
 def test_a_second_opinion_saves_what_it_disagrees_about(tmp_path: Path) -> None:
     (tmp_path / "kind.py").write_text(
-        "from verifiers.base import verifier\n\n@verifier\ndef kind(attempt):\n    return True\n"
+        "from verizero.verifiers.base import verifier\n\n@verifier\ndef kind(attempt):\n    return True\n"
     )
     saved = tmp_path / "out" / "cases.jsonl"
     report = audit(rows(tmp_path), second="kind.py:kind", save=saved, base=tmp_path)

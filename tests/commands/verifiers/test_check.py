@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.commands.verifiers.check import check
-from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-from pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.verifiers.check import check
+from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+from verizero.pipeline.errors import ConfigError, UnknownName
 
 ROWS = [
     {"id": i, "prompt": "?", "reference": str(n), "accept": [rf"\boxed{{{n}}}"], "refuse": [rf"\boxed{{{n + 1}}}"]}
@@ -38,7 +38,7 @@ FAULTS = {
 
 def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
     (folder / "mine.py").write_text(
-        "from verifiers.base import final_answer, verifier\n\nseen = []\nshared = [None]\n\n"
+        "from verizero.verifiers.base import final_answer, verifier\n\nseen = []\nshared = [None]\n\n"
         f"@verifier\ndef mine(attempt):\n    found = final_answer(attempt)\n    {body}\n"
     )
     path = folder / "rows.jsonl"

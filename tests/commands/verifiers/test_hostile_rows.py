@@ -48,7 +48,7 @@ def _lines(rows: list[str], folder: Path, batch: int) -> dict[int, str]:
     """Return each row's line, by its id, as the command writes it."""
     file = folder / "rows.jsonl"
     file.write_text("\n".join(rows) + "\n")
-    command = [sys.executable, "-m", "pipeline.cli", "verify", str(file), "--batch", str(batch)]
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "verify", str(file), "--batch", str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return {json.loads(line)["id"]: line for line in done.stdout.splitlines()}

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
-from pipeline.commands.verifiers.audit import audit
-from pipeline.commands.verifiers.check import check
-from pipeline.commands.verifiers.labelled_rows import good_rows
-from pipeline.commands.verifiers.scaffold import EVALUATION, new_verifier
-from pipeline.config.load import load_recipe
-from pipeline.data.prompts import load_demonstrations, load_prompts
-from pipeline.errors import ConfigError
-from pipeline.scoring.score import bind_verifiers
-from pipeline.types import Attempt
 from tests.stages.test_episodes import chat_folder
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.verifiers.audit import audit
+from verizero.pipeline.commands.verifiers.check import check
+from verizero.pipeline.commands.verifiers.labelled_rows import good_rows
+from verizero.pipeline.commands.verifiers.scaffold import EVALUATION, new_verifier
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.scoring.score import bind_verifiers
+from verizero.pipeline.types import Attempt
 
 
 @pytest.fixture(scope="module")

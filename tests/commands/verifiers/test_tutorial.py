@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import verifiers
 from tests.warm import warm
+from verizero import verifiers
 
 ROOT = Path(verifiers.__file__ or "").resolve().parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial-verifier.md"
@@ -26,7 +26,7 @@ def follow(command: str, folder: Path) -> str:
     tools = Path(sys.executable).parent
     words = command.split()
     if words[0] == "verizero":
-        words = [sys.executable, "-m", "pipeline.cli", *words[1:]]
+        words = [sys.executable, "-m", "verizero.pipeline.cli", *words[1:]]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
     started = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 900, "check": False}

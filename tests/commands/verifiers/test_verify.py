@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-from pipeline.commands.verifiers.verify import verify, verify_file
-from pipeline.errors import ConfigError, DataError
+from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+from verizero.pipeline.commands.verifiers.verify import verify, verify_file
+from verizero.pipeline.errors import ConfigError, DataError
 
 ROWS: list[tuple[dict[str, Any], str, float]] = [
     ({"id": "a", "verifier": "numeric", "reference": "42", "response": r"\boxed{42}"}, "graded", 1.0),
@@ -102,7 +102,7 @@ def test_rows_without_a_verifier_use_the_default(tmp_path: Path) -> None:
     row = {"id": 1, "reference": "42", "response": "42"}
     assert run([json.dumps(row)], verifier="numeric")[0][0]["score"] == 1.0
     (tmp_path / "mine.py").write_text(
-        "from verifiers.base import verifier\n\n@verifier\ndef mine(attempt):\n    return attempt.response == 'yes'\n"
+        "from verizero.verifiers.base import verifier\n\n@verifier\ndef mine(attempt):\n    return attempt.response == 'yes'\n"
     )
     for name in ("mine", "mine.py:mine"):
         lines, _ = run([json.dumps({**row, "response": r}) for r in ("yes", "no")], verifier=name, base=tmp_path)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import registry
-from pipeline.data.calls import hermes, llama, xml
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError
+from verizero.pipeline import registry
+from verizero.pipeline.data.calls import hermes, llama, xml
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError
 
 TYPES = {"a": "integer", "b": "number", "q": "string", "flags": "array", "on": "boolean", "o": "object"}
 TOOL = ToolSchema("use", "", {"type": "object", "properties": {key: {"type": t} for key, t in TYPES.items()}})

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.calls import tags
-from pipeline.environments.base import ToolSchema
-from pipeline.errors import DataError
+from verizero.pipeline.data.calls import tags
+from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.errors import DataError
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
     "string": st.text(st.characters(codec="utf-8"), max_size=12)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.generators import arithmetic
-from pipeline.data.generators.arithmetic import Params, columns, compose, demonstration
-from pipeline.data.generators.base import generate
-from pipeline.errors import ConfigError
+from verizero.pipeline.data.generators import arithmetic
+from verizero.pipeline.data.generators.arithmetic import Params, columns, compose, demonstration
+from verizero.pipeline.data.generators.base import generate
+from verizero.pipeline.errors import ConfigError
 
 SMALL = {"num_train": 500, "num_evaluation": 60, "num_demonstrations": 1200, "num_text": 300}
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from pipeline.data.generators.base import Row, generate
-from pipeline.data.generators.countdown import Params
-from pipeline.errors import ConfigError
-from pipeline.types import Attempt
-from verifiers.base import load
+from verizero.pipeline.data.generators.base import Row, generate
+from verizero.pipeline.data.generators.countdown import Params
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
 
 TERMS = 3
 SMALL = {"num_train": 150, "num_evaluation": 50, "num_demonstrations": 2000, "terms": TERMS}

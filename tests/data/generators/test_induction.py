@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from pipeline.data.generators import induction
-from pipeline.data.generators.base import generate, load_generator, text_lines
-from pipeline.data.generators.induction import Params
-from pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.data.generators import induction
+from verizero.pipeline.data.generators.base import generate, load_generator, text_lines
+from verizero.pipeline.data.generators.induction import Params
+from verizero.pipeline.errors import ConfigError, UnknownName
 
 ALL = ["linear", "minus", "shifted"]
 SMALL = {"num_train": 300, "num_evaluation": 80, "num_demonstrations": 900, "num_text": 300}

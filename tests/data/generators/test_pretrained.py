@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.data.generators import extraction, instructions
-from pipeline.data.generators.base import Row, generate
-from pipeline.errors import ConfigError
-from pipeline.types import Attempt
-from verifiers.base import load
+from verizero.pipeline.data.generators import extraction, instructions
+from verizero.pipeline.data.generators.base import Row, generate
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
 
 NUMBERS = {"extraction": {"num_train": 200, "num_evaluation": 64}, "instructions": {"num_train": 360}}
 TEXTS = {

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from pipeline.data.generators import _gym_tasks, reasoning_gym
-from pipeline.data.generators.base import Split, generate
-from pipeline.errors import ConfigError, DataError
-from pipeline.types import Attempt
-from verifiers.base import load
+from verizero.pipeline.data.generators import _gym_tasks, reasoning_gym
+from verizero.pipeline.data.generators.base import Split, generate
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
 
 pytestmark = pytest.mark.integration
 MIXED = {
@@ -128,7 +128,7 @@ def test_it_loads_without_the_package_and_says_how_to_install_it() -> None:
     code = (
         "import sys\n"
         "sys.modules['reasoning_gym'] = None\n"
-        "from pipeline.data.generators import reasoning_gym as g\n"
+        "from verizero.pipeline.data.generators import reasoning_gym as g\n"
         "g.sys.executable = sys.argv[1]\n"
         "g.rows(g.Params(), 0)\n"
     )

@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from pipeline.data.generators import calculator, files, guess, repair, sql
-from pipeline.data.generators.base import Row, generate
-from pipeline.data.tokenizer import CHARACTERS
-from pipeline.environments.base import load
-from pipeline.environments.sql import EXAMPLE as SQL_EXAMPLE
-from pipeline.types import Call, Message, Prompt
+from verizero.pipeline.data.generators import calculator, files, guess, repair, sql
+from verizero.pipeline.data.generators.base import Row, generate
+from verizero.pipeline.data.tokenizer import CHARACTERS
+from verizero.pipeline.environments.base import load
+from verizero.pipeline.environments.sql import EXAMPLE as SQL_EXAMPLE
+from verizero.pipeline.types import Call, Message, Prompt
 
 NAMES = ("guess", "calculator", "files", "sql", "repair")
 PLAYS = 8000
@@ -180,7 +180,7 @@ def test_the_floor_of_repair_and_the_limit_without_its_tests() -> None:
     ],
 )
 def test_wrong_parameters(name: str, params: dict, words: str) -> None:
-    from pipeline.errors import ConfigError
+    from verizero.pipeline.errors import ConfigError
 
     with pytest.raises(ConfigError, match=words):
         generate(name, params)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.data.generators.base import Row, generate
-from pipeline.types import Attempt
-from verifiers.base import load
+from verizero.pipeline.data.generators.base import Row, generate
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
 
 FORMS = {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.cpu import blocks_of
-from pipeline.models.cpu.blocks import Blocks
-from pipeline.models.cpu.onednn import use_onednn
-from pipeline.models.forward import logits_at
 from tests.models.families import FAST, SLOW, VOCAB, tiny
+from verizero.pipeline.models.cpu import blocks_of
+from verizero.pipeline.models.cpu.blocks import Blocks
+from verizero.pipeline.models.cpu.onednn import use_onednn
+from verizero.pipeline.models.forward import logits_at
 
 IDS = torch.randint(0, VOCAB, (5, 13), generator=torch.Generator().manual_seed(3))
 

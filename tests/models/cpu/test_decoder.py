@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models.cpu.cache import Cache, Room, room_of
-from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
-from pipeline.models.cpu.llama import unsupported
-from pipeline.rollout.hf_decoder import HfDecoder
 from tests.models.families import FAST, SLOW, VOCAB, build, logits_after, scatter, tiny
 from tests.peak import Memory
+from verizero.pipeline.models.cpu.cache import Cache, Room, room_of
+from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
+from verizero.pipeline.models.cpu.llama import unsupported
+from verizero.pipeline.rollout.hf_decoder import HfDecoder
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
 REPEAT = [2, 1, 3, 1]

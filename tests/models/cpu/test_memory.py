@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration  # measures the memory of other programs
 
 FAULTS = """
 import resource, torch
-from pipeline.models.cpu.memory import keep_freed_memory
+from verizero.pipeline.models.cpu.memory import keep_freed_memory
 
 keep_freed_memory()
 

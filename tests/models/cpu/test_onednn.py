@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.cpu import onednn
-from pipeline.models.cpu.onednn import FastLinear, linear, packed, product, use_onednn
+from verizero.pipeline.models.cpu import onednn
+from verizero.pipeline.models.cpu.onednn import FastLinear, linear, packed, product, use_onednn
 
 
 @pytest.fixture(params=[0, onednn.COPIED_FROM], autouse=True)
@@ -93,8 +93,8 @@ def test_a_model_keeps_names_weights_and_copies() -> None:
 
 
 def test_models_made_and_loaded_here_use_it(tmp_path: Path) -> None:
-    from pipeline.data.tokenizer import character_tokenizer
-    from pipeline.models.load import create_model, load_model, save_folder
+    from verizero.pipeline.data.tokenizer import character_tokenizer
+    from verizero.pipeline.models.load import create_model, load_model, save_folder
 
     tokenizer = character_tokenizer("0123456789+=")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

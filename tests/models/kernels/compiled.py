@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pipeline.models.kernels import attention, log_probs
+from verizero.pipeline.models.kernels import attention, log_probs
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 WHOLE = dict.fromkeys(("TARGETS", "STOPS", "PROMPT", "P_LENGTHS"), "*i64")

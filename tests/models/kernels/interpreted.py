@@ -18,10 +18,10 @@ MODULES = (
     "torch",
     "transformers.modeling_utils",
     "transformers.models.qwen2.modeling_qwen2",
-    "pipeline.rollout.torch_engine",
-    "pipeline.models.forward",
-    "pipeline.models.kernels.attention",
-    "pipeline.models.kernels.log_probs",
+    "verizero.pipeline.rollout.torch_engine",
+    "verizero.pipeline.models.forward",
+    "verizero.pipeline.models.kernels.attention",
+    "verizero.pipeline.models.kernels.log_probs",
 )
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VERIZERO_KERNELS": "on"}
 

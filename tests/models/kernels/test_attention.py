@@ -48,7 +48,7 @@ def drawn(shape: tuple[int, int, int], rows: int, dtype: torch.dtype, prompts: i
 
 
 def attended(case: str, dtype: torch.dtype, in_rows: bool) -> tuple[torch.dtype, list[Any]]:
-    from pipeline.models.kernels.attention import attend
+    from verizero.pipeline.models.kernels.attention import attend
 
     shape, stops, of_row, lengths, span = CASES[case]
     q, keys, values, *theirs = drawn(shape, len(stops), dtype, len(lengths))
@@ -90,7 +90,7 @@ def test_attention_is_that_of_the_double(case: str, dtype: torch.dtype) -> None:
 
 def placed(others: int, prompts: int) -> Any:
     """Return the first row's result, with other rows after it and prompts before its own."""
-    from pipeline.models.kernels.attention import attend
+    from verizero.pipeline.models.kernels.attention import attend
 
     q, keys, values, *theirs = drawn((4, 2, 16), 3, torch.bfloat16, 1)
     held = [torch.cat([torch.full_like(x, 7.0)] * prompts + [x]) for x in theirs]
@@ -111,7 +111,7 @@ def test_a_row_has_the_same_bytes_whatever_its_company() -> None:
 
 @torch.inference_mode()
 def steps_are_the_models(name: str) -> bool:
-    from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder
+    from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder
 
     torch.set_num_threads(1)
     model = tiny(name)
@@ -149,8 +149,8 @@ def test_steps_with_the_kernel_are_the_models_for_padded_rows_and_drops(name: st
 
 def generated(dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
     """Responses of the embedded engine with the kernel and with the twin."""
-    from pipeline.rollout.engine import Request, Sampling
-    from pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.rollout.engine import Request, Sampling
+    from verizero.pipeline.rollout.torch_engine import TorchEngine
 
     torch.set_num_threads(1)
     model = tiny("qwen2 tied", dtype=dtype)

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
-from pipeline.models import kernels
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

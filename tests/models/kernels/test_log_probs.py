@@ -49,7 +49,7 @@ def drawn(size: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, to
 
 def of_kernel(size: str, dtype: torch.dtype, pulls: str, scratch: int) -> list[Any]:
     """Log-probs, entropies and the gradients to hidden states and output embeddings; with the gradients' types."""
-    from pipeline.models.kernels.log_probs import Tiles, log_probs
+    from verizero.pipeline.models.kernels.log_probs import Tiles, log_probs
 
     torch.set_num_threads(1)
     hidden, weight, targets, pull = drawn(size, dtype)
@@ -111,7 +111,7 @@ def test_numbers_and_gradients_are_those_of_the_double(size: str, dtype: torch.d
 
 
 def alone_and_among() -> bool:
-    from pipeline.models.kernels.log_probs import Tiles, log_probs
+    from verizero.pipeline.models.kernels.log_probs import Tiles, log_probs
 
     hidden, weight, targets, _ = drawn("several spans", torch.bfloat16)
     among = log_probs(hidden, weight, targets, 1.3, tiles=Tiles(*TILES))
@@ -150,7 +150,7 @@ class Widest(TorchDispatchMode):
 
 def scored(model: Any, chunk_tokens: int, kept: torch.Tensor | None = None) -> tuple[list[torch.Tensor], int]:
     """Log-probs, entropies and all gradients as the update asks for them, and the columns of the widest tensor."""
-    from pipeline.models.forward import Layout, Replay, logprobs_at
+    from verizero.pipeline.models.forward import Layout, Replay, logprobs_at
 
     ids, where, _ = batch()
     ids = ids % model.config.vocab_size

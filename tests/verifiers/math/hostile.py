@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from verifiers.mathematics import grade
-from verifiers.mathematics.decide.algebra_process import start_timer
+from verizero.verifiers.mathematics import grade
+from verizero.verifiers.mathematics.decide.algebra_process import start_timer
 
 Row = tuple[str, str, str]
 FILE = Path(__file__).with_name("hostile.jsonl")

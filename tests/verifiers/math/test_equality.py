@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers.mathematics.decide import interval
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.exact import MAX_BITS, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.decide.regions import same_region
-from verifiers.mathematics.read.parser import parse
-from verifiers.mathematics.read.syntax_tree import Node
+from verizero.verifiers.mathematics.decide import interval
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.exact import MAX_BITS, NotExact, TooBig, Undefined, exact
+from verizero.verifiers.mathematics.decide.regions import same_region
+from verizero.verifiers.mathematics.read.parser import parse
+from verizero.verifiers.mathematics.read.syntax_tree import Node
 
 LEAVES = st.integers(-30, 30).map(lambda n: (f"({n})", Fraction(n)))
 

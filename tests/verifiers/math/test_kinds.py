@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from verifiers.mathematics import grade
+from verizero.verifiers.mathematics import grade
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "kinds.jsonl").read_text(encoding="utf-8").splitlines()]
 

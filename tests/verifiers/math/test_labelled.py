@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.types import Attempt
 from tests.source import ROOT
 from tests.verifiers.math import hostile
-from verifiers.base import load
-from verifiers.mathematics import grader, score
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
+from verizero.verifiers.mathematics import grader, score
 
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in Path(__file__).with_name("labelled.jsonl").read_text(encoding="utf-8").splitlines()

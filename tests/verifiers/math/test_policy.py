@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verifiers.mathematics import MathParams, grade
+from verizero.verifiers.mathematics import MathParams, grade
 
 POLICY: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "numbers are exact": [

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import verifiers.mathematics as package
-from pipeline.errors import ConfigError, DataError, GradingError
-from pipeline.types import Attempt, Verdict
-from verifiers.base import load
-from verifiers.mathematics import MathParams, grade, score
-from verifiers.mathematics.decide import algebra
-from verifiers.mathematics.decide.algebra_process import COLLECTIONS_PER_S, reply
+import verizero.verifiers.mathematics as package
+from verizero.pipeline.errors import ConfigError, DataError, GradingError
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import load
+from verizero.verifiers.mathematics import MathParams, grade, score
+from verizero.verifiers.mathematics.decide import algebra
+from verizero.verifiers.mathematics.decide.algebra_process import COLLECTIONS_PER_S, reply
 
 
 def _pid(asked: algebra.Algebra) -> int:

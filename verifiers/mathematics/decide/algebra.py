@@ -18,7 +18,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pipeline.errors import GradingError
+from verizero.pipeline.errors import GradingError
 
 STARTUP_S = 120.0
 WALL_PER_WORK = 100.0

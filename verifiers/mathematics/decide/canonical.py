@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifiers.mathematics.decide.formulas import INTEGRATION_CONSTANTS, spelled
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.formulas import INTEGRATION_CONSTANTS, spelled
+from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     DOTS,
     PI,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.decide.canonical import (
+from verizero.verifiers.mathematics.decide.canonical import (
     bare_point,
     in_the_case_of,
     is_scaled,
@@ -13,24 +13,24 @@ from verifiers.mathematics.decide.canonical import (
     with_products,
     without_quantifiers,
 )
-from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.equation_chains import Contradiction, Value, end_of, last, value_of
-from verifiers.mathematics.decide.formulas import derived_values, expressions_equal
-from verifiers.mathematics.decide.matrices import same_matrix
-from verifiers.mathematics.decide.names import name_of, names_agree
-from verifiers.mathematics.decide.piecewise import branches, words_of_condition
-from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
-from verifiers.mathematics.decide.regions import (
+from verizero.verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.equation_chains import Contradiction, Value, end_of, last, value_of
+from verizero.verifiers.mathematics.decide.formulas import derived_values, expressions_equal
+from verizero.verifiers.mathematics.decide.matrices import same_matrix
+from verizero.verifiers.mathematics.decide.names import name_of, names_agree
+from verizero.verifiers.mathematics.decide.piecewise import branches, words_of_condition
+from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
+from verizero.verifiers.mathematics.decide.regions import (
     FLIPPED,
     NEG_INF,
     NotRegion,
     looks_like_region,
     same_region,
 )
-from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
-from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.residues import classes, congruent, same_ratio
+from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     EMPTY,
     INF,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.regions import FLIPPED
-from verifiers.mathematics.read.syntax_tree import Node, difference, neg, num, substitute, sym, variables
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.regions import FLIPPED
+from verizero.verifiers.mathematics.read.syntax_tree import Node, difference, neg, num, substitute, sym, variables
 
 MAX_DENOMINATORS = 4
 

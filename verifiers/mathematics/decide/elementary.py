@@ -7,7 +7,7 @@ from typing import Any
 
 from mpmath import libmp
 
-from verifiers.mathematics.decide.exact import TooBig, Undefined
+from verizero.verifiers.mathematics.decide.exact import TooBig, Undefined
 
 Mpi = Any
 """A pair of lower and upper bound, each a raw big float."""

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
-from verifiers.mathematics.decide import interval
-from verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
-from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact, quotient
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide import interval
+from verizero.verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
+from verizero.verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact, quotient
+from verizero.verifiers.mathematics.read.syntax_tree import (
     EXPRESSION,
     IMAGINARY,
     Node,
@@ -26,7 +26,7 @@ from verifiers.mathematics.read.syntax_tree import (
     variables,
     with_children,
 )
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.tables import words_of
 
 NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6

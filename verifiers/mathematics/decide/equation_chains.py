@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.names import name_of
-from verifiers.mathematics.decide.quantities import MARKS, explicitly_rounded, quantity
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.names import name_of
+from verizero.verifiers.mathematics.decide.quantities import MARKS, explicitly_rounded, quantity
+from verizero.verifiers.mathematics.read.syntax_tree import (
     Node,
     children,
     has,
@@ -17,7 +17,7 @@ from verifiers.mathematics.read.syntax_tree import (
     is_vector_sum,
     variables,
 )
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.tables import words_of
 
 DENYING = words_of("not never neither maybe perhaps possibly unless if wrong incorrect")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from verifiers.mathematics.read.syntax_tree import Node
+from verizero.verifiers.mathematics.read.syntax_tree import Node
 
 Exact = int | Fraction
 MAX_BITS = 60_000

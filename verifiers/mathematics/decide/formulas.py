@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import pairwise
 
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.names import name_of
-from verifiers.mathematics.decide.quantities import quantities_equal, quantity
-from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.names import name_of
+from verizero.verifiers.mathematics.decide.quantities import quantities_equal, quantity
+from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.read.syntax_tree import (
     E,
     Node,
     collected,
@@ -22,9 +22,9 @@ from verifiers.mathematics.read.syntax_tree import (
     variables,
     with_children,
 )
-from verifiers.mathematics.words.tables import words_of
-from verifiers.mathematics.words.units import UNITS
-from verifiers.mathematics.words.vocabulary import ENGLISH
+from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.units import UNITS
+from verizero.verifiers.mathematics.words.vocabulary import ENGLISH
 
 ADDED = words_of("const constant C C_1 c_1 C_0 K")
 """Names of the constant of an antiderivative in golds. So is c with a single other name, but not in x^2 + bx + c."""

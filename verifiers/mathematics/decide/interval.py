@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mpmath import libmp
 
-from verifiers.mathematics.decide.elementary import (
+from verizero.verifiers.mathematics.decide.elementary import (
     FUNCTIONS,
     MAX_EXPONENT_BITS,
     ONE,
@@ -24,9 +24,9 @@ from verifiers.mathematics.decide.elementary import (
     is_zero_inside,
     magnitude,
 )
-from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.read.syntax_tree import Node, num
-from verifiers.mathematics.words.vocabulary import HYPERBOLIC
+from verizero.verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verizero.verifiers.mathematics.read.syntax_tree import Node, num
+from verizero.verifiers.mathematics.words.vocabulary import HYPERBOLIC
 
 LOCK = threading.Lock()
 

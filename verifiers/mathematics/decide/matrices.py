@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.decide.equation_chains import end_of
-from verifiers.mathematics.decide.formulas import expressions_equal
-from verifiers.mathematics.decide.quantities import numbers_equal
-from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.read.syntax_tree import Node, has, is_constant, is_vector_sum, num, substitute, variables
+from verizero.verifiers.mathematics.decide.equation_chains import end_of
+from verizero.verifiers.mathematics.decide.formulas import expressions_equal
+from verizero.verifiers.mathematics.decide.quantities import numbers_equal
+from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.read.syntax_tree import (
+    Node,
+    has,
+    is_constant,
+    is_vector_sum,
+    num,
+    substitute,
+    variables,
+)
 
 Rows = list[list[Node]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.read.syntax_tree import Node, nodes, num, sym, variables
-from verifiers.mathematics.words.nouns import stem
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.read.syntax_tree import Node, nodes, num, sym, variables
+from verizero.verifiers.mathematics.words.nouns import stem
+from verizero.verifiers.mathematics.words.tables import words_of
 
 INVERSES = words_of("f^-1 g^-1 h^-1")
 FUNCTIONS = INVERSES | frozenset("yfghF")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.read.syntax_tree import REALS, Node, collected, has, nodes, with_children
-from verifiers.mathematics.words.tables import meanings, words_of
+from verizero.verifiers.mathematics.read.syntax_tree import REALS, Node, collected, has, nodes, with_children
+from verizero.verifiers.mathematics.words.tables import meanings, words_of
 
 OTHERWISE = words_of("otherwise else elsewhere 其他 其它")
 OPPOSITE = meanings("""

@@ -6,12 +6,12 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from verifiers.mathematics.decide.equality import same, within
-from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.read.syntax_tree import ONE, PI, Node, collected, has, neg, nodes, num
-from verifiers.mathematics.words.nouns import NOT_NOUNS, only_counts, stem
-from verifiers.mathematics.words.tables import words_of
-from verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, Unit, times
+from verizero.verifiers.mathematics.decide.equality import same, within
+from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.read.syntax_tree import ONE, PI, Node, collected, has, neg, nodes, num
+from verizero.verifiers.mathematics.words.nouns import NOT_NOUNS, only_counts, stem
+from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, Unit, times
 
 MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20

@@ -6,8 +6,8 @@ them, and union, intersection, difference and equality are those of sets of cell
 
 from __future__ import annotations
 
-from verifiers.mathematics.decide.equality import approximate, same
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.equality import approximate, same
+from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     EMPTY,
     INF,
@@ -19,7 +19,7 @@ from verifiers.mathematics.read.syntax_tree import (
     sym,
     with_children,
 )
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.tables import words_of
 
 MAX_ENDS = 40
 NEG_INF = neg(INF)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.equation_chains import end_of, last
-from verifiers.mathematics.decide.names import name_of
-from verifiers.mathematics.read.syntax_tree import (
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.equation_chains import end_of, last
+from verizero.verifiers.mathematics.decide.names import name_of
+from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     Node,
     difference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verifiers.mathematics.words.spelled_out import SPACING, STYLE
+from verizero.verifiers.mathematics.words.spelled_out import SPACING, STYLE
 
 CHOICE_GOLD = re.compile(r"\s*(?:\(([A-Ja-j])\)|\[([A-J])\]|([A-J])\s?[).:]|([A-J])(?=\s*$))\s*(.*?)\s*", re.DOTALL)
 CHOICE_SAID = re.compile(

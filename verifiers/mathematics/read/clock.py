@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verifiers.mathematics.words.tables import in_order
+from verizero.verifiers.mathematics.words.tables import in_order
 
 TIME = re.compile(
     r"(?:at )?(\d{1,2})(?:\s?(?:[:h]|\.(?=\d\d\s?[ap]))\s?(\d{2}))?(?::(\d{2}))?\s?(?:o'?clock\s?)?(?:(a|p)\.?\s?m\.?"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verifiers.mathematics.read.cursor import Cursor
-from verifiers.mathematics.read.expressions import group, power, primary, starts_factor, sum_of, times
-from verifiers.mathematics.read.lexer import Token, Unreadable
-from verifiers.mathematics.read.syntax_tree import IMAGINARY, E, Node, neg, num, sym
-from verifiers.mathematics.words.tables import meanings, words_of
-from verifiers.mathematics.words.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, TRIGONOMETRIC, UNDONE
+from verizero.verifiers.mathematics.read.cursor import Cursor
+from verizero.verifiers.mathematics.read.expressions import group, power, primary, starts_factor, sum_of, times
+from verizero.verifiers.mathematics.read.lexer import Token, Unreadable
+from verizero.verifiers.mathematics.read.syntax_tree import IMAGINARY, E, Node, neg, num, sym
+from verizero.verifiers.mathematics.words.tables import meanings, words_of
+from verizero.verifiers.mathematics.words.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, TRIGONOMETRIC, UNDONE
 
 ALIASES = INVERSE | meanings("""
     tan   tg

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verifiers.mathematics.read.lexer import CLOSING, OPENING, Token, Unreadable
-from verifiers.mathematics.read.syntax_tree import Node
+from verizero.verifiers.mathematics.read.lexer import CLOSING, OPENING, Token, Unreadable
+from verizero.verifiers.mathematics.read.syntax_tree import Node
 
 MAX_DEPTH = 48
 """Levels of the grammar. Python's own recursion limit is far above, so that hostile nesting cannot reach it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.read.cursor import Cursor
-from verifiers.mathematics.read.lexer import Token, Unreadable
-from verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, collected, neg, num, sym
-from verifiers.mathematics.words.tables import words_of
-from verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
+from verizero.verifiers.mathematics.read.cursor import Cursor
+from verizero.verifiers.mathematics.read.lexer import Token, Unreadable
+from verizero.verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, collected, neg, num, sym
+from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
 
 SEPARATING_WORDS = words_of("or and oder und is are in to mod")
 FACTOR_OPS = words_of("( [ { lvert lfloor lceil $ £ € ¥ langle")

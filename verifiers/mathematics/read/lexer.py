@@ -6,11 +6,11 @@ import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from verifiers.mathematics.read.syntax_tree import Node, num
-from verifiers.mathematics.words import vocabulary
-from verifiers.mathematics.words.nouns import COUNTED, stem
-from verifiers.mathematics.words.tables import words_of
-from verifiers.mathematics.words.units import UNITS
+from verizero.verifiers.mathematics.read.syntax_tree import Node, num
+from verizero.verifiers.mathematics.words import vocabulary
+from verizero.verifiers.mathematics.words.nouns import COUNTED, stem
+from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.units import UNITS
 
 # Bounds on hostile answers. Without them 10^20000 or a number of a million digits would take seconds to build.
 MAX_TOKENS = 600

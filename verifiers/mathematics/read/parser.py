@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.read.commands import command
-from verifiers.mathematics.read.cursor import Cursor
-from verifiers.mathematics.read.expressions import function_letters, sum_of
-from verifiers.mathematics.read.lexer import Token, Unreadable, tokens
-from verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
-from verifiers.mathematics.words.nouns import LABELS
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.read.commands import command
+from verizero.verifiers.mathematics.read.cursor import Cursor
+from verizero.verifiers.mathematics.read.expressions import function_letters, sum_of
+from verizero.verifiers.mathematics.read.lexer import Token, Unreadable, tokens
+from verizero.verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
+from verizero.verifiers.mathematics.words.nouns import LABELS
+from verizero.verifiers.mathematics.words.tables import words_of
 
 RELATIONS = {sign: sign for sign in words_of("= < <= > >= != ≈ ≡ in notin")} | {"==": "=", ":=": "=", "=>": ">="}
 JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}

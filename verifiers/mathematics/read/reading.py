@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from verifiers.mathematics.read import clock
-from verifiers.mathematics.read.lexer import Unreadable, end_of_group
-from verifiers.mathematics.read.parser import parse
-from verifiers.mathematics.read.syntax_tree import EMPTY, INF, ONE, REALS, Node, neg, num, sym
-from verifiers.mathematics.words import spelled_out
-from verifiers.mathematics.words.characters import ascii_latex
-from verifiers.mathematics.words.labels import with_named_labels
-from verifiers.mathematics.words.phrases import without_phrases
-from verifiers.mathematics.words.spelled_out import NUMBERS
+from verizero.verifiers.mathematics.read import clock
+from verizero.verifiers.mathematics.read.lexer import Unreadable, end_of_group
+from verizero.verifiers.mathematics.read.parser import parse
+from verizero.verifiers.mathematics.read.syntax_tree import EMPTY, INF, ONE, REALS, Node, neg, num, sym
+from verizero.verifiers.mathematics.words import spelled_out
+from verizero.verifiers.mathematics.words.characters import ascii_latex
+from verizero.verifiers.mathematics.words.labels import with_named_labels
+from verizero.verifiers.mathematics.words.phrases import without_phrases
+from verizero.verifiers.mathematics.words.spelled_out import NUMBERS
 
 PLAIN_NUMBER = re.compile(r"[+-]?\d{1,400}")
 OUTSIDE = ' \t\n\r*`"'

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import product, repeat
 from typing import Any, NamedTuple
 
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.tables import words_of
 
 
 class Node(NamedTuple):

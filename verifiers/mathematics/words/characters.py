@@ -6,7 +6,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from verifiers.mathematics.words.tables import in_order, meanings
+from verizero.verifiers.mathematics.words.tables import in_order, meanings
 
 COMMANDS = """
     times ×✕✖⨯  cdot ·⋅∙•  div ÷➗  pm ±  mp ∓  sqrt √  cbrt ∛  fourthroot ∜  infty ∞  le ≤⩽≦  ge ≥⩾≧  ne ≠

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.words.tables import meanings, words_of
+from verizero.verifiers.mathematics.words.tables import meanings, words_of
 
 NOUN_PHRASE = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -]){0,60}")
 # Words in many languages that multiply, deny or qualify a number, so that "42 million" is not 42 of something.

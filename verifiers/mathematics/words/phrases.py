@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.words.spelled_out import nothing
-from verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.spelled_out import nothing
+from verizero.verifiers.mathematics.words.tables import words_of
 
 BRACES = r"(?:\\(?:text|mathrm|textrm|mbox)\s?\{)?"
 KIND = r"(?:positive |negative |non-?negative |nonzero |real |rational |natural |whole |complex |prime |odd |even )*"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.words.tables import in_order
+from verizero.verifiers.mathematics.words.tables import in_order
 
 STYLE = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|math(?:rm|bf|it|sf|tt)|mbox|hbox|emph|operatorname|boldsymbol|bm"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.words.tables import meanings, words_of
-from verifiers.mathematics.words.units import UNITS
+from verizero.verifiers.mathematics.words.tables import meanings, words_of
+from verizero.verifiers.mathematics.words.units import UNITS
 
 DROPPED = words_of("""
     displaystyle textstyle scriptstyle limits nolimits displaylimits nonumber notag
