@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from prefect.types.entrypoint import EntrypointType
 from verizero.flows import campaigns, forms
 from verizero.flows.automations import register_automations
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.own_programs import SAFE_PATH
+from verizero.pipeline.own_programs import SAFE_PATH, import_path
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""
@@ -97,13 +96,9 @@ def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None)
             "--image is for a kubernetes pool; a process pool runs what is installed on its worker's machine"
         )
     # Workers start flows in a process of their own, which needs the same recipes and code as this one.
-    environment |= {forms.OWN_RECIPES: str(recipes.resolve()), "PYTHONPATH": os.pathsep.join(p for p in _paths() if p)}
+    environment |= {forms.OWN_RECIPES: str(recipes.resolve()), **import_path()}
     environment[SAFE_PATH] = "1"
     own: dict[str, Any] = {"env": environment, "working_dir": str(Path.cwd())}
     if srun is not None:
         own["command"] = f"{SRUN} {srun}".strip() + f" {shlex.quote(sys.executable)} -m prefect.engine"
     return own
-
-
-def _paths() -> list[str]:
-    return [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]

@@ -1,7 +1,8 @@
 """Serve Prefect's server, its UI, the deployments and a runner on this machine, and end them together.
 
 This process watches two children, and restarts one that ends by itself: the server, and the runner
-(`python -m verizero.flows.serve`), whose children are the flows. Each child ends with its parent, even if that is killed.
+(`python -m verizero.flows.serve`), whose children are the flows. Each child ends with its parent, even if that is
+killed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import FrameType
 
 from verizero.flows.server import QUIET, EmbeddedServer, answers
 from verizero.pipeline.errors import ConfigError, RunError, fault_in_log
-from verizero.pipeline.own_programs import SAFE_PATH, module_command
+from verizero.pipeline.own_programs import SAFE_PATH, import_path, module_command
 
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3
@@ -158,7 +159,7 @@ def run_deployments(parent: int) -> None:
     # Flows are grandchildren, which a signal for dead parents of this process would not reach.
     os.environ[RUNNER] = str(os.getpid())
     os.environ[SAFE_PATH] = "1"  # for Prefect's `python -m prefect.engine`
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    os.environ |= import_path()  # for the same programs
     import asyncio
 
     from prefect.runner import Runner

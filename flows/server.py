@@ -1,7 +1,7 @@
 """Prefect's server as a child process on loopback, which ends with the process that started it.
 
-Run as `python -m verizero.flows.server PORT`; with `--services` it also has the scheduler and the automations, which a single
-run does not need. It ends with its parent even if that is killed, so no run leaves a server behind.
+Run as `python -m verizero.flows.server PORT`; with `--services` it also has the scheduler and the automations,
+which a single run does not need. It ends with its parent even if that is killed, so no run leaves a server behind.
 """
 
 from __future__ import annotations

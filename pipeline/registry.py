@@ -23,7 +23,7 @@ Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environm
 
 PACKAGES: dict[Kind, str] = {
     "algorithms": "verizero.pipeline.algorithms",
-    "verifiers": "verifiers",
+    "verifiers": "verizero.verifiers",
     "preferences": "verizero.pipeline.preferences",
     "generators": "verizero.pipeline.data.generators",
     "environments": "verizero.pipeline.environments",

@@ -23,7 +23,7 @@ import verizero.pipeline.models.written
 import verizero.pipeline.rl.explain
 import verizero.pipeline.stages
 import verizero.pipeline.whole_run
-import verizero.verifiers.math  # noqa: F401
+import verizero.verifiers.math
 from verizero.pipeline.models.load import quiet
 
 for parts in (verizero.pipeline.algorithms, verizero.pipeline.diagnosis, verizero.pipeline.stages):

@@ -15,11 +15,16 @@ LEAVES = (ast.Constant, ast.Name, ast.alias, ast.Load, ast.Store)
 """Classes of most nodes, which have none below them but the context of a name."""
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("pipeline", "verifiers", "sandbox", "flows")
+"""The folders of code. They are imported from the package `verizero`, whose parts are links to them."""
+PACKAGE = "verizero"
 
 
 def code_files() -> list[Path]:
     """Every Python file that is part of the product."""
-    return sorted(p for folder in CODE for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts)
+    package = (ROOT / PACKAGE).glob("*.py")
+    return sorted(
+        [*package, *(p for folder in CODE for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts)]
+    )
 
 
 def all_files() -> list[Path]:
@@ -128,7 +133,8 @@ def imported_by(path: Path) -> tuple[Import, ...]:
 
 def dotted(path: Path) -> str:
     """The module name of a file."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join((PACKAGE, *parts) if parts[0] in CODE else parts)
 
 
 def long_functions(source: str, limit: int) -> list[tuple[str, int]]:

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.source import ROOT, all_files, code_files, dotted, imported_by, imports_of, long_functions, relative, stubs
+from tests.source import (
+    CODE,
+    PACKAGE,
+    ROOT,
+    all_files,
+    code_files,
+    dotted,
+    imported_by,
+    imports_of,
+    long_functions,
+    relative,
+    stubs,
+)
 from tests.style import cycles, findings, import_graph, long_signatures, sources, wide_dataclasses
 
 RANKS = {
@@ -20,15 +32,15 @@ RANKS = {
 """Part -> rank, out of the table that people read."""
 UPWARD = {
     (
-        "verizero.pipeline.registry",
-        "verizero.pipeline.errors",
+        "pipeline.registry",
+        "pipeline.errors",
     ): "an unknown name is one of the errors; errors import nothing",
     (
-        "verizero.pipeline.registry",
-        "verizero.pipeline.near",
+        "pipeline.registry",
+        "pipeline.near",
     ): "an unknown name answers with those near to it; near imports nothing",
-    ("verizero.pipeline.files", "verizero.pipeline.errors"): "a full disk is one of the errors; errors import nothing",
-    ("verizero.pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
+    ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
+    ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }
 """Imports that are not from a lower rank, each with its reason."""
 
@@ -46,6 +58,8 @@ ONE_FOLDER = {"triton": "pipeline/models/kernels/"}
 PREFECT_PROBE = "pipeline/commands/doctor.py"
 """Besides flows/: it tries whether Prefect's server imports here, which some pairs of releases do not."""
 STANDARD_ONLY = 0
+OF_THE_LIBRARY = "tests/environments/verifiers_tasks/"
+"""Tasks of the library `verifiers`, whose name one of our folders has too."""
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -86,12 +100,14 @@ SANDBOX_HOME = "sandbox/"
 
 def part_of(module: str) -> str | None:
     """The part of the house that a dotted name belongs to; None for what is not ours."""
-    top, *rest = module.split(".")
+    package, top, *rest = [*module.split("."), "", ""]
+    if package != PACKAGE:
+        return None
     if top in ("verifiers", "sandbox", "flows"):
         return top
     if top == "pipeline":
-        return f"pipeline.{rest[0]}" if rest else "pipeline"
-    return None
+        return f"pipeline.{rest[0]}" if rest[0] else "pipeline"
+    return PACKAGE
 
 
 def wrong_imports(source: str, module: str) -> list[str]:
@@ -144,8 +160,14 @@ class TestWhoImportsWhom:
         assert cycles(import_graph(sources())) == []
 
     def test_every_file_belongs_to_a_part_with_a_rank(self) -> None:
-        lost = [dotted(p) for p in code_files() if part_of(dotted(p)) not in {*RANKS, "verizero.pipeline.__init__"}]
+        lost = [dotted(p) for p in code_files() if part_of(dotted(p)) not in {*RANKS, "pipeline.__init__"}]
         assert lost == []
+
+    def test_our_folders_are_imported_from_the_package_alone(self) -> None:
+        """A module that is imported by two names exists twice: its classes and its state differ."""
+        files = [p for p in all_files() if p.suffix == ".py" and not relative(p).startswith(OF_THE_LIBRARY)]
+        tops = {relative(p): {i.module.split(".")[0] for i in imported_by(p)} & {*CODE, "configs"} for p in files}
+        assert {path: names for path, names in tops.items() if names} == {}
 
     def test_no_exception_is_left_over(self) -> None:
         used = {(part_of(dotted(p)), part_of(i.module)) for p in code_files() for i in imported_by(p)}
@@ -156,7 +178,7 @@ class TestWhoImportsWhom:
             if RANKS.get(part_of(dotted(path)) or "") != STANDARD_ONLY:
                 continue
             foreign = {i.module.split(".")[0] for i in imported_by(path)}
-            assert foreign - {"pipeline"} <= set(sys.stdlib_module_names), relative(path)
+            assert foreign - {PACKAGE} <= set(sys.stdlib_module_names), relative(path)
 
     @pytest.mark.parametrize("library", sorted(ONE_IMPORTER))
     def test_one_module_imports_a_library(self, library: str) -> None:
@@ -182,12 +204,7 @@ class TestWhoImportsWhom:
 
     @pytest.mark.integration
     def test_types_and_the_command_line_load_no_torch(self) -> None:
-        assert (
-            loaded_by(
-                "import verizero.pipeline.types, verizero.pipeline.errors, verizero.pipeline.registry, verizero.pipeline.seeds"
-            )
-            == set()
-        )
+        assert loaded_by("from verizero.pipeline import types, errors, registry, seeds") == set()
         assert loaded_by("import verizero.pipeline.cli; verizero.pipeline.cli.parser()") == set()
         assert loaded_by(EXPLAINED) == set()
 
@@ -200,7 +217,7 @@ class TestWhoImportsWhom:
     def test_verifiers_is_our_package(self) -> None:
         from verizero import verifiers
 
-        assert verifiers.__file__ == str(ROOT / "verifiers" / "__init__.py")
+        assert verifiers.__file__ == str(ROOT / PACKAGE / "verifiers" / "__init__.py")
 
 
 EXPLAINED = """

@@ -46,7 +46,7 @@ def test_names_that_hold_the_separator_or_look_like_others_are_others() -> None:
 
 def test_the_number_is_the_same_in_another_process_with_other_hashes() -> None:
     """Resuming on another machine draws on; `hash` would not have done."""
-    code = "from verizero.pipeline.seeds import derive, stream; print(derive(7, 'rollout', 3, 'é'), stream(7, 'x').random())"
+    code = "from verizero.pipeline.seeds import *; print(derive(7, 'rollout', 3, 'é'), stream(7, 'x').random())"
     said = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": h}, capture_output=True, text=True, check=True

@@ -40,26 +40,29 @@ def test_circles_are_the_strongly_connected_groups(graph: dict[str, set[str]], e
         "from .a import name",
         "def f():\n    from verizero.pipeline.a import name",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from verizero.pipeline.a import name",
-        "import importlib\nimportlib.import_module('pipeline.a')",
+        "import importlib\nimportlib.import_module('verizero.pipeline.a')",
     ],
 )
 def test_a_circle_of_any_kind_of_import_is_seen(second: str) -> None:
     sources = {
-        "pipeline.a": "from verizero.pipeline.b import x",
-        "pipeline.b": second,
-        "pipeline.c": "import verizero.pipeline.a",
+        "verizero.pipeline.a": "from verizero.pipeline.b import x",
+        "verizero.pipeline.b": second,
+        "verizero.pipeline.c": "import verizero.pipeline.a",
     }
-    assert cycles(import_graph(sources)) == [["pipeline.a", "pipeline.b"]]
+    assert cycles(import_graph(sources)) == [["verizero.pipeline.a", "verizero.pipeline.b"]]
 
 
 def test_a_circle_through_a_package_is_found() -> None:
     sources = {
-        "pipeline.cpu.__init__": "from verizero.pipeline.cpu.blocks import Blocks",
-        "pipeline.cpu.blocks": "from verizero.pipeline.cpu.norms import norm\nfrom pipeline.shared import Shared",
-        "pipeline.cpu.norms": "",
-        "pipeline.shared": "from verizero.pipeline.cpu.norms import norm",
+        "verizero.pipeline.cpu.__init__": "from verizero.pipeline.cpu.blocks import Blocks",
+        "verizero.pipeline.cpu.blocks": "from verizero.pipeline.cpu.norms import norm\n"
+        "from verizero.pipeline.shared import Shared",
+        "verizero.pipeline.cpu.norms": "",
+        "verizero.pipeline.shared": "from verizero.pipeline.cpu.norms import norm",
     }
-    assert cycles(import_graph(sources)) == [["pipeline.cpu.__init__", "pipeline.cpu.blocks", "pipeline.shared"]]
+    assert cycles(import_graph(sources)) == [
+        ["verizero.pipeline.cpu.__init__", "verizero.pipeline.cpu.blocks", "verizero.pipeline.shared"]
+    ]
 
 
 def test_fields_and_parameters_are_counted() -> None:

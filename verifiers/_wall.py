@@ -24,8 +24,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from verizero import pipeline
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.sandbox import settings
 
@@ -131,9 +130,8 @@ class _Process:
         self._waiting: dict[int, SimpleQueue[tuple[str, Any]]] = {}
         self._dump, path = tempfile.mkstemp()
         os.unlink(path)
-        path = os.pathsep.join(filter(None, (str(Path(pipeline.__path__[0]).parent), os.environ.get("PYTHONPATH"))))
         # Without a fixed seed the order of a set of texts, and perhaps a verdict, differs from process to process.
-        environ = {"PYTHONHASHSEED": "0"} | os.environ | {"PYTHONPATH": path} | settings.variables()
+        environ = {"PYTHONHASHSEED": "0"} | os.environ | import_path() | settings.variables()
         self._child = subprocess.Popen(
             [*module_command("verizero.verifiers._wall_process"), str(self._dump)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, pass_fds=(self._dump,),

@@ -19,7 +19,7 @@ from verizero.pipeline.config.stages import Stage
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.launch import die_with
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.report.memory import noted_peak
 from verizero.pipeline.shown import show
 
@@ -190,12 +190,8 @@ def _trained(path: Path, overrides: Sequence[str]) -> float:
     command = [*module_command("verizero.pipeline.cli"), "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
-    root = Path(__file__).resolve().parents[2]
-    # Without empty names, which would be the working folder.
-    paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     dies = partial(die_with, os.getpid())
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, preexec_fn=dies)
+    child = subprocess.Popen(command, env=os.environ | import_path(), stdout=subprocess.DEVNULL, preexec_fn=dies)
     try:
         _, status, usage = os.wait4(child.pid, 0)  # Popen.wait would not tell the memory
     except BaseException:

@@ -1,11 +1,11 @@
-"""One episode of an installed package of the library `verifiers`, run by path in the virtual environment that has it.
+"""One episode of an installed package of the library `verifiers`, run by path under the interpreter that has it.
 
     python -P _verifiers_runner.py '{"package": "my-tasks", "index": 3, ...}' result.json      plays a task
     python -P _verifiers_runner.py '{"package": "my-tasks"}' --rows 100 > rows.jsonl           writes rows for tasks
 
 The library asks for completions at VERIZERO_URL, as any agent does, and writes a trace of the episode, of which this
-program keeps the reward, the errors and the reason for the end. This file must not import any of our packages: there
-`verifiers` is the library.
+program keeps the reward, the errors and the reason for the end. This file imports nothing of ours: that interpreter may
+not have it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIBRARY = "verifiers.v1"
 
 
 def library(part: str = "") -> Any:
-    """Return the library, or a part of it: not the package of ours that has the same name."""
+    """Return the library, or a part of it."""
     return importlib.import_module(f"{LIBRARY}.{part}".rstrip("."))
 
 

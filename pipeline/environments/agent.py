@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from verizero import pipeline
 from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
 from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
@@ -31,7 +30,7 @@ from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
-WATCHER = Path(pipeline.__file__).parent / "rollout" / "child_process.py"
+WATCHER = Path(__file__).parents[1] / "rollout" / "child_process.py"
 """Ends the program and all that it started when this process ends, by whatever signal."""
 POLL_S = 0.01
 GRACE_S = 2.0

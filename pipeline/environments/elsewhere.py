@@ -22,13 +22,13 @@ from verizero.pipeline.environments import wire
 from verizero.pipeline.environments._far_process import FarProcess, Lost
 from verizero.pipeline.environments.base import Environment, Reply, Start, load
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
+from verizero.pipeline.own_programs import import_root
 from verizero.pipeline.types import Message, Prompt
 from verizero.sandbox import settings
 
 Where = Literal["here", "process"] | Mapping[str, str]
 """here; process; {"python": path of an interpreter}; {"url": address of a far side}."""
 FAR = Path(__file__).with_name("far.py")
-ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """Variables by which another interpreter would find our packages in place of its own."""
 
@@ -76,7 +76,7 @@ def open_place(
         return Here(chosen)
     if where == "process":
         load(chosen.name, chosen.path, chosen.base).bind(chosen.params, chosen.base)
-        command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(chosen, threads), "root": str(ROOT)})]
+        command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(chosen, threads), "root": import_root()})]
         return Processes(command, chosen.label, step_s, start_s, processes, settings.variables)
     if not isinstance(where, Mapping) or len(where) != 1 or not {"python", "url"} & where.keys():
         raise ConfigError(f"place: expected here, process, {{python: path}} or {{url: address}}, got {where!r}")

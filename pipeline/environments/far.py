@@ -6,8 +6,8 @@
 The function at `path` is called `my_game(params, prompt, task_seed, sample_seed)` with JSON values. It returns an
 object with `start()` -> {"messages"?, "tools"?, "state"?}, `step(message)` -> {"messages"?, "done"?, "reward"?,
 "state"?, "outcome"?, "uses"?} and `close()`. Fields are those of `Start`, `Reply` and `Message` in base.py; dataclasses
-with those fields may be returned too. With "root", the folder of this project, the environment is one of ours, by
-"name" or "path".
+with those fields may be returned too. With "root", the environment is one of ours, by "name" or "path"; "root" is
+the folder to import the package from, or null where it is installed.
 
 Requests: {"id", "call": "start", "episode", "prompt", "task_seed", "sample_seed"}, {"id", "call": "step", "episode",
 "message", "tokens"?}, {"id", "call": "close", "episode"} and {"id", "call": "hello"}. Answers: {"id", "value"} or
@@ -45,7 +45,8 @@ Make = Callable[[Any, Any, int, int], Any]
 def loaded(choice: dict[str, Any]) -> Make:
     """Return the function that makes episodes."""
     if "root" in choice:
-        sys.path.insert(0, choice["root"])
+        if choice["root"] is not None:
+            sys.path.insert(0, choice["root"])
         from verizero.pipeline.environments.wire import plain
 
         make: Make = plain(choice.get("name"), choice.get("path"), choice.get("params") or {}, choice.get("base"))

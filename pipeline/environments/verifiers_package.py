@@ -1,14 +1,16 @@
-"""Tasks of an installed package of the library `verifiers`, played by its own code in a virtual environment of its own.
+"""Tasks of an installed package of the library `verifiers`, played by its own code.
 
-Our package of that name and the library exclude each other, so nothing of it is imported here: a program runs one
-episode (_verifiers_runner.py), asks the gateway for completions as any agent does, and leaves its result in a file. The
-row's answer is the number of the task. The sum of the weighted rewards, mapped from `reward_range`, is the verdict; an
-error in the trace is a failure of the infrastructure.
+A program runs one episode (_verifiers_runner.py), asks the gateway for completions as any agent does, and leaves its
+result in a file. It is a process of its own, so that it can be ended with all that it started, and may run under
+another interpreter: the library's tasks often need packages in other versions than training does. The row's answer is
+the number of the task. The sum of the weighted rewards, mapped from `reward_range`, is the verdict; an error in the
+trace is a failure of the infrastructure.
 """
 
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,17 @@ from verizero.pipeline.types import Message, Prompt
 EXAMPLE = Prompt("verifiers_package/0", "", "environment", 0)
 RUNNER = Path(__file__).with_name("_verifiers_runner.py")
 RESULT = "result.json"
+LIBRARY = "verifiers"
 
 
 class Params(EnvironmentParams):
     """The package, and the interpreter that has it and the library."""
 
-    python: str = Field(description="interpreter or virtual environment with the library and the package")
+    python: str | None = Field(
+        None,
+        validate_default=True,
+        description="interpreter or virtual environment with the library and the package; null: this one",
+    )
     package: str = Field(min_length=1, description="the id of its tasks, e.g. gsm8k")
     taskset: dict[str, Any] = Field({}, description="further fields of the library's section `taskset`")
     env: dict[str, Any] = Field({}, description="further fields of its section `env`, e.g. {agent: {max_turns: 4}}")
@@ -42,7 +49,12 @@ class Params(EnvironmentParams):
 
     @field_validator("python")
     @classmethod
-    def _there(cls, value: str, info: ValidationInfo) -> str:
+    def _there(cls, value: str | None, info: ValidationInfo) -> str:
+        if value is None and not _is_installed():
+            raise ValueError(
+                f"python: the library {LIBRARY!r} is not installed here; `pip install 'verifiers>=0.4,<0.5'` and the "
+                "package, or name the virtual environment that has them"
+            )
         return interpreter(value, (info.context or {}).get(BASE))
 
     @field_validator("reward_range")
@@ -103,6 +115,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
         "env": params.env,
         "harness": params.harness,
     }
+    assert params.python is not None  # its validator fills it in
     run = agent.Params(
         command=(params.python, "-P", str(RUNNER), json.dumps(choice), RESULT),
         answer={"file": RESULT},
@@ -110,3 +123,11 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
         step_s=params.step_s,
     )
     return PackageEpisode(params, agent.Agent(run, prompt, (task_seed, sample_seed)))
+
+
+def _is_installed() -> bool:
+    try:
+        version(LIBRARY)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""The objective of distillation as choices and formulas. Loads no tensors; `verizero.pipeline.rl.distillation` computes it."""
+"""The objective of distillation as choices and formulas. Loads no tensors; `rl/distillation.py` computes it."""
 
 from __future__ import annotations
 

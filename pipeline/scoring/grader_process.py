@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verizero import pipeline
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.sandbox import SandboxConfig
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.scoring.sandbox_setup import open_sandbox
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import load
@@ -67,12 +66,10 @@ class GraderProcess:
                 self._process = self._process or self._launch()
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        root = str(Path(pipeline.__path__[0]).parent)
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         process = subprocess.Popen(
             # A session of its own: Ctrl-C must reach the trainer alone, which still needs verdicts while it ends.
             module_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | path, start_new_session=True,
+            env=os.environ | import_path(), start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None
         pickle.dump(self._setup, process.stdin)

@@ -1,6 +1,6 @@
 """Training with torch's FSDP2: weights, gradients, optimiser, reference and critic are divided among all ranks.
 
-Masters are float32 whatever the model's type, so one rank has them too. `verizero.pipeline.train.fsdp_shards` says what is
+Masters are float32 whatever the model's type, so one rank has them too. `fsdp_shards.py` says what is
 divided. Where an engine needs no module (vLLM), no rank ever holds the whole model.
 """
 

@@ -82,7 +82,8 @@ def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp
     """A function of a file, with parameters or without, and a name with parameters."""
     (tmp_path / "mine.py").write_text(
         "from verizero.pipeline.environments.retry import environment as again\n"
-        "from verizero.verifiers.base import VerifierParams, verifier\n\nclass P(VerifierParams):\n    wanted: str = 'a'\n\n"
+        "from verizero.verifiers.base import VerifierParams, verifier\n\n"
+        "class P(VerifierParams):\n    wanted: str = 'a'\n\n"
         "@verifier\ndef mine(attempt, params: P):\n    return attempt.response == params.wanted\n"
     )
     row = {"id": "1", "question": "q", "answer": "4"}

@@ -248,7 +248,8 @@ def test_nothing_is_left_after_close(folder: Path) -> None:
 def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from verizero.pipeline.environments.elsewhere import Chosen, open_place\nfrom verizero.pipeline.types import Prompt\n"
+        "from verizero.pipeline.environments.elsewhere import Chosen, open_place\n"
+        "from verizero.pipeline.types import Prompt\n"
         f"chosen = Chosen(path='far_games.py:echo', params={{'log': '/dev/null'}}, base=Path({str(folder)!r}))\n"
         "place = open_place({'python': sys.executable}, chosen)\n"
         "episode = place.make(Prompt('p', 'q', 'environment', None), 1, 2)\nepisode.start()\n"

@@ -12,7 +12,12 @@ import pytest
 from verizero.pipeline.report.memory import FILE, DevicePeaks, note_peak, noted_peak, peak_mib
 
 ROOT = Path(__file__).resolve().parents[2]
-HOG = "import sys; from pathlib import Path; from verizero.pipeline.report.memory import note_peak; x = bytearray({mib} << 20)"
+HOG = """
+import sys
+from pathlib import Path
+from verizero.pipeline.report.memory import note_peak
+x = bytearray({mib} << 20)
+"""
 
 
 def after_a_process_of(mib: int, folder: Path) -> float:

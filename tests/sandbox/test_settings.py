@@ -241,6 +241,9 @@ def test_other_languages_take_the_last_fence_of_theirs() -> None:
 
 @pytest.mark.integration
 def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
-    call = "from verizero.verifiers.base import load; load('code').bind(); import sys; print('verizero.sandbox.client' in sys.modules)"
+    call = (
+        "import sys; from verizero.verifiers.base import load; load('code').bind(); "
+        "print('verizero.sandbox.client' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -118,7 +118,8 @@ def test_closing_ends_it_and_asking_a_closed_one_starts_none(graders: GraderProc
 def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from verizero.pipeline.config.choices import VerifierChoice\nfrom verizero.pipeline.config.sandbox import SandboxConfig\n"
+        "from verizero.pipeline.config.choices import VerifierChoice\n"
+        "from verizero.pipeline.config.sandbox import SandboxConfig\n"
         "from verizero.pipeline.scoring.grader_process import GraderProcess\n"
         "graders = GraderProcess(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
         "graders.start()\nprint(graders._process.pid, flush=True)\ntime.sleep(600)"

@@ -18,7 +18,12 @@ from verizero.pipeline.scoring.score import bind_components, bind_verifiers
 from verizero.pipeline.types import Attempt, Prompt
 from verizero.verifiers.combine import combine
 
-LOUD = "from verizero.verifiers.base import verifier\n\n@verifier\ndef loud(attempt):\n    return attempt.response.endswith('{}')\n"
+LOUD = """from verizero.verifiers.base import verifier
+
+@verifier
+def loud(attempt):
+    return attempt.response.endswith('{}')
+"""
 PART = {"path": "checks/loud.py:loud"}
 NESTED = {"name": "combine", "params": {"parts": [PART]}}
 ATTEMPTS = [Attempt("yes!", None), Attempt("yes", None)]

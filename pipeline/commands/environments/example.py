@@ -21,8 +21,8 @@ class Game:
     """One episode: an object is made for each, and used once.
 
     An exception here is not a wrong move: the episode has no reward, and is counted. What the policy does wrong is
-    answered with a message. Use no clock and no random numbers but of `verizero.pipeline.seeds.stream(task_seed, ...)`, so that
-    a killed run can be repeated; a class that cannot has the attribute `deterministic = False`.
+    answered with a message. Use no clock and no random numbers but of `verizero.pipeline.seeds.stream(task_seed, ...)`,
+    so that a killed run can be repeated; a class that cannot has the attribute `deterministic = False`.
     """
 
     def __init__(self, params: Params, letter: str) -> None:

@@ -2,7 +2,7 @@
 
 transformers' own forward spends most of a small model's decode step in Python. Here a step is a handful of fused
 products over a preallocated key/value cache. It works on any device and pays most on the CPU; on CUDA a kernel attends
-(`verizero.pipeline.models.kernels.attention`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
+(`models/kernels/attention.py`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
 hand, that both compute the same logits.
 """
 

@@ -102,7 +102,8 @@ def test_rows_without_a_verifier_use_the_default(tmp_path: Path) -> None:
     row = {"id": 1, "reference": "42", "response": "42"}
     assert run([json.dumps(row)], verifier="numeric")[0][0]["score"] == 1.0
     (tmp_path / "mine.py").write_text(
-        "from verizero.verifiers.base import verifier\n\n@verifier\ndef mine(attempt):\n    return attempt.response == 'yes'\n"
+        "from verizero.verifiers.base import verifier\n\n@verifier\n"
+        "def mine(attempt):\n    return attempt.response == 'yes'\n"
     )
     for name in ("mine", "mine.py:mine"):
         lines, _ = run([json.dumps({**row, "response": r}) for r in ("yes", "no")], verifier=name, base=tmp_path)
