@@ -26,7 +26,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "gpux"
 ROOT = Path(__file__).resolve().parents[1]
-OURS = (str(ROOT / "pipeline"), str(ROOT / "tests"))
+OURS = (str(ROOT / "verizero"), str(ROOT / "tests"))
 aten = torch.ops.aten
 READS = {aten.index.Tensor}
 WRITES = {aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
@@ -154,7 +154,7 @@ def line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(OURS) and name != __file__:
-            return f"{Path(name).relative_to(ROOT).as_posix()}:{frame.f_lineno}"
+            return f"{Path(name).resolve().relative_to(ROOT).as_posix()}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "a backward"  # of an operation of the project, in a thread of autograd without lines of Python
 

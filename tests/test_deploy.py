@@ -267,8 +267,8 @@ def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -
     image = instructions(IMAGE.read_text())
     copied = [word for name, words in image if name == "COPY" for word in words.split()[:-1]]
     assert all((ROOT / name).exists() for name in copied)
-    packages = {p.removesuffix("*") for p in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert set(copied) == packages | {
+    (package,) = (p.removesuffix("*") for p in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
+    assert set(copied) == {package, *(link.name for link in (ROOT / package).iterdir() if link.is_symlink())} | {
         "pyproject.toml",
         PROJECT["project"]["readme"],
         *PROJECT["project"]["license-files"],

@@ -40,9 +40,9 @@ class Echo:
         elif words == ["nan"]:
             return {**answer, "reward": float("nan")}
         elif words == ["modules"]:
-            from verizero import verifiers
+            import verifiers
 
-            text = f"{verifiers.__file__} {'pipeline' in sys.modules} {sys.stdin.read()!r}"
+            text = f"{verifiers.__file__} {'verizero' in sys.modules} {sys.stdin.read()!r}"
             return {"messages": [{"role": "user", "content": text}]}
         elif words == ["child"]:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -16,8 +16,7 @@ HOG = """
 import sys
 from pathlib import Path
 from verizero.pipeline.report.memory import note_peak
-x = bytearray({mib} << 20)
-"""
+x = bytearray({mib} << 20)"""
 
 
 def after_a_process_of(mib: int, folder: Path) -> float:

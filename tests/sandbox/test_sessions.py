@@ -343,7 +343,8 @@ def test_a_session_belongs_to_its_process(session: sandbox.Session) -> None:
 
 
 _OWNER = """
-from verizero import sandbox, sys, time
+import sys, time
+from verizero import sandbox
 pool = sandbox.Pool(workers=1, walls=sys.argv[1].split(","), tools=sandbox.TOOLS)
 sessions = [sandbox.Session(pool) for _ in range(3)]
 for s in sessions: s.python("import threading; threading.Thread(target=threading.Event().wait).start()")
