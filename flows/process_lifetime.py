@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from verizero.pipeline.launch import die_with
+from verizero.pipeline.child import die_with
 from verizero.pipeline.own_programs import leave_safe_path
 
 RUNNER = "VERIZERO_RUNNER"

@@ -8,7 +8,6 @@ killed.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -17,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from verizero.flows.server import QUIET, EmbeddedServer, answers
+from verizero.flows.server import HEALTH, QUIET, EmbeddedServer
+from verizero.pipeline.child import Lines, NotReady, appended, die_with, end, size_of, start, wait_until
 from verizero.pipeline.errors import ConfigError, RunError, fault_in_log
+from verizero.pipeline.listening import LOOPBACK, answers
 from verizero.pipeline.own_programs import SAFE_PATH, import_path, module_command
 
 READY = b"ready\n"
@@ -47,7 +48,7 @@ def serve_here(home: Path, port: int, recipes: Path, start_timeout_s: float, say
     Raises: ConfigError for a port in use; RunError if a child does not start, or ends MAX_RESTARTS times.
     """
     # Asked first: our own server would fail to bind, while the old one answers in its place.
-    if answers(f"http://127.0.0.1:{port}/api"):
+    if answers(f"http://{LOOPBACK}:{port}{HEALTH}"):
         raise ConfigError(f"port {port} already has a Prefect server; stop it, or choose another --port")
     # Before the children start, so that none is left behind by an early Ctrl-C.
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -77,6 +78,8 @@ class ServerAndRunner:
         self.home, self.port, self.timeout_s = home.resolve(), port, start_timeout_s
         os.environ.update({**QUIET, **{k: v for k, v in SETTINGS.items() if k not in os.environ}})
         os.environ["VERIZERO_RECIPES"] = str(recipes.resolve())
+        self.log = self.home / "runner.log"
+        """The runner's."""
         self.restarts: list[float] = []
         self.server = self._server()
         self.runner = self._runner()
@@ -95,52 +98,32 @@ class ServerAndRunner:
             self.server = self._server()
         if self.runner.poll() is not None:
             lines.append(f"the runner ended with status {self.runner.returncode} and is started again")
-            self._count(self.home / "runner.log")
+            self._count(self.log)
             self.runner = self._runner()
         return lines
 
     def end(self) -> None:
         """End the runner, which ends the flows, and then the server."""
-        if self.runner.poll() is None:
-            # SIGINT has Prefect's runner cancel its flows; the server stays up to take their last states.
-            self.runner.send_signal(signal.SIGINT)
-            try:
-                self.runner.wait(FLOWS_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self.runner.kill()
-                self.runner.wait()
+        # SIGINT has Prefect's runner cancel its flows; the server stays up to take their last states.
+        end(self.runner, grace_s=FLOWS_GRACE_S, first=signal.SIGINT)
         self.server.stop()
 
     def _server(self) -> EmbeddedServer:
         return EmbeddedServer(self.home, self.home / "server.log", self.port, services=True)
 
     def _runner(self) -> subprocess.Popen[bytes]:
-        with (self.home / "runner.log").open("ab") as log:
-            self.log_begin = log.tell()
-            return subprocess.Popen(
-                [*module_command("verizero.flows.serve"), str(os.getpid())],
-                env={**os.environ, **self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                # Ctrl-C in the terminal then reaches this process alone, which ends the others in order
-                start_new_session=True,
-            )
+        self.log_begin = size_of(self.log)
+        more = {**self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"}
+        command = [*module_command("verizero.flows.serve"), str(os.getpid())]
+        return start(command, more, log=self.log, stdout=subprocess.PIPE)
 
     def _wait_for_runner(self) -> None:
-        assert self.runner.stdout is not None
-        deadline = time.monotonic() + self.timeout_s
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self.runner.stdout, selectors.EVENT_READ)
-            while time.monotonic() < deadline:
-                if waiting.select(LOOK_EVERY_S):
-                    # A closed pipe is readable too and gives nothing: then the runner has ended.
-                    if os.read(self.runner.stdout.fileno(), len(READY)) == READY:
-                        return
-                    log = self.home / "runner.log"
-                    fault = fault_in_log(log.read_bytes()[self.log_begin :].decode(errors="replace"))
-                    raise RunError(f"the runner ended before it was ready: {fault or f'see {log}'}")
-        raise RunError(f"the runner was not ready within {self.timeout_s:g} s; see {self.home / 'runner.log'}")
+        written = Lines(self.runner)
+        try:
+            wait_until(lambda: written.next(0) == READY, self.runner, self.log, self.timeout_s)
+        except NotReady as exc:
+            fault = fault_in_log(appended(self.log, self.log_begin).decode(errors="replace"))
+            raise RunError(f"the runner of flows {exc.what}; {fault or exc.tail}") from exc
 
     def _count(self, log: Path) -> None:
         now = time.monotonic()
@@ -153,7 +136,6 @@ class ServerAndRunner:
 def run_deployments(parent: int) -> None:
     """Register the deployments and automations, write READY, and run what is triggered until SIGINT."""
     from verizero.flows.process_lifetime import RUNNER
-    from verizero.pipeline.launch import die_with
 
     die_with(parent)
     # Flows are grandchildren, which a signal for dead parents of this process would not reach.
@@ -169,8 +151,8 @@ def run_deployments(parent: int) -> None:
 
     # Made while the server starts: importing the flows takes seconds.
     deployments = all_deployments()
-    api = os.environ["PREFECT_API_URL"]
-    while not answers(api):  # no deadline: the parent has one, and ends us
+    health = f"{os.environ['PREFECT_API_URL']}/health"
+    while not answers(health):  # no deadline: the parent has one, and ends us
         time.sleep(LOOK_EVERY_S)
     # By default Prefect pauses every schedule when a runner ends, and nothing resumes them.
     runner = Runner(name="verizero", pause_on_shutdown=False)

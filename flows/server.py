@@ -7,26 +7,23 @@ which a single run does not need. It ends with its parent even if that is killed
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from verizero.flows.server_patches import SameHostOnly, lock_early
+from verizero.pipeline.child import NotReady, appended, die_with, end, size_of, start, wait_until
 from verizero.pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
 from verizero.pipeline.files import disk_errors
+from verizero.pipeline.listening import LOOPBACK, answers, free_port
 from verizero.pipeline.own_programs import module_command
 
-PR_SET_PDEATHSIG = 1
+HEALTH = "/api/health"
+"""Path at which a server answers once it has started."""
 LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
 """Variable with the login of a server, NAME:PASSWORD. Clients have it in PREFECT_API_AUTH_STRING."""
 DATABASE_BYTES = 8 << 20
@@ -56,22 +53,15 @@ class EmbeddedServer:
             self.login, self.login_place = login_of(home)
             require_room(home)
         own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
-        with log.open("ab") as out:
-            self.log_begin = out.tell()
-            self.process = subprocess.Popen(
-                [*module_command("verizero.flows.server"), str(self.port), *(["--services"] if services else [])],
-                env={**os.environ, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                # Ctrl-C in the terminal then stops the run first, while the server still takes its last states
-                start_new_session=True,
-            )
+        self.log_begin = size_of(log)
+        words = [str(self.port), *(["--services"] if services else [])]
+        # In a session of its own: Ctrl-C then stops the run first, while the server still takes its last states.
+        self.process = start([*module_command("verizero.flows.server"), *words], own, log=log)
 
     @property
     def address(self) -> str:
         """The address of the UI."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     def settings(self, home: Path) -> Mapping[str, str]:
         """Return the environment variables that server and clients need.
@@ -92,22 +82,15 @@ class EmbeddedServer:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the server answers. Raises: RunError naming its log if it ends or does not answer in time."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                what = f"Prefect's embedded server ended with status {self.process.returncode}"
-                raise RunError(
-                    f"{what}: {fault}"
-                    if (fault := self.fault())
-                    else f"{what}; see {self.log}. `verizero doctor` tells whether the installed versions fit; "
-                    "--no-prefect trains without a server"
-                )
-            if answers(f"{self.address}/api"):
-                return
-            time.sleep(0.1)
-        what = f"Prefect's embedded server did not answer within {timeout_s:g} s"
-        remedy = self.fault() or fault_now()
-        raise RunError(f"{what}: {remedy}" if remedy else f"{what}; raise prefect.start_timeout_s, or see {self.log}")
+        try:
+            wait_until(lambda: answers(f"{self.address}{HEALTH}"), self.process, self.log, timeout_s)
+        except NotReady as exc:
+            what = f"Prefect's embedded server {exc.what}"
+            if fault := self.fault() or (fault_now() if exc.status is None else ""):
+                raise RunError(f"{what}: {fault}") from exc
+            remedy = "`verizero doctor` tells whether the installed versions fit; --no-prefect trains without a server"
+            remedy = remedy if exc.status is not None else "raise prefect.start_timeout_s"
+            raise RunError(f"{what}; {remedy}. {exc.tail}") from exc
 
     def fault(self) -> str:
         """Return what the machine refuses the server, with the remedy; empty if nothing."""
@@ -115,17 +98,11 @@ class EmbeddedServer:
             require_room(self.home)
         except OSError as exc:  # a full disk takes no more lines of the log either
             return machine_fault(exc)
-        return fault_in_log(self.log.read_bytes()[self.log_begin :].decode(errors="replace"))
+        return fault_in_log(appended(self.log, self.log_begin).decode(errors="replace"))
 
     def stop(self) -> None:
         """End the server."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process, grace_s=10)
 
 
 def require_room(home: Path) -> None:
@@ -162,27 +139,10 @@ def write_new(path: Path, data: bytes) -> None:
         part.unlink()
 
 
-def answers(api: str) -> bool:
-    """True if a Prefect server answers at `api`, an address of this machine that ends in /api."""
-    place = urlsplit(api)
-    # Asked ten times a second while a server starts; httpx would load the certificates for TLS each time.
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=5)
-    try:
-        connection.request("GET", f"{place.path}/health")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def serve(port: int, services: bool) -> None:
     """Serve API and UI on loopback until the parent ends or SIGTERM comes."""
-    parent = os.getppid()
     # SIGTERM, not SIGKILL: the server then closes its database in order.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the line above
-        return
+    die_with(os.getppid(), signal.SIGTERM)
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
@@ -195,15 +155,7 @@ def serve(port: int, services: bool) -> None:
     # Around the app and not within it: automations call the app in this process, by a host name of their own.
     guarded = SameHostOnly(app, port)
     # Open browser tabs hold websockets, so a graceful end needs a limit.
-    uvicorn.run(guarded, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
-
-
-def free_port() -> int:
-    """Return a free port of loopback. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    uvicorn.run(guarded, host=LOOPBACK, port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 
 if __name__ == "__main__":

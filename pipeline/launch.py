@@ -7,34 +7,28 @@ The same command continues from the last checkpoint, also with another number of
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
+from verizero.pipeline.child import appended, die_with, end, last_lines, signal_group, size_of, start, status_of
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
+from verizero.pipeline.listening import LOOPBACK, free_port
 from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
 from verizero.pipeline.shown import show
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
 """Variable of the ranks that this module started, with the kind of launch."""
-PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
-GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL for the other ranks."""
-LAST_LINES = 15
-"""Lines of a dead rank's log that the error shows."""
 PROGRAM = "verizero.pipeline.cli"
 
 
@@ -91,9 +85,7 @@ class Group:
     def start_local(self, config: LaunchConfig, command: Sequence[str]) -> None:
         """Start a child for each rank on this machine."""
         size = config.gpus_per_node
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         # Each rank would otherwise start a thread per core, and all of them would compete.
         threads = str(max(1, (os.cpu_count() or 1) // size))
         for rank in range(size):
@@ -101,7 +93,7 @@ class Group:
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_ADDR": LOOPBACK,
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": "lo",  # or ranks would listen at the address of this machine's name
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
@@ -114,22 +106,13 @@ class Group:
         first = self.logs / "rank0.log"
         if self.shown is None:
             # Logs are appended to over launches; begin behind the earlier ones.
-            self.shown = Tail(first, first.stat().st_size if first.exists() else 0)
-        with log.open("ab") as out:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    # A launcher starts the ranks itself, without the words of `module_command`.
-                    env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C then reaches this process alone, which ends its children
-                    # Between fork and exec: the kernel keeps this setting over exec, so the child cannot miss it.
-                    preexec_fn=partial(die_with, os.getpid()),
-                )
-            except FileNotFoundError as exc:
-                raise RunError(f"{command[0]} is not installed here; install it or choose another launch.kind") from exc
+            self.shown = Tail(first, size_of(first))
+        # A launcher starts the ranks itself, without the words of `module_command`.
+        more = {**environment, "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"}
+        try:
+            process = start(command, more, log=log, dies=True)
+        except FileNotFoundError as exc:
+            raise RunError(f"{command[0]} is not installed here; install it or choose another launch.kind") from exc
         self.members.append(Member(name, process, log))
 
     def wait(self) -> None:
@@ -138,7 +121,7 @@ class Group:
         while True:
             self.shown.show()
             # Polled once for all, so that the decisions below see one moment.
-            codes = [(m, m.process.poll()) for m in self.members]
+            codes = [(m, status_of(m.process)) for m in self.members]
             bad = [(m, code) for m, code in codes if code not in (None, 0)]
             if bad:
                 self.shown.show()
@@ -174,18 +157,11 @@ class Group:
         return True
 
     def end(self) -> None:
-        """End the children that still run."""
-        alive = [m.process for m in self.members if m.process.poll() is None]
-        for process in alive:
-            _signal_group(process, signal.SIGTERM)
-        # One deadline for all: they were all told before the first is waited for.
-        deadline = time.monotonic() + GRACE_S
-        for process in alive:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _signal_group(process, signal.SIGKILL)
-                process.wait()
+        """End the children, and what they started."""
+        processes = [m.process for m in self.members]
+        for process in processes:
+            signal_group(process, signal.SIGTERM)
+        end(*processes, first=0)
 
     def _death_notice(self, member: Member, code: int) -> str:
         cause = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
@@ -195,7 +171,7 @@ class Group:
         return (
             f"{member.name} (process {member.process.pid}) {cause}{phase}; the others were ended. The same command "
             f"continues from the last checkpoint. Last lines of {member.log}:\n  "
-            + "\n  ".join(_last_lines(member.log, LAST_LINES))
+            + "\n  ".join(last_lines(member.log))
             + "".join(f"\n{other}" for other in others)
         )
 
@@ -204,7 +180,7 @@ class Group:
         name = f"rank {_rank(file)}"
         process = next((m.process for m in self.members if m.name == name), None)
         stopped = ", stopped by a signal" if process is not None and is_stopped(process.pid) else ""
-        return f"{name} was in {file.read_text()!r}{stopped}: " + "".join(_last_lines(file.with_suffix(".log"), 1))
+        return f"{name} was in {file.read_text()!r}{stopped}: " + "".join(last_lines(file.with_suffix(".log"), 1))
 
 
 class Tail:
@@ -215,11 +191,7 @@ class Tail:
 
     def show(self) -> None:
         """Copy what was appended since the last call."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.position)
-            new = file.read()
+        new = appended(self.path, self.position)
         self.position += len(new)
         # A character cut at the end of the piece is shown as a replacement; the log itself is whole.
         show(new.decode(errors="replace"), is_error=True, end="")
@@ -227,7 +199,7 @@ class Tail:
 
 def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:
     """Return the command for torchrun, DeepSpeed's launcher or Slurm. Raises: RunError outside a Slurm job."""
-    nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or "127.0.0.1"
+    nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or LOOPBACK
     script = [program, *arguments]
     if config.kind == "torchrun":
         meeting = ["--master-addr", address, "--master-port", str(config.port)]
@@ -263,13 +235,6 @@ def as_rank(config: LaunchConfig, folder: Path) -> int:
     return rank
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent, process `parent`, ends or is killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
-
-
 def has_children(pid: int) -> bool:
     """True if the process has a child that runs."""
     try:
@@ -291,10 +256,6 @@ def _rank(file: Path) -> int:
     return int(file.stem.removeprefix("rank"))
 
 
-def _last_lines(log: Path, most: int) -> list[str]:
-    return log.read_text(errors="replace").splitlines()[-most:] if log.exists() else []
-
-
 def _node() -> int:
     """Return this machine's number among those on which torchrun is started."""
     return int(next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0"))
@@ -306,10 +267,3 @@ def _first_slurm_host() -> str:
         raise RunError("launch.kind=slurm works only inside a Slurm job; start the job with sbatch or salloc")
     hosts = subprocess.run(["scontrol", "show", "hostnames", named], capture_output=True, text=True, check=True)
     return hosts.stdout.split()[0]
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return

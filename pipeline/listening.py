@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
+from http.client import HTTPConnection, HTTPException
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
+LOOPBACK = "127.0.0.1"
 ANY_PORT = 9
 """A port for a question about routes, which sends nothing."""
 
@@ -17,6 +20,31 @@ def address_towards(host: str, port: int = ANY_PORT) -> str:
         probe.connect((host, port))
         address: str = probe.getsockname()[0]
         return address
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port that nothing uses now at this address; "": at every address of this machine.
+
+    Another process may take it before it is used.
+    """
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(url: str) -> bool:
+    """True if a server of this machine answers at the URL, without an error."""
+    place = urlsplit(url)
+    # Asked ten times a second while a server starts; other clients load certificates, or ask a proxy of the user's.
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=5)
+    try:
+        connection.request("GET", place.path)
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def listen_at(host: str, port: int) -> socket.socket | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.processes import until
 from tests.warm import warm
-from verizero.pipeline.launch import die_with
+from verizero.pipeline.child import die_with
 
 
 class FarProgram:

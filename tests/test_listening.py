@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from verizero.pipeline.listening import address_towards, listen_at
+from verizero.pipeline.listening import address_towards, answers, free_port, listen_at
 from verizero.pipeline.rollout.weight_group import join_group, rendezvous
 
 OWN, OTHER, NOBODYS = "127.0.0.1", "127.0.0.2", "203.0.113.9"
@@ -70,6 +72,31 @@ def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest
         listener.close()
 
 
+def test_a_server_answers_once_it_is_there_and_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever proxy the user has, which would be asked for every other address."""
+    monkeypatch.setenv("http_proxy", f"http://{NOBODYS}:1")
+    url = f"http://{OWN}:{free_port()}/health"
+    assert not answers(url)
+    well = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if well and self.path == "/health" else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Log nothing."""
+
+    with HTTPServer((OWN, int(url.split(":")[2].split("/")[0])), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        assert not answers(url)
+        well.append(True)
+        assert answers(url)
+        assert not answers(url.replace("health", "other"))
+        server.shutdown()
+
+
 def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
     here = address_towards(OWN)
     before = set(listened())
@@ -85,10 +112,7 @@ def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
 
 @pytest.mark.integration
 def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
-    with socket.socket() as probe:
-        probe.bind((OWN, 0))
-        port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     root = Path(__file__).parents[1]
     ranks = [
         subprocess.Popen(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.source import code_files
+from tests.source import code_files, relative
 from tests.stages.test_graders_down import CHECK
 from tests.stages.test_stale import SHORT, rows
 from tests.stages.tiny import TREE
@@ -38,6 +38,13 @@ def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
 def test_all_our_modules_are_started_by_that_command() -> None:
     plain = re.compile(r'sys\.executable[^\n]*"-m"')
     assert [p for p in code_files() if p.name != "own_programs.py" and plain.search(p.read_text())] == []
+
+
+def test_children_begin_in_one_place() -> None:
+    """But for programs that are waited for where they are started, and the sandbox, which knows nothing of ours."""
+    begun = re.compile(r"\bPopen\(")
+    files = [relative(p) for p in code_files() if begun.search(p.read_text())]
+    assert files == ["pipeline/child.py", "sandbox/process.py"]
 
 
 def test_programs_of_the_user_import_what_lies_next_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ from pathlib import Path
 from runpy import run_module, run_path
 from typing import Any
 
+from verizero.pipeline import child
+from verizero.pipeline.child import die_with
 from verizero.pipeline.files import locked
-from verizero.pipeline.launch import die_with
-from verizero.pipeline.rollout import child_process
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "VERIZERO_TEST_RUN"
@@ -48,7 +48,7 @@ TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
 LIBRARIES = ("tests.forked_libraries",)
 FLOWS = (*TRAINING, "tests.flows.forked_flows")
-WATCHER = child_process.__file__
+WATCHER = child.__file__
 """The one script that becomes a fork."""
 FOLDER = "VERIZERO_TEST_MODELS"
 """Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
@@ -149,7 +149,7 @@ class Forked(subprocess.Popen[Any]):
         plain = super()._execute_child  # type: ignore[misc]
         how = inspect.signature(plain).bind(*given).arguments
         words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
-        program = [str(w) for w in words[1:] if w not in ("-u", "-P")]
+        program = [str(w) for w in words[1:] if w not in ("-u", "-P", "-S")]
         module = program[program[0] == "-m" :] if program[:1] in (["-m"], [WATCHER]) else []
         is_ours = bool(module) and words[0] == sys.executable and module[0].startswith(Forked.forked)
         if not is_ours or how["pass_fds"]:

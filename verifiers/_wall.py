@@ -24,6 +24,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from verizero.pipeline import child
 from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.sandbox import settings
@@ -132,10 +133,10 @@ class _Process:
         os.unlink(path)
         # Without a fixed seed the order of a set of texts, and perhaps a verdict, differs from process to process.
         environ = {"PYTHONHASHSEED": "0"} | os.environ | import_path() | settings.variables()
-        self._child = subprocess.Popen(
-            [*module_command("verizero.verifiers._wall_process"), str(self._dump)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, pass_fds=(self._dump,),
-            start_new_session=True,  # Ctrl-C must reach this process alone, which decides what ends
+        self._child = child.start(
+            [*module_command("verizero.verifiers._wall_process"), str(self._dump)],
+            env=environ, pass_fds=(self._dump,),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._threads = [threading.Thread(target=act, daemon=True) for act in (self._read, self._show)]
         for thread in self._threads:
@@ -172,9 +173,7 @@ class _Process:
     def end(self, why: str, kind: str = "disturbed") -> None:
         """Kill the process and what it started in its group; calls that wait learn why."""
         self._lose(why, kind)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        child.end(self._child, grace_s=0)
 
     def _next(self, mine: SimpleQueue[tuple[str, Any]], wait: _Wait) -> tuple[str, Any]:
         while True:
@@ -219,11 +218,8 @@ class _Process:
                     waits = self._waiting.get(number)
                 if waits is not None:
                     waits.put((kind, value))
-        try:
-            status = self._child.wait(1.0)
-        except subprocess.TimeoutExpired:  # it closed its files
-            self._child.kill()
-            status = self._child.wait()
+        child.end(self._child, grace_s=1.0, first=0)  # it has ended, or has closed its files
+        status = self._child.wait()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         self._lose(f"the code ended its process ({how})", "ended")
 

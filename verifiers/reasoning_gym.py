@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import selectors
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from verizero.pipeline import child
 from verizero.pipeline.errors import DataError, GradingError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.sandbox.worker.clocks import cpu_clock
@@ -135,44 +135,34 @@ class ScoringProcess:
         """End the process."""
         process, self._process = self._process, None
         if process is not None and self._owner == os.getpid():
-            process.kill()
-            process.communicate()
+            child.end(process, grace_s=0)
+            child.close_pipes(process)
 
     def _start(self, memory_mib: int) -> None:
         self.close()
-        self._process = subprocess.Popen(
+        self._process = child.start(
             [sys.executable, "-I", str(SCORER), str(memory_mib), "3600"],
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "OPENBLAS_NUM_THREADS": "1"},
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "OPENBLAS_NUM_THREADS": "1"},
-            cwd="/",
-            start_new_session=True,
         )
+        self._lines = child.Lines(self._process)
         self._asked, self._memory_mib, self._owner = 0, memory_mib, os.getpid()
         self._loaded.clear()
 
     def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
         cpu_end, end = cpu_clock(process.pid) + timeout_s, time.monotonic() + timeout_s * WALL_PER_CPU
-        line = b""
         try:
-            process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
-            process.stdin.flush()
-            with selectors.DefaultSelector() as ready:
-                ready.register(process.stdout, selectors.EVENT_READ)
-                while not line.endswith(b"\n"):
-                    # Its one thread needs at least as long as that for the CPU time that is left.
-                    if not ready.select(max(0.01, cpu_end - cpu_clock(process.pid))):
-                        self._require_time(cpu_end, end)
-                        continue
-                    part = os.read(process.stdout.fileno(), 65536)
-                    if not part:
-                        raise OSError("it ended")
-                    line += part
+            self._lines.send(json.dumps(request, default=str))
+            # Its one thread needs at least as long as that for the CPU time that is left.
+            while (line := self._lines.next(max(0.01, cpu_end - cpu_clock(process.pid)))) is None:
+                self._require_time(cpu_end, end)
+            if not line:
+                raise OSError("it ended")
             reply: dict[str, Any] = json.loads(line)
         except TimeoutError:
             self.close()

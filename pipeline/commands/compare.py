@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.child import end, start
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
@@ -18,7 +18,6 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import Stage
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.files import write_atomic
-from verizero.pipeline.launch import die_with
 from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.report.memory import noted_peak
 from verizero.pipeline.shown import show
@@ -190,13 +189,11 @@ def _trained(path: Path, overrides: Sequence[str]) -> float:
     command = [*module_command("verizero.pipeline.cli"), "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
-    dies = partial(die_with, os.getpid())
-    child = subprocess.Popen(command, env=os.environ | import_path(), stdout=subprocess.DEVNULL, preexec_fn=dies)
+    child = start(command, import_path(), dies=True, stdout=subprocess.DEVNULL)
     try:
         _, status, usage = os.wait4(child.pid, 0)  # Popen.wait would not tell the memory
     except BaseException:
-        child.terminate()
-        child.wait()
+        end(child)
         raise
     child.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
     if child.returncode != 0:

@@ -8,13 +8,13 @@ import itertools
 import json
 import os
 import select
-import signal
 import subprocess
 import threading
 import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from verizero.pipeline import child
 from verizero.pipeline.errors import EnvironmentFailed
 
 MAX_LINE = 64 * 2**20
@@ -42,10 +42,9 @@ class FarProcess:
         self.num_open = 0
         ready = self._waiting[0]
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
-                start_new_session=True,
-            )  # fmt: skip
+            self._process = child.start(
+                command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
         except OSError as exc:
             raise EnvironmentFailed(f"{command[0]} cannot be started: {exc.strerror or exc}") from exc
         assert self._process.stdin is not None
@@ -112,13 +111,10 @@ class FarProcess:
         with self._writing, contextlib.suppress(OSError):
             self._process.stdin.close()
         self._threads[0].join(grace_s)
-        self._kill()
-        self._process.wait()
+        child.end(self._process, grace_s=0)
         for thread in self._threads:
             thread.join(END_S)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        child.close_pipes(self._process)
 
     def _result(self, mine: SimpleQueue[dict[str, Any]], until: float, limit_s: float, call: str) -> Any:
         try:
@@ -175,12 +171,7 @@ class FarProcess:
         words = "; ".join(w for w in self._last_words if w)[-500:]
         self._lose(reason or "its process ended" + (f"; it wrote: {words}" if words else ""))
         if not self._is_ended:
-            self._kill()
-
-    def _kill(self) -> None:
-        """Kill what is left of the process's group, which has its number until the process is waited for."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            child.end(self._process, grace_s=0)
 
     def _listen(self) -> None:
         """Keep the last lines of standard error."""

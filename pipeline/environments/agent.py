@@ -7,12 +7,10 @@ and the key in the variables that clients of the wires read. It ends by itself w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -21,6 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from verizero.pipeline import child
 from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
 from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
@@ -30,8 +29,6 @@ from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
-WATCHER = Path(__file__).parents[1] / "rollout" / "child_process.py"
-"""Ends the program and all that it started when this process ends, by whatever signal."""
 POLL_S = 0.01
 GRACE_S = 2.0
 UNKNOWN = "unknown"
@@ -123,16 +120,8 @@ class Agent:
             exchange.seal("a limit was reached")
         process, self._process = self._process, None
         if process is not None:
-            until = time.monotonic() + GRACE_S
-            while not is_over(process) and time.monotonic() < until:
-                time.sleep(POLL_S)
-            if not is_over(process):
-                os.kill(process.pid, signal.SIGTERM)  # the watcher ends the program's whole group
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            # A watcher that was killed has ended nothing. Until it is waited for, nobody else gets its group's number.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            child.ends_within(process, GRACE_S)
+            child.end(process, grace_s=2 * child.GRACE_S)  # the watcher ends the program's whole group
         if exchange is not None:
             shared_gateway().forget(exchange)
         folder, self._folder = self._folder, None
@@ -164,17 +153,9 @@ class Agent:
         limits = [f"--cpu-s={self.params.cpu_s}"] if self.params.cpu_s is not None else []
         limits += [f"--memory-mib={self.params.memory_mib}"] if self.params.memory_mib is not None else []
         limits.append(f"--status={folder / 'status'}")
-        watched = [sys.executable, "-S", "-P", str(WATCHER), *limits, str(os.getpid()), *self.params.command]
+        command, environment = child.watched(self.params.command, *limits), variables | self.params.variables
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            return subprocess.Popen(
-                watched,
-                cwd=work,
-                env=variables | self.params.variables,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            return child.start(command, env=environment, cwd=work, stdout=out, stderr=err)
 
     def _next(self) -> Pending | None:
         """Return the program's next request; None once it has ended. Raises: EnvironmentFailed if it does neither."""
@@ -182,7 +163,7 @@ class Agent:
         assert self._process is not None
         until = time.monotonic() + self.params.step_s
         while time.monotonic() < until:
-            has_ended = is_over(self._process)
+            has_ended = child.status_of(self._process) is not None
             try:
                 # After its end too: its last request may be in line.
                 pending = self._exchange.asks.get(timeout=0 if has_ended else POLL_S)
@@ -233,11 +214,6 @@ class Agent:
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> Agent:
     """Return a run of the program, which `start` begins."""
     return Agent(params, prompt, (task_seed, sample_seed))
-
-
-def is_over(process: subprocess.Popen[bytes]) -> bool:
-    """True if the process has ended. It keeps its number until it is waited for."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 _GATEWAY: list[Gateway] = []

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.child import GRACE_S, NotReady, end, start, tail_of, wait_until, watched
 from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.listening import LOOPBACK, answers, free_port
 from verizero.pipeline.own_programs import module_command
-from verizero.pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
     "VLLM_NO_USAGE_STATS": "1",
 }
-HOST = "127.0.0.1"
-LAST_LINES = 15
-POLL_S = 0.25
-END_S = 2 * GRACE_S
-"""Twice the time after which child_process kills the server itself."""
 
 
 class ServerProcess:
@@ -39,57 +28,37 @@ class ServerProcess:
         self.log = log
         # Another process may take the port first; the server then ends, and `wait` reports its log.
         port = free_port()
-        self.url = f"http://{HOST}:{port}"
-        command = [*module_command("vllm.entrypoints.openai.api_server"), "--host", HOST, "--port", str(port)]
+        self.url = f"http://{LOOPBACK}:{port}"
+        command = [*module_command("vllm.entrypoints.openai.api_server"), "--host", LOOPBACK, "--port", str(port)]
         command += ["--enable-scale-out", *flags(arguments)]
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            self.process = start_child(command, out, environment)
+        self.process = start(watched(command), env=variables(environment), log=log)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the server answers.
 
         Raises: EngineError with the log's last lines if the server ends, or does not answer in time.
         """
-        until = time.monotonic() + timeout_s
-        while not _answers(self.url):
-            if self.process.poll() is not None:
-                raise EngineError(f"a server of vLLM ended with status {self.process.returncode}; {self.tail()}")
-            if time.monotonic() > until:
-                raise EngineError(
-                    f"a server of vLLM did not answer within rollout.vllm.start_timeout_s={timeout_s:g}; {self.tail()}"
-                )
-            time.sleep(POLL_S)
+        try:
+            wait_until(lambda: answers(f"{self.url}/health"), self.process, self.log, timeout_s)
+        except NotReady as exc:
+            remedy = "raise rollout.vllm.start_timeout_s, or see why: " if exc.status is None else ""
+            raise EngineError(f"a server of vLLM {exc.what}; {remedy}{exc.tail}") from exc
 
     def tail(self) -> str:
         """Return the last lines of the log, for a message."""
-        lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        return f"{self.log} ends:\n" + "\n".join(lines)
+        return tail_of(self.log)
 
     def close(self) -> None:
         """End the server and all that it started; kill what does not end in time."""
-        self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
-        # start_new_session made its process id the id of its group.
-        with suppress(ProcessLookupError):  # the group is left if child_process itself hangs or was killed
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        end(self.process, grace_s=2 * GRACE_S)  # twice the time after which its watcher kills it
 
 
-def start_child(command: Sequence[str], out: Any, more: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
-    """Start the command under child_process, which ends it, and all that it starts, when this process dies."""
-    parent = [sys.executable, str(Path(__file__).with_name("child_process.py")), str(os.getpid()), *command]
-    return subprocess.Popen(
-        parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(more), start_new_session=True
-    )
-
-
-def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
+def variables(more: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the variables of a server: this process's, those that every server has, and `more`."""
-    variables = {**os.environ, **ENVIRONMENT, **more}
-    variables.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
-    return variables
+    own = {**os.environ, **ENVIRONMENT, **more}
+    own.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
+    return own
 
 
 def visible(devices: Sequence[int], num_seen: int, environment: Mapping[str, str] = os.environ) -> str:
@@ -119,19 +88,3 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
             text = json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
             out += [f"--{flag}", text]
     return out
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
-
-
-def free_port(host: str = HOST) -> int:
-    """Return a port that nothing uses now at this address; "": at every address of this machine."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.rollout.vllm_process import free_port, visible
+from verizero.pipeline.listening import free_port
+from verizero.pipeline.rollout.vllm_process import visible
 from verizero.pipeline.rollout.vllm_remote import POLL_S, RemoteServer, ServerLost, in_thread
 from verizero.pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.child import close_pipes, end, start
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.sandbox import SandboxConfig
 from verizero.pipeline.own_programs import import_path, module_command
@@ -66,11 +67,8 @@ class GraderProcess:
                 self._process = self._process or self._launch()
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            # A session of its own: Ctrl-C must reach the trainer alone, which still needs verdicts while it ends.
-            module_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | import_path(), start_new_session=True,
-        )  # fmt: skip
+        # In a session of its own: Ctrl-C reaches the trainer alone, which still needs verdicts while it ends.
+        process = start(module_command(__name__), import_path(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         pickle.dump(self._setup, process.stdin)
         process.stdin.flush()
@@ -84,19 +82,10 @@ class GraderProcess:
     def _end(self) -> None:
         self._closed = True
         process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            # Closing flushes, which fails if the process is gone.
-            with contextlib.suppress(OSError):
-                pipe.close()
-        process.terminate()  # a process that still starts would see the closed pipe only after that
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            close_pipes(process)
+            # With a signal: a process that still starts would see the closed pipe only after that.
+            end(process, grace_s=10)
 
 
 def serve() -> None:

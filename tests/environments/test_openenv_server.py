@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from tests.environments.talk import said
 from tests.processes import until
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.listening import free_port
 from verizero.pipeline.types import Prompt
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -33,9 +33,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(python: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([python, "-P", SERVER, str(port), str(SESSIONS)], stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
 

@@ -21,9 +21,10 @@ from tests.far import FarProgram
 from tests.processes import PATIENCE_S, holding, marked
 from tests.stages.tiny import tiny
 from tests.warm import FLOWS, FOLDER, MARK, warm
-from verizero.flows.server import LOGIN, QUIET, answers, free_port
+from verizero.flows.server import HEALTH, LOGIN, QUIET
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import locked
+from verizero.pipeline.listening import answers, free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ class Served:
 
     def answers(self) -> bool:
         """The server is up."""
-        return answers(f"{self.address}/api")
+        return answers(f"{self.address}{HEALTH}")
 
     def get(self, path: str) -> Any:
         answer = self.client.get(path)
@@ -252,4 +253,4 @@ class ServerAlone(ForkedServed):
         return self.program(["verizero.flows.server", str(self.port), "--services"], self.log, **own)
 
     def wait(self) -> None:
-        until(lambda: answers(f"{self.address}/api"), "the server")
+        until(lambda: answers(f"{self.address}{HEALTH}"), "the server")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.report.runs import make_run, read_rows
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.listening import free_port
 from verizero.pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.summary import count_seconds
@@ -44,10 +44,7 @@ def scrape(address: str) -> dict[Sample, float]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        number: int = held.getsockname()[1]
-    return number
+    return free_port()
 
 
 def test_it_says_what_the_file_says(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -314,41 +312,6 @@ def test_arguments_become_flags() -> None:
         *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--weight-transfer-config", '{"a": 1}'),
     ]
-
-
-OWNER = """
-import subprocess, sys, time
-from verizero.pipeline.rollout.vllm_process import start_child
-child = "import os, subprocess, sys, time; print(os.getpid(), flush=True); subprocess.Popen([sys.executable, '-c', " \\
-    "'import os, time; print(os.getpid(), flush=True); time.sleep(600)']); time.sleep(600)"
-start_child([sys.executable, "-c", child], open(sys.argv[1], "wb"))
-time.sleep(600)
-"""
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_servers_die_with_the_run_however_it_dies(folder: Path, ending: signal.Signals) -> None:
-    out = folder / "pids"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(out)])
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (out.exists() and len(out.read_text().split()) == 2):
-        time.sleep(0.05)
-    pids = [int(p) for p in out.read_text().split()]
-    assert len(pids) == 2
-    assert all(map(alive, pids))
-    owner.send_signal(ending)
-    owner.wait()
-    while time.monotonic() < end and any(map(alive, pids)):
-        time.sleep(0.05)
-    assert not any(map(alive, pids))
 
 
 def follow(folder: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 from tests.far import FarProgram
 from tests.processes import until
 from tests.warm import ROOT, VLLM
+from verizero.pipeline.listening import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
-from verizero.pipeline.rollout.vllm_process import HOST, environment, flags, free_port
+from verizero.pipeline.rollout.vllm_process import flags, variables
 from verizero.pipeline.run.build import build_policy, build_tokenizer
 
 ARGUMENTS = {
@@ -40,7 +41,7 @@ class GivenServer:
         self.folder, self.log = folder, folder / "server.log"
         self.program: FarProgram | None = None
         self.port = free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        self.url = f"http://{LOOPBACK}:{self.port}"
 
     @property
     def group(self) -> int:
@@ -63,9 +64,9 @@ class GivenServer:
         """Begin to start it, where it does not run; `wait` returns when it answers."""
         if self.is_alive:
             return
-        program = ["vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(self.port)]
+        program = ["vllm.entrypoints.openai.api_server", "--host", LOOPBACK, "--port", str(self.port)]
         program += flags({"model": str(self.folder / "model"), **ARGUMENTS})
-        self.program = FarProgram(VLLM, program, self.log, environment(), ROOT)
+        self.program = FarProgram(VLLM, program, self.log, variables(), ROOT)
 
     def wait(self) -> None:
         """Return when it answers."""

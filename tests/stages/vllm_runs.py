@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.launch import launch
+from verizero.pipeline.listening import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8
@@ -44,10 +44,7 @@ def trained(config: RunConfig, folder: Path, resume: Literal["auto", "must"] = "
 
 def by_two(folder: Path, **changes: Any) -> Path:
     """The run's folder after two ranks of this machine, each with an engine of its own, were started by torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    how = {"kind": "torchrun", "gpus_per_node": 2, "port": port, "phase_timeout_s": 300}
+    how = {"kind": "torchrun", "gpus_per_node": 2, "port": free_port(), "phase_timeout_s": 300}
     words = [str(folder), json.dumps({**changes, "launch": how, "held": HELD})]
     warm(VLLM).call(launch, LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.models.kernels.interpreted import ENVIRONMENT
 from tests.warm import warm
+from verizero.pipeline.listening import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 installed = pytest.mark.skipif(
@@ -40,9 +40,7 @@ def run_interpreted(module: str, size: int) -> list[dict[str, Any]]:
 
 def answers(module: str, size: int, *words: str) -> list[dict[str, Any]]:
     """Start the ranks and return what each prints behind the word "found"."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", module, *words],

@@ -22,7 +22,7 @@ from verizero.verifiers.mathematics.decide.algebra_process import COLLECTIONS_PE
 
 def _pid(asked: algebra.Algebra) -> int:
     assert asked._process is not None
-    return asked._process.process.pid
+    return asked._process.pid
 
 
 def _one(response: str, gold: Any, prompt: str = "", truncated: bool = False, **options: Any) -> Verdict:

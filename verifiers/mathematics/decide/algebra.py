@@ -9,15 +9,14 @@ interpreter. It is replaced when it dies, and when it is killed.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+from verizero.pipeline import child
 from verizero.pipeline.errors import GradingError
 
 STARTUP_S = 120.0
@@ -30,63 +29,13 @@ class TimedOut(Exception):
     """The question used up its budget of work, or its memory."""
 
 
-class _Process:
-    """A helper process: its pipes, and a thread that reads its lines."""
-
-    def __init__(self) -> None:
-        keep = {k: v for k, v in os.environ.items() if k in {"PATH", "SYSTEMROOT", "LD_LIBRARY_PATH"}}
-        self.is_ready = False
-        self.lines: queue.Queue[str] = queue.Queue()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-s", str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # sympy's work depends on the order of sets
-            text=True,
-            bufsize=1,
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")  # the process has ended
-
-    def line(self, seconds: float) -> str | None:
-        """Return the next line; "" if the process has ended, None if no line came in time."""
-        try:
-            return self.lines.get(timeout=seconds)
-        except queue.Empty:
-            return None
-
-    def wait_until_ready(self) -> bool:
-        """Wait until the process has started up; True if it has."""
-        self.is_ready = self.is_ready or bool(self.line(STARTUP_S))
-        return self.is_ready
-
-    def send(self, text: str) -> None:
-        """Write one line to the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Kill the process and wait for it."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
-
-
 class Algebra:
     """A helper process that is started when first needed and asked one question at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._pid = os.getpid()
 
     def equal(self, gold: str, answer: str, seconds: float) -> bool | None:
@@ -98,15 +47,16 @@ class Algebra:
         if self._pid != os.getpid():
             self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
-            process = self._ready()
+            lines = self._ready()
             try:
-                process.send(json.dumps({"gold": gold, "answer": answer, "seconds": seconds}))
-                line = process.line(seconds * WALL_PER_WORK)
-            except (BrokenPipeError, OSError):
-                line = ""
+                lines.send(json.dumps({"gold": gold, "answer": answer, "seconds": seconds}))
+                line = lines.next(seconds * WALL_PER_WORK)
+            except OSError:
+                line = b""
             if not line:
                 self._replace()
-                problem = "ended" if line == "" else f"was silent for {seconds * WALL_PER_WORK:.0f} s on a busy machine"
+                silent = f"was silent for {seconds * WALL_PER_WORK:.0f} s on a busy machine"
+                problem = silent if line is None else "ended"
                 raise GradingError(f"{SCRIPT.name} {problem}; grade again, or turn the option slow_path off")
         reply = json.loads(line)
         if "over" in reply:
@@ -120,27 +70,37 @@ class Algebra:
         if self._pid == os.getpid():
             self._drop()
 
-    def _ready(self) -> _Process:
-        if self._process is None or self._process.process.poll() is not None:
+    def _ready(self) -> child.Lines:
+        if self._process is None or self._process.poll() is not None:
             self._replace()
-        assert self._process is not None
-        if not self._process.wait_until_ready():
+        self._is_ready = self._is_ready or bool(self._lines.next(STARTUP_S))
+        if not self._is_ready:
             self._drop()
             raise GradingError(f"{SCRIPT.name} did not start; check that math_verify imports, or turn slow_path off")
-        return self._process
+        return self._lines
 
     def _replace(self) -> None:
         """Kill the process and start another, which starts up while other rows are graded."""
         self._drop()
+        keep = {k: v for k, v in os.environ.items() if k in {"PATH", "SYSTEMROOT", "LD_LIBRARY_PATH"}}
         try:
-            self._process = _Process()
+            self._process = child.start(
+                [sys.executable, "-P", "-s", str(SCRIPT)],
+                # sympy's work depends on the order of sets
+                env=keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         except OSError as exc:
             raise GradingError(f"cannot start {SCRIPT.name}: {exc}; turn the option slow_path off") from exc
+        self._lines, self._is_ready = child.Lines(self._process), False
 
     def _drop(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            child.end(process, grace_s=0)
+            child.close_pipes(process)
 
 
 ALGEBRA = Algebra()

@@ -1,0 +1,243 @@
+"""Child processes: how they begin, are waited for and asked, and end, at the latest with the process that started them.
+
+`start` begins a child in a session of its own: Ctrl-C then reaches this process alone, which ends its children in order
+by `end`, with all that they started. A child ends too if this process is killed, by one of three ways:
+
+- `start(..., stdin=PIPE)`: a program of ours that ends when its standard input does;
+- `start(..., dies=True)`, or `die_with` in the child's own code: the kernel ends it, but not what it started;
+- `start(watched(command))`: whatever the command is, this file as a program ends it and all that it started.
+
+`python child.py [LIMITS] PID PROGRAM …` runs PROGRAM in a process group. When that ends, when the process PID dies by
+whatever signal, or when this process gets SIGTERM, the group gets SIGTERM and then SIGKILL. Limits of each of its
+processes: --cpu-s=SECONDS, --memory-mib=MEBIBYTES. The status of PROGRAM is written to the file of --status=FILE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.02
+"""Seconds between two looks if a child has ended."""
+LOOK_S = 0.1
+"""Seconds between two looks if a child is ready, and of this file's program if the process PID lives."""
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+LAST_LINES = 15
+"""Lines of a child's log that an error shows."""
+
+
+def start(
+    command: Sequence[str], more: Mapping[str, str] = {}, *, log: Path | None = None, dies: bool = False, **how: Any
+) -> subprocess.Popen[bytes]:
+    """Start a child with this process's variables and `more`, in a session of its own.
+
+    `log`: where its output and errors are appended. `dies`: the kernel kills it when the thread that called this ends.
+    `how`: arguments of Popen in place of these, such as pipes. Without a pipe its standard input is empty.
+    Raises: OSError if the program cannot be started.
+    """
+    if dies:
+        # Between fork and exec: the kernel keeps this setting over exec, so the child cannot miss it.
+        how["preexec_fn"] = partial(die_with, os.getpid())
+    with contextlib.ExitStack() as stack:
+        out = None if log is None else stack.enter_context(log.open("ab"))
+        usual = {"env": {**os.environ, **more}, "stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        return subprocess.Popen(command, start_new_session=True, **{**usual, **how})
+
+
+def watched(command: Sequence[str], *limits: str) -> list[str]:
+    """Return the command that runs `command` under this file's program, which ends it when this process dies."""
+    # Without -P it would import from this file's folder, whose types.py hides Python's.
+    return [sys.executable, "-S", "-P", __file__, *limits, str(os.getpid()), *command]
+
+
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process the signal when its parent, process `parent`, ends or is killed."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def status_of(child: subprocess.Popen[bytes]) -> int | None:
+    """Return the status of a child that has ended. Unlike `poll` this leaves its number to it and to its group."""
+    if child.returncode is None:
+        with contextlib.suppress(ChildProcessError):  # another thread has waited for it just now
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return child.wait()
+
+
+def ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait so long at most; return True if the child has ended."""
+    until = time.monotonic() + seconds
+    while status_of(child) is None:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def end(*children: subprocess.Popen[bytes], grace_s: float = GRACE_S, first: int = signal.SIGTERM) -> None:
+    """End children: the signal `first` to each, and when it has ended or `grace_s` is over, SIGKILL to its group."""
+    for child in children:
+        if status_of(child) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, first)
+    # One deadline for all: they were all told before the first is waited for.
+    until = time.monotonic() + grace_s
+    for child in children:
+        ends_within(child, until - time.monotonic())
+        if child.returncode is None:
+            signal_group(child, signal.SIGKILL)
+        child.wait()
+
+
+def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send the signal to the child and all that it has started in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+
+
+def close_pipes(child: subprocess.Popen[bytes]) -> None:
+    """Close this side of the child's pipes."""
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            # Closing flushes, which fails if the process is gone.
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class NotReady(Exception):
+    """A child ended, or its time was over, before it was ready. The text ends with the last lines of its log."""
+
+    def __init__(self, what: str, status: int | None, log: Path) -> None:
+        self.what, self.status, self.tail = what, status, tail_of(log)
+        super().__init__(f"{what}; {self.tail}")
+
+
+def wait_until(is_ready: Callable[[], bool], child: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    """Wait until the child is ready. Raises: NotReady."""
+    until = time.monotonic() + timeout_s
+    while True:
+        # Looked at first: what answers at a server's address may be another one, while ours could not have it.
+        if (status := status_of(child)) is not None:
+            raise NotReady(f"ended with status {status}", status, log)
+        if is_ready():
+            return
+        if time.monotonic() > until:
+            raise NotReady(f"did not answer within {timeout_s:g} s", None, log)
+        time.sleep(LOOK_S)
+
+
+def tail_of(log: Path) -> str:
+    """Return the last lines of a log, for a message."""
+    return f"{log} ends:\n" + "\n".join(last_lines(log))
+
+
+def last_lines(log: Path, most: int = LAST_LINES) -> list[str]:
+    """Return the last lines of a log; none if there is no log."""
+    return appended(log, 0).decode(errors="replace").splitlines()[-most:]
+
+
+def appended(log: Path, begin: int) -> bytes:
+    """Return what was appended to a log since it had `begin` bytes; nothing if it cannot be read."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(begin)
+        return file.read()
+    return b""
+
+
+def size_of(log: Path) -> int:
+    """Return the bytes that a log has: logs are appended to, so those of a child begin there."""
+    return log.stat().st_size if log.exists() else 0
+
+
+class Lines:
+    """Lines to and from a child with pipes; used by one thread at a time."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        self._into, self._out, self._rest = child.stdin, child.stdout.fileno(), b""
+        self._ready = select.poll()
+        self._ready.register(self._out, select.POLLIN)
+
+    def send(self, line: str) -> None:
+        """Write a line. Raises: OSError if the child is gone."""
+        assert self._into is not None
+        self._into.write(line.encode() + b"\n")
+        self._into.flush()
+
+    def next(self, timeout_s: float) -> bytes | None:
+        """Return the next line with its end; nothing if the child has closed its side, None if no line came in time."""
+        until = time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            if not self._ready.poll(max(0.0, until - time.monotonic()) * 1000):
+                return None
+            part = os.read(self._out, 65536)
+            if not part:
+                return b""
+            self._rest += part
+        line, end, self._rest = self._rest.partition(b"\n")
+        return line + end
+
+
+def main(arguments: list[str]) -> int:
+    """Return the program's exit status; 0 if this process ended it."""
+    options = {}
+    while arguments[0].startswith("--"):
+        name, _, options[name] = arguments.pop(0).partition("=")
+    owner, command = int(arguments[0]), arguments[1:]
+    signals: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    # Before the program starts, so that a signal that comes in between is remembered too.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, remember)
+    # Signals to the own group must never reach the caller's.
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    # This process has one thread, so a function may run between fork and exec.
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=partial(_limit, options))
+    # A process whose parent died is given another: no signal tells of it, so the parent is looked at.
+    while program.poll() is None and not signals and os.getppid() == owner:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(LOOK_S)
+    status = program.poll()
+    if "--status" in options and status is not None:
+        # This process dies with the group, so its own status tells nothing.
+        with open(options["--status"], "w") as file:
+            file.write(str(status))
+    # This process survives it, as its handler only remembers the signal.
+    os.killpg(0, signal.SIGTERM)
+    ends_within(program, GRACE_S)
+    os.killpg(0, signal.SIGKILL)
+    return 0 if status is None else status
+
+
+def _limit(options: Mapping[str, str]) -> None:
+    """Set the limits of this process, which its children inherit."""
+    if (seconds := int(options.get("--cpu-s", 0))) > 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    if (mebibytes := int(options.get("--memory-mib", 0))) > 0:
+        resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
