@@ -103,9 +103,8 @@ def run_job(job: FlowJob) -> dict[str, Any]:
 def run_stages(job: FlowJob) -> dict[str, Any]:
     """Run each stage as a subflow, and show the report as an artifact; return the summary. Called within a flow."""
     config = job.config
-    # Raises here, inside the flow, so that bad data makes the flow Failed in the UI.
-    data = job.data.result()
-    with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
+    # The data's errors are raised here, inside the flow, so that bad data makes the flow Failed in the UI.
+    with opened(config, job.base_dir, job.folder, job.resume, job.progress, job.data.result) as session:
         session.recorder.listener = Listener(config.name, job.folder)
         for stage, items in remaining(session.run, session.state):
             run_stage(session, stage, items)

@@ -8,6 +8,8 @@
     ├── CheckpointError     a checkpoint is torn, tampered with or of another run
     ├── RunError            a run cannot start or continue (locked folder, full disk)
     │   ├── InUse           another process holds the folder
+    │   ├── Collapsed       the guard against a collapse stopped the run
+    │   ├── GradersFailed   graders failed so often that nothing was trained
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
     ├── EngineError         the rollout engine failed or confirmed another weight version
     ├── GradingError        a verifier failed: infrastructure, never a wrong answer
@@ -100,6 +102,14 @@ class RunError(VerizeroError):
 
 class InUse(RunError):
     """Another process holds the folder."""
+
+
+class Collapsed(RunError):
+    """RL is collapsing, and the guard stopped it."""
+
+
+class GradersFailed(RunError):
+    """Graders failed so often that nothing is trained."""
 
 
 class NonFiniteError(RunError):

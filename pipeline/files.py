@@ -153,6 +153,18 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """True if a process holds the lock of the folder."""
+    try:
+        with (folder / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def _row(line: bytes) -> Row | None:
     try:
         row = json.loads(line)

@@ -15,6 +15,7 @@ from verizero.pipeline.diagnosis.cards import cards_of
 from verizero.pipeline.loop.diagnosing import report_causes
 from verizero.pipeline.loop.rollback import RolledBack
 from verizero.pipeline.loop.steps import Wrap, plain
+from verizero.pipeline.report.ended import ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.summary import build_summary
@@ -107,6 +108,12 @@ def finish(session: Session) -> dict[str, Any]:
     session.recorder.store.sync()
     if not run.ranks.is_first:
         return {}
+    budgets = {
+        stage.name: (section.rounds * section.steps_per_round, section.max_tokens)
+        for stage in run.recipe.stages
+        if isinstance(section := run.recipe.section_of(stage), RoundsConfig) and section.max_tokens is not None
+    }
+    record_end(run.folder, ended_well(run.folder, budgets))
     summary = build_summary(run.folder)
     build_page(run.folder, cards_of(run.folder, session.recorder.say))
     return summary

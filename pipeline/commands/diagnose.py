@@ -16,6 +16,7 @@ from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
 from verizero.pipeline.diagnosis.reading import FEW, Reading, read
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.ended import end_of
 from verizero.pipeline.shown import in_json, one_line, show
 
 FOUND = 3
@@ -46,7 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
     reading = read(arguments.run_folder)
     findings = diagnose(reading)
-    show(as_json(findings) if arguments.json else as_text(reading, findings))
+    if arguments.json:
+        show(as_json(findings))
+    else:
+        show(f"{end_of(arguments.run_folder, reading.info)}\n\n{as_text(reading, findings)}")
     return status_of(findings)
 
 

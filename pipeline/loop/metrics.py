@@ -7,7 +7,7 @@ from typing import Any
 
 from verizero.pipeline.compact import totals
 from verizero.pipeline.data.render import end_of_prompts
-from verizero.pipeline.errors import RunError
+from verizero.pipeline.errors import GradersFailed
 from verizero.pipeline.loop.batch import Batch
 from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
 from verizero.pipeline.models.flops import update_flops
@@ -215,10 +215,10 @@ def report_failures(
 
 
 def require_verdicts(where: str, groups: Sequence[Group]) -> None:
-    """Raise RunError if graders failed on every response of the groups: nothing is known of the policy then."""
+    """Raise GradersFailed if graders failed on every response of the groups: nothing is known of the policy then."""
     verdicts = [m.verdict for g in groups for m in g.members]
     if verdicts and all(v.is_infrastructure for v in verdicts):
-        raise RunError(
+        raise GradersFailed(
             f"{where}: graders failed on all {len(verdicts)} responses, first with {first_failure(groups)}. "
             f"{MEND_GRADERS}"
         )

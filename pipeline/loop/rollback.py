@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.errors import RunError
+from verizero.pipeline.errors import Collapsed
 from verizero.pipeline.report.rows import CollapseAlarm, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from verizero.pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
@@ -31,7 +31,7 @@ def mark_start(session: Session) -> None:
 def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -> None:
     """Look for signs of a collapse after a step with these metrics, and do what the recipe asks for.
 
-    Raise RolledBack after a rollback; RunError if the run must stop or was rolled back often enough.
+    Raise RolledBack after a rollback; Collapsed if the run must stop or was rolled back often enough.
     """
     run, state, recorder, setup = session.run, session.state, session.recorder, session.setup
     config, memory = setup.config.guard, state.stage.guard
@@ -51,7 +51,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
     if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good is None:
         alarm(session, item, signs, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
-        raise RunError(
+        raise Collapsed(
             f"{recorder.where}: RL is collapsing{again}: {_listed(signs)}. "
             + (f"The policy before that is {good / 'model'}" if good else "No checkpoint is older than that")
             + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "

@@ -5,7 +5,7 @@ A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, the pha
 
 from __future__ import annotations
 
-from verizero.pipeline.errors import NonFiniteError, RunError
+from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
 from verizero.pipeline.loop.batch import fill_batch
 from verizero.pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
 from verizero.pipeline.loop.parity import check_parity
@@ -23,12 +23,15 @@ from verizero.pipeline.scoring.second_opinion import merged
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.types import Group, StepMetrics
 
+SPENT = "the budget of {:,} tokens (max_tokens) has no room for another step"
+
 
 def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
     """Do the steps of one round, from the step that the state names."""
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     source, setup = workers.rollouts, session.setup
     if is_out_of_tokens(source, setup, state):
+        recorder.say(f"{item.label}: no step, as {SPENT.format(setup.rounds.max_tokens)}")
         return
     mark_start(session)
     begin_round(session, item)
@@ -46,6 +49,10 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
         # Not while steps are lost: a run that stops for that does them again once the grader works.
         if is_due and not state.stage.lost_steps:
             save(session)
+    if state.step < item.num_steps:
+        recorder.say(
+            f"{item.label} ends after {state.step} of {item.num_steps} steps: {SPENT.format(setup.rounds.max_tokens)}"
+        )
     if item.round == setup.rounds.rounds or is_out_of_tokens(source, setup, state):
         stop_if_lost(state, recorder, most=1)  # the policy of a stage is not what graders left of its last steps
         source.drop()
@@ -79,10 +86,10 @@ def is_lost(row: StepMetrics) -> bool:
 
 
 def stop_if_lost(state: RunState, recorder: Recorder, most: int) -> None:
-    """Raise RunError if the last `most` steps or more trained nothing because graders failed."""
+    """Raise GradersFailed if the last `most` steps or more trained nothing because graders failed."""
     lost = state.stage.lost_steps
     if len(lost) >= most:
-        raise RunError(
+        raise GradersFailed(
             f"{recorder.where}: graders failed and nothing trained in {len(lost)} "
             f"{'step' if len(lost) == 1 else 'steps in a row'}, at last with {lost[-1]}. {MEND_GRADERS}, and does "
             "these steps again"

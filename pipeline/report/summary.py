@@ -36,6 +36,7 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
     seconds: of each RL phase, "other" (the loop around them), "rl" (all of them), and of each other stage and
         "evaluate"; and "graders", in which responses of RL were graded, also while others were generated.
     shares: of the RL seconds, by phase; they sum to 1.
+    ended: how the run ended (`report/ended.py`); null while it is under way, and if it was killed.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
     """
@@ -70,6 +71,7 @@ def summarize(run: RunFiles) -> dict[str, Any]:
         "k": 1 if last_row is None else last_row.k,
         "distinct_prompts_seen": int(max((r.metrics.get("prompts/distinct", 0) for r in rl_rows), default=0)),
         "steps": len(rl_rows),
+        "ended": run.info.get("ended"),
         "seconds": seconds,
         "shares": {
             phase: round(seconds[phase] / seconds["rl"], 4)

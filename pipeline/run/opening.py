@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +27,7 @@ from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import provenance
 from verizero.pipeline.models.load import DTYPES
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.report.ended import ended_by, record_end
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
@@ -77,9 +78,18 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
 
 @contextmanager
 def opened(
-    config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress, data: RunData | None = None
+    config: RunConfig,
+    base_dir: Path,
+    folder: Path,
+    resume: Resume,
+    progress: Progress,
+    prepare: Callable[[], RunData] | None = None,
 ) -> Iterator[Session]:
-    """Yield a session that holds the run's folder until the block ends. `data`: prepared before, else here.
+    """Yield a session that holds the run's folder until the block ends.
+
+    `prepare` returns the data; None: `prepare_run` does.
+
+    An exception ends the run; run.json and summary.json then have the reason.
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
@@ -97,10 +107,16 @@ def opened(
             address = stack.enter_context(exposed(folder, config.name, config.report.metrics_port))
             if address is not None:
                 progress.say(f"metrics for Prometheus at {address}")
-        prepared = data if data is not None else prepare_run(config, base_dir, own)
-        session = open_session(config, own, prepared, resume, progress, base_dir, ranks=ranks, shared=folder)
-        stack.callback(session.close)
-        yield session
+        session: Session | None = None
+        try:
+            data = prepare_run(config, base_dir, own) if prepare is None else prepare()
+            session = open_session(config, own, data, resume, progress, base_dir, ranks=ranks, shared=folder)
+            stack.callback(session.close)
+            yield session
+        except BaseException as exc:
+            if ranks.is_first:
+                record_end(folder, ended_by(exc, "the start" if session is None else session.recorder.where))
+            raise
 
 
 @contextmanager
@@ -334,6 +350,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         if workers.rollouts.generation.episodes is None
         else timed_settings(run.recipe.episodes),
         "model_template": template_of(run.recipe.model.path),
+        "ended": None,
     }
     with disk_errors(f"writing into {run.folder}"):
         (run.folder / "recipe.yaml").write_text(dump(run.recipe))

@@ -1,0 +1,108 @@
+"""How a run ended: the reason, the place and the message, as run.json and summary.json have them under `ended`.
+
+A run that is under way has null there, and so has one that was killed: nothing can be written then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from verizero.pipeline.errors import Collapsed, GradersFailed, VerizeroError, machine_fault, told
+from verizero.pipeline.files import is_locked
+from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.report.summary import build_summary
+
+Reason = Literal[
+    "done", "tokens_spent", "stopped_by_guard", "graders_failed", "interrupted", "disk_full", "machine", "error"
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+INFO = "run.json"
+DISK_FULL = "the disk is full"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended.
+
+    Example: Ended("graders_failed", "round 1 step 3", "graders failed and nothing trained in 4 steps in a row …")
+    """
+
+    reason: Reason
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        place = f" at {self.where}" if self.where and not self.message.startswith(self.where) else ""
+        return f"{self.reason.replace('_', ' ')}{place}: {self.message}"
+
+
+def ended_by(exc: BaseException, where: str) -> Ended:
+    """Return how a run ended that the exception ended in the step `where`."""
+    if isinstance(exc, KeyboardInterrupt):
+        return Ended("interrupted", where, "Ctrl-C; the same command continues from the last checkpoint")
+    fault = machine_fault(exc)
+    message = str(exc) if isinstance(exc, VerizeroError) else fault or told(exc)
+    reason: Reason = "error"
+    if isinstance(exc, Collapsed):
+        reason = "stopped_by_guard"
+    elif isinstance(exc, GradersFailed):
+        reason = "graders_failed"
+    elif fault or DISK_FULL in message:
+        reason = "disk_full" if DISK_FULL in message else "machine"
+    return Ended(reason, where, message)
+
+
+def ended_well(folder: Path, stages: Mapping[str, tuple[int, int]]) -> Ended:
+    """Return how a run ended that did all its stages.
+
+    `stages`: name -> (steps, budget of tokens) of each stage that has a budget; a stage that made fewer steps has
+    spent it.
+    """
+    made = [row.stage for row in read_run(folder).steps if isinstance(row, StepRow)] if stages else []
+    short = [
+        f"{name} made {made.count(name)} of {steps} steps: its {tokens:,} tokens (max_tokens) are spent"
+        for name, (steps, tokens) in stages.items()
+        if made.count(name) < steps
+    ]
+    return Ended("tokens_spent", "", "; ".join(short)) if short else Ended("done", "", "every stage is complete")
+
+
+def record_end(folder: Path, ended: Ended) -> None:
+    """Write how the run ended into its run.json and summary.json, unless run.json has it already.
+
+    A full disk or a missing file is no error: the run ends for a reason that matters more.
+    """
+    with suppress(OSError, ValueError, VerizeroError):
+        path = folder / INFO
+        info = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"name": folder.name}
+        if info.get("ended") is not None:
+            return
+        text = json.dumps(info | {"ended": asdict(ended)}, indent=1)
+        # In place, by one call: a full disk takes no new file, but a few bytes more in a block that a file has.
+        path.touch()
+        with path.open("r+b", buffering=0) as file:
+            file.write(text.encode())
+            file.truncate()
+            os.fsync(file.fileno())
+        build_summary(folder)
+
+
+def end_of(folder: Path, info: Mapping[str, Any]) -> str:
+    """Return a line on how the run in `folder` ended; `info` is its run.json."""
+    ended = info.get("ended")
+    if isinstance(ended, Mapping) and ended.get("reason") in REASONS:
+        return f"The run ended: {Ended(ended['reason'], str(ended.get('where')), str(ended.get('message')))}"
+    if is_locked(folder):
+        return "The run is under way."
+    return (
+        "The run has not ended by itself: it was killed, or its machine stopped. The same command continues from the "
+        "last checkpoint."
+    )

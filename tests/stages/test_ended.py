@@ -1,0 +1,144 @@
+"""How runs end, for each reason: what run.json, summary.json and `verizero diagnose` say then."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.stages.sessions import Heard
+from tests.stages.start import ONLY_RL, start
+from tests.stages.test_guard import TOO_FAST
+from tests.stages.test_stale import rows
+from tests.stages.tiny import tiny
+from verizero.pipeline.cli import main
+from verizero.pipeline.errors import VerizeroError
+from verizero.pipeline.files import locked
+from verizero.pipeline.report.ended import end_of
+from verizero.pipeline.whole_run import train
+
+ROUND = ["rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all"]
+JUDGE = """
+from verizero.verifiers.base import verifier
+
+@verifier
+def judge(attempt):
+    {}
+"""
+BAD = {"verifier": {"path": "judge.py:judge"}, "file": "rows.jsonl"}
+
+
+def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Run in `folder`/run until it ends; return `ended` of run.json, which summary.json has too, and the messages."""
+    heard, run = Heard(), folder / "run"
+    with suppress(VerizeroError, OSError):
+        train(tiny(changes, [start(), *ONLY_RL, *ROUND, *overrides]), folder, run, "auto", heard)
+    ended: dict[str, Any] = json.loads((run / "run.json").read_text())["ended"]
+    if (run / "summary.json").exists():
+        assert json.loads((run / "summary.json").read_text())["ended"] == ended
+    return ended, heard.lines
+
+
+@pytest.mark.integration
+def test_all_stages_are_complete(tmp_path: Path) -> None:
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert end(tmp_path)[0] == {"reason": "done", "where": "", "message": "every stage is complete"}
+
+
+@pytest.mark.integration
+def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
+    ended, said = end(tmp_path, "rl.rounds=3", f"rl.max_tokens={3 * 18 * 30}")
+    assert ended["reason"] == "tokens_spent"
+    assert ended["message"] == "rl made 3 of 6 steps: its 1,620 tokens (max_tokens) are spent"
+    assert "round 3: no step, as the budget of 1,620 tokens (max_tokens) has no room for another step" in said
+    assert any(line.startswith("round 2 ends after 1 of 2 steps: the budget") for line in said)
+
+
+@pytest.mark.integration
+def test_the_guard_stops_a_collapse(tmp_path: Path) -> None:
+    ended, _ = end(tmp_path, "rl.rounds=2", "rl.steps_per_round=3", *TOO_FAST, "guard={action: stop, window: 2}")
+    assert (ended["reason"], ended["where"]) == ("stopped_by_guard", "round 1 step 3")
+    assert "RL is collapsing" in ended["message"]
+
+
+@pytest.mark.integration
+def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE.format("raise ConnectionError('the judge is down')"))
+    data = {"scoring": {"retries": 0}, "data": {"train": [BAD], "evaluation": []}}
+    ended, _ = end(tmp_path, changes=data)
+    assert (ended["reason"], ended["where"]) == ("graders_failed", "round 1 step 2")
+    assert "ConnectionError: the judge is down" in ended["message"]
+    (tmp_path / "judge.py").write_text(JUDGE.format("return len(attempt.response) % 2"))
+    assert end(tmp_path, changes=data)[0]["reason"] == "done"
+
+
+@pytest.mark.integration
+def test_a_file_of_a_verifier_cannot_be_loaded(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE.format("return ("))
+    ended, _ = end(tmp_path, changes={"data": {"train": [BAD], "evaluation": []}})
+    assert (ended["reason"], ended["where"]) == ("error", "the start")
+    assert "judge.py" in ended["message"]
+
+
+@pytest.mark.integration
+def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    ended, _ = end(tmp_path)
+    assert ended["reason"] == "disk_full"
+    assert "free space and start the same command again" in ended["message"]
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from tests.stages.test_ended import ONLY_RL, start, tiny
+from tests.stages.sessions import Heard
+from verizero.pipeline.whole_run import train
+
+class Speaks(Heard):
+    def say(self, text):
+        pass
+
+    def advance(self, done, numbers):
+        print("a step is done", flush=True)
+
+config = tiny({}, [start(), *ONLY_RL, "rl.steps_per_round=1000", "evaluation.before_training=false"])
+train(config, Path.cwd(), Path(sys.argv[1]), "auto", Speaks())
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"a step is done\n"
+        child.send_signal(number)
+    ended = json.loads((tmp_path / "run.json").read_text())["ended"]
+    main(["diagnose", str(tmp_path)])
+    first, *_ = capsys.readouterr().out.splitlines()
+    if number is signal.SIGINT:
+        assert ended["reason"] == "interrupted"
+        assert first.startswith("The run ended: interrupted at round 1 step ")
+    else:
+        assert ended is None
+        assert first.startswith("The run has not ended by itself: it was killed")
+
+
+def test_a_run_that_is_under_way(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        assert end_of(tmp_path, {"ended": None}) == "The run is under way."
+    assert "killed" in end_of(tmp_path, {"ended": None})
