@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show(as_json(findings))
     else:
-        show(f"{end_of(arguments.run_folder, reading.info)}\n\n{as_text(reading, findings)}")
+        texts = (end_of(arguments.run_folder, reading.info), as_text(reading, findings))
+        show("\n\n".join(filter(None, texts)))
     return status_of(findings)
 
 

@@ -96,8 +96,10 @@ def record_end(folder: Path, ended: Ended) -> None:
 
 
 def end_of(folder: Path, info: Mapping[str, Any]) -> str:
-    """Return a line on how the run in `folder` ended; `info` is its run.json."""
-    ended = info.get("ended")
+    """Return a line on how the run in `folder` ended; `info` is its run.json. Empty if an older version wrote that."""
+    if "ended" not in info:
+        return ""
+    ended = info["ended"]
     if isinstance(ended, Mapping) and ended.get("reason") in REASONS:
         return f"The run ended: {Ended(ended['reason'], str(ended.get('where')), str(ended.get('message')))}"
     if is_locked(folder):
