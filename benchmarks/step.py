@@ -171,7 +171,7 @@ def run(config: Any, base: Path, mode: str) -> None:
     else:
         from verizero.flows.local import run_here
 
-        run_here(config, base, "never")
+        run_here(config, base, "never", Silent())
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from verizero.flows.server import QUIET, EmbeddedServer
 from verizero.pipeline.config.recipes import Resume, run_folder
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError, VerizeroError
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.opening import prepare_run
 
 
-def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
+def run_here(config: RunConfig, base_dir: Path, resume: Resume, progress: Progress) -> tuple[Path, dict[str, Any]]:
     """Run the flow and return the run's folder and summary.
 
     The server of PREFECT_API_URL is used if that is set. If not, an embedded one is started, whose history is kept in
@@ -35,8 +36,9 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
             # The server takes seconds to start, in which the data is loaded.
             data = executor.submit(_prepare, config, base_dir, folder)
             if server is not None:
+                progress.under_way("starts Prefect's server")
                 server.wait(config.prefect.start_timeout_s)
-            return folder, _run_flow(config, base_dir, folder, resume, data, server)
+            return folder, _run_flow(config, base_dir, folder, resume, progress, data, server)
     except VerizeroError:
         raise
     except Exception as exc:  # of Prefect's client, which tells only that the server failed
@@ -60,6 +62,7 @@ def _run_flow(
     base_dir: Path,
     folder: Path,
     resume: Resume,
+    progress: Progress,
     data: Future[RunData],
     server: EmbeddedServer | None,
 ) -> dict[str, Any]:
@@ -68,9 +71,7 @@ def _run_flow(
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from verizero.flows.train import FlowJob, run_job
-    from verizero.pipeline.report.progress import for_terminal
 
-    progress = for_terminal()
     if server is not None:
         progress.say(f"watch this run at {server.address} (login: {server.login_place})")
     try:
@@ -78,7 +79,6 @@ def _run_flow(
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if server is not None else {}):
             return run_job(FlowJob(config, base_dir, folder, resume, progress, data))
     finally:
-        progress.close()
         # Prefect sends logs and events from threads; what they still hold would be lost with the server.
         APILogWorker.drain_all(timeout=20)
         EventsWorker.drain_all(timeout=20)

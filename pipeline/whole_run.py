@@ -104,6 +104,7 @@ def run_of(kind: str) -> Callable[[Session, Item, Wrap], None]:
 def finish(session: Session) -> dict[str, Any]:
     """Write the final model, summary.json and report.html; return the summary."""
     run = session.run
+    session.recorder.progress.under_way("writes the final model and the report")
     save_final(run, session.workers.backend)
     session.recorder.store.sync()
     if not run.ranks.is_first:
@@ -113,7 +114,9 @@ def finish(session: Session) -> dict[str, Any]:
         for stage in run.recipe.stages
         if isinstance(section := run.recipe.section_of(stage), RoundsConfig) and section.max_tokens is not None
     }
-    record_end(run.folder, ended_well(run.folder, budgets))
+    ended = ended_well(run.folder, budgets)
+    record_end(run.folder, ended)
+    session.recorder.say(str(ended))
     summary = build_summary(run.folder)
     build_page(run.folder, cards_of(run.folder, session.recorder.say))
     return summary

@@ -16,6 +16,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -63,7 +64,6 @@ def run(arguments: argparse.Namespace) -> None:
     from verizero.pipeline.whole_run import train
 
     quiet()
-    progress = for_terminal()
 
     def train_request(request: Request) -> None:
         config, folder = request.config, run_folder(request.config)
@@ -75,10 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
     limits = {n: getattr(arguments, n) for n in ("max_rounds", "max_tokens", "max_hours", "target", "patience")}
     config = campaign_config(name=arguments.name, rounds=arguments.rounds, **limits)
     request = read_request(find_recipe(arguments.recipe), arguments.set)
-    try:
+    with closing(for_terminal()) as progress:
         outcome = fire(config, request, train_request, say=progress.say)
-    finally:
-        progress.close()
     show(outcome.message)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import closing
 from typing import Any
 
 from verizero.pipeline.commands.arguments import add_recipe
@@ -12,6 +13,7 @@ from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe, run_folder
 from verizero.pipeline.models.gguf_file import require_model
+from verizero.pipeline.report.progress import for_terminal
 
 
 def add(commands: Any) -> None:
@@ -47,18 +49,20 @@ def run(arguments: argparse.Namespace) -> None:
         is_first = as_rank(config.launch, folder) == 0
     base_dir = path.resolve().parent
     # Only the first rank is a flow; one run must not appear once for each rank.
-    if arguments.no_prefect or not is_first:
-        from verizero.pipeline.models.load import quiet
-        from verizero.pipeline.report.progress import for_terminal
-        from verizero.pipeline.whole_run import train
+    with closing(for_terminal(beats=is_first)) as progress:
+        progress.say(f"{config.name}: starts")
+        progress.under_way("loads its libraries")
+        if arguments.no_prefect or not is_first:
+            from verizero.pipeline.models.load import quiet
+            from verizero.pipeline.whole_run import train
 
-        quiet()
-        folder = run_folder(config)
-        summary = train(config, base_dir, folder, arguments.resume, for_terminal())
-    else:
-        from verizero.flows.local import run_here
+            quiet()
+            folder = run_folder(config)
+            summary = train(config, base_dir, folder, arguments.resume, progress)
+        else:
+            from verizero.flows.local import run_here
 
-        folder, summary = run_here(config, base_dir, arguments.resume)
+            folder, summary = run_here(config, base_dir, arguments.resume, progress)
     if config.launch.kind == "none" and is_first:
         print_result(folder, summary)
 

@@ -43,7 +43,8 @@ def sample_groups(
     share = share_of(run.ranks, prompts)
     own = share.prompts
     with recorder.timed("generate"):
-        rollouts = collect(workers.rollouts.generation, own, num, sampling, *stream)
+        count = recorder.counter(len(own) * num)
+        rollouts = collect(workers.rollouts.generation, own, num, sampling, *stream, count=count)
     with recorder.timed("verify"):
         scored, tally = (scorer or workers.graders.scorer).score({p.id: p for p in own}, rollouts, with_components=True)
         (groups,), tally = gather_groups(run.ranks, share, [form_groups(own, scored, num)], tally)

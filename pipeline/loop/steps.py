@@ -108,7 +108,9 @@ def generate(
         if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
             early = workers.graders.of_stage.grade_early(with_components=True)
         reader = None if early is None else early.add
-        rollouts = source.generate(own, asked_of(setup, temperature(setup, state)), (state.rl_step, attempt), reader)
+        asked = asked_of(setup, temperature(setup, state))
+        count = recorder.counter(len(own) * sum(samples for _, samples, _ in asked))
+        rollouts = source.generate(own, asked, (state.rl_step, attempt), reader, count)
     state.stage.num_tokens += sum(run.ranks.gather(sum(r.num_sampled for r in rollouts)))
     return Generated(rollouts, early)
 

@@ -1,4 +1,4 @@
-"""How a run ended: the reason, the place and the message, as run.json and summary.json have them under `ended`.
+"""The end of a run: reason, place and message, as run.json and summary.json have them under `ended`.
 
 A run that is under way has null there, and so has one that was killed: nothing can be written then.
 """
@@ -29,7 +29,7 @@ DISK_FULL = "the disk is full"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended.
+    """The end of a run.
 
     Example: Ended("graders_failed", "round 1 step 3", "graders failed and nothing trained in 4 steps in a row …")
     """

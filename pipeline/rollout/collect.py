@@ -19,6 +19,9 @@ from verizero.pipeline.types import FinishReason, Prompt, Rollout, Turn, Written
 Reader = Callable[[Sequence[Written]], None]
 """Receives responses as they end, each with its place among the rollouts that `collect` returns."""
 
+Count = Callable[[int], None]
+"""Receives the number of responses that have ended since its last call."""
+
 
 class Renders(Protocol):
     """Turns prompts into tokens, and tokens into text."""
@@ -51,11 +54,13 @@ def collect(
     sampling: Sampling,
     *stream: str | int,
     reader: Reader | None = None,
+    count: Count | None = None,
 ) -> list[Rollout]:
     """Return `samples` responses to each prompt, prompt by prompt. Equal seeds and streams give equal responses.
 
     Prompts with an environment become episodes, which are played after the single responses are written.
     `reader` receives the responses that the engine tells of while it still writes others, and episodes as they end.
+    `count` hears of each response and episode once; in the end also of those that the engine left out.
     Raises: EngineError for an engine that does not record what `sampling` asks for.
     """
     alone = [i for i, p in enumerate(prompts) if p.environment is None]
@@ -63,11 +68,11 @@ def collect(
     own, games = [prompts[i] for i in alone], [prompts[i] for i in played]
     responses: list[Rollout] = []
     if own or not games:  # ranks that share an engine call it together, also one that has no prompt
-        responses = _respond(by, own, samples, sampling, stream, _of_places(reader, alone, samples))
+        responses = _respond(by, own, samples, sampling, stream, _of_places(reader, alone, samples), count)
     if games:
         if by.episodes is None:
             raise EngineError(f"prompt {games[0].id!r} has the environment {games[0].environment!r}, and none was made")
-        on_end = _episode_reader(_of_places(reader, played, samples), games, samples)
+        on_end = _episode_reader(_of_places(reader, played, samples), games, samples, count)
         responses += play(by.engine, by.episodes, games, samples, sampling, by.seed, *stream, on_end=on_end)
         check_recorded(sampling, [turn for r in responses for turn in r.turns])
     # Back to the order of the prompts; both lists have `samples` responses to each of theirs.
@@ -86,12 +91,18 @@ def _of_places(reader: Reader | None, places: Sequence[int], samples: int) -> Re
     return tell
 
 
-def _episode_reader(reader: Reader | None, prompts: Sequence[Prompt], samples: int) -> EndedEpisode | None:
-    """Return a reader of episodes, which tells `reader` of those that a verifier grades."""
-    if reader is None:
+def _episode_reader(
+    reader: Reader | None, prompts: Sequence[Prompt], samples: int, count: Count | None
+) -> EndedEpisode | None:
+    """Return a reader of episodes, which counts all and tells `reader` of those that a verifier grades."""
+    if reader is None and count is None:
         return None
 
     def tell(place: int, rollout: Rollout) -> None:
+        if count is not None:
+            count(1)
+        if reader is None:
+            return
         episode, prompt = rollout.episode, prompts[place // samples]
         if episode is not None and episode.outcome is None and prompt.verifier != ENVIRONMENT:
             finish: FinishReason = "length" if rollout.was_cut else "stop"
@@ -107,6 +118,7 @@ def _respond(
     sampling: Sampling,
     stream: Sequence[str | int],
     reader: Reader | None,
+    count: Count | None,
 ) -> list[Rollout]:
     """Return `samples` single responses to each prompt."""
     engine, renderer = by.engine, by.renderer
@@ -120,16 +132,24 @@ def _respond(
 
     text_of = cache(renderer.decode)  # a response that the reader received is not decoded a second time
 
-    def tell_reader(ended: Sequence[Ended]) -> None:
-        assert reader is not None
-        reader(
-            [
-                Written(e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason)
-                for e in ended
-            ]
-        )
+    num_ended = 0
 
-    answers = engine.generate(requests, sampling, None if reader is None else tell_reader)
+    def hear(ended: Sequence[Ended]) -> None:
+        nonlocal num_ended
+        num_ended += len(ended)
+        if count is not None:
+            count(len(ended))
+        if reader is not None:
+            reader(
+                [
+                    Written(e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason)
+                    for e in ended
+                ]
+            )
+
+    answers = engine.generate(requests, sampling, None if reader is None and count is None else hear)
+    if count is not None and num_ended < len(prompts) * samples:
+        count(len(prompts) * samples - num_ended)
     check_recorded(sampling, [c for completions in answers for c in completions])
     return [
         _rollout(prompt, request, i, completion, text_of(completion.token_ids), engine.version)

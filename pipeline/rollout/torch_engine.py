@@ -20,6 +20,7 @@ from verizero.pipeline.rollout.sampling import pick, pick_kept
 from verizero.pipeline.rollout.sampling_record import Recorder
 from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, Seat, Seats
 from verizero.pipeline.rollout.written import Written
+from verizero.pipeline.types import FinishReason
 
 
 class TorchEngine:
@@ -55,7 +56,7 @@ class TorchEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed; `listener` hears of each that stops, at the step of its end.
+        """Return, per request, one completion per seed; `listener` hears of each in the step of its end.
 
         Raises: EngineError for a prompt that leaves no room in the model's context.
         """
@@ -195,11 +196,10 @@ class _Decode:
         most = min(self.sampling.max_tokens, max(self._drawn(seat.begun) for seat in left))
         texts = self.written.read(ended, most)
         self.done += [(seat, *text) for seat, text in zip(left, texts, strict=True)]
-        stopped = [
-            Ended(*seat.place, ids, "stop") for seat, (ids, _) in zip(left, texts, strict=True) if self._is_end(ids)
-        ]
-        if self.listener is not None and stopped:
-            self.listener(stopped)
+        if self.listener is not None:
+            self.listener(
+                [Ended(*seat.place, ids, self._reason(ids)) for seat, (ids, _) in zip(left, texts, strict=True)]
+            )
         alive = len(self.seats.taken)
         waits = self.queue and self.decoder.refills and len(self.seats.seats) - alive >= self.queue.least
         if alive and not waits and self.seats.rows - alive >= REFILL_SHARE * self.seats.rows:
@@ -212,8 +212,8 @@ class _Decode:
         self.written.move(sources, targets)
         self.cache.resize(rows)
 
-    def _is_end(self, ids: tuple[int, ...]) -> bool:
-        return ids[-1] in self.ends
+    def _reason(self, ids: tuple[int, ...]) -> FinishReason:
+        return "stop" if ids[-1] in self.ends else "length"
 
     def _completions(self) -> dict[tuple[int, int], Completion]:
         done = sorted(self.done, key=lambda item: item[0].row)
@@ -225,7 +225,7 @@ class _Decode:
             seat.place: Completion(
                 ids,
                 logprobs,
-                "stop" if self._is_end(ids) else "length",
+                self._reason(ids),
                 None if kept is None else kept[seat.row],
                 None if routing is None else routing[seat.row],
             )

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError, VerizeroError
-from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from verizero.pipeline.rollout.vllm_arguments import (
     ROOM,
     EngineModel,
@@ -144,7 +145,7 @@ class VllmServerEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed. The listener hears of none.
+        """Return, per request, one completion per seed. The listener hears of each when its server has answered.
 
         Raises: EngineError for a prompt that leaves no room, or if no server is left.
         """
@@ -152,7 +153,7 @@ class VllmServerEngine:
         todo = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
         made: dict[Place, Completion] = {}
         while todo:  # again whenever servers were lost: what they had not answered is back in `todo`
-            self._answer(todo, requests, sampling, made)
+            self._answer(todo, requests, sampling, made, listener or (lambda ended: None))
         return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def rest(self) -> None:
@@ -276,7 +277,12 @@ class VllmServerEngine:
             self._each(lambda server: server.take_folder(path, label))
 
     def _answer(
-        self, todo: deque[Place], requests: Sequence[Request], sampling: Sampling, made: dict[Place, Completion]
+        self,
+        todo: deque[Place],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        made: dict[Place, Completion],
+        listener: Listener,
     ) -> None:
         """Move responses from `todo` to `made` by all servers; those of a server that fails go back to `todo`."""
         self._check_left()
@@ -284,8 +290,15 @@ class VllmServerEngine:
         own = _deal(todo, requests, servers)
         refused: list[EngineError] = []
         failures: dict[RemoteServer, str] = {}
+        ended: SimpleQueue[Ended | None] = SimpleQueue()  # what threads answer, and a None of each at its end
 
         def work(server: RemoteServer) -> None:
+            try:
+                answer(server)
+            finally:
+                ended.put(None)
+
+        def answer(server: RemoteServer) -> None:
             while server not in failures and not refused:
                 try:
                     # Atomic, as append is: threads share the deques without a lock.
@@ -296,7 +309,8 @@ class VllmServerEngine:
                     continue
                 options = self.policy.options(sampling, requests[i].seeds[j])
                 try:
-                    made[i, j] = server.generate(requests[i].prompt_ids, options, label, sampling)
+                    made[i, j] = done = server.generate(requests[i].prompt_ids, options, label, sampling)
+                    ended.put(Ended(i, j, done.token_ids, done.finish_reason))
                 except ServerLost as exc:
                     # Another server draws it again from the same seed, so the loss leaves no trace in the data.
                     todo.append((i, j))
@@ -313,8 +327,9 @@ class VllmServerEngine:
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(most)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        for _ in threads:
+            for answered in iter(ended.get, None):
+                listener([answered])
         if refused:
             raise refused[0]
         for server in failures:

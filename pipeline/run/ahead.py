@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.collect import Count, Generation
 from verizero.pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.own_stream import HERE, OwnStream
@@ -67,12 +67,17 @@ class Asynchronous(Synchronous):
         return [entry.batch for entry in self._queue]
 
     def generate(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
+        stream: tuple[int, int],
+        reader: EarlyReader | None,
+        count: Count | None = None,
     ) -> list[Rollout]:
         """Complete the oldest batch in flight; if there is none, sample now with the engine's present weights."""
         if not self._queue:
             self.wait()
-            return self.sample(prompts, asked, stream, reader)
+            return self.sample(prompts, asked, stream, reader, count)
         # The oldest first: the thread completes batches in the order of their start.
         entry = self._queue.popleft()
         entry.done.result()

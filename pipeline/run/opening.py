@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.report.ended import ended_by, record_end
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
-from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
 from verizero.pipeline.run import collapse
@@ -65,6 +65,8 @@ from verizero.pipeline.train.device import switched
 from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
 
+LOG = "run.log"
+"""Name of the file in the run's folder that has every line which the run showed."""
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 """Packages whose versions are written into run.json."""
 
@@ -87,9 +89,8 @@ def opened(
 ) -> Iterator[Session]:
     """Yield a session that holds the run's folder until the block ends.
 
-    `prepare` returns the data; None: `prepare_run` does.
-
-    An exception ends the run; run.json and summary.json then have the reason.
+    `prepare` returns the data; None: `prepare_run` does. What is shown is written to run.log too. An exception ends the
+    run: run.json, summary.json and run.log then have the reason.
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
@@ -103,19 +104,24 @@ def opened(
         stack.callback(leave)
         stack.push(WATCH.leave)
         own = stack.enter_context(own_folder(folder, ranks))
+        log: Logged | None = None
         if ranks.is_first:
+            progress = log = stack.enter_context(closing(Logged(progress, folder / LOG, config.name)))
             address = stack.enter_context(exposed(folder, config.name, config.report.metrics_port))
             if address is not None:
                 progress.say(f"metrics for Prometheus at {address}")
         session: Session | None = None
         try:
+            progress.under_way("loads the data")
             data = prepare_run(config, base_dir, own) if prepare is None else prepare()
             session = open_session(config, own, data, resume, progress, base_dir, ranks=ranks, shared=folder)
             stack.callback(session.close)
             yield session
         except BaseException as exc:
-            if ranks.is_first:
-                record_end(folder, ended_by(exc, "the start" if session is None else session.recorder.where))
+            if log is not None:
+                ended = ended_by(exc, "the start" if session is None else session.recorder.where)
+                record_end(folder, ended)
+                log.lines.say(str(ended))
             raise
 
 
@@ -163,6 +169,7 @@ def open_session(
     state = RunState() if start is None else read_state(start)
     take_up(config, state)
     tokenizer = data.renderer.tokenizer
+    progress.under_way("loads the model")
     backend = build_backend(config, build_policy(config, tokenizer, start), ranks)
     if start is not None:
         backend.load(start)
@@ -177,6 +184,7 @@ def open_session(
     episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))
     if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, folder)):
         progress.say(note)
+    progress.under_way("starts the engine")
     source = build_source(config, backend, data, folder, episodes)
     workers = Workers(backend, source, graders, *sampler_at(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))

@@ -12,6 +12,7 @@ from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.rollout.collect import Count
 from verizero.pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -41,6 +42,7 @@ class Recorder:
         self.listener: Listener = ignore_event
         self.where = ""
         """The present step in words, e.g. "round 1 step 7"."""
+        self._under_way = ""
         self.reported: set[str] = set()
         """Causes and warnings of the diagnosis that were shown."""
         self._times: dict[str, float] = {}
@@ -58,6 +60,8 @@ class Recorder:
         """Count the block's seconds to `phase`, and the GPU's peak in it, and start the deadline of that phase."""
         # The launcher quotes this phase if the rank dies in it.
         WATCH.begins(f"{self.where}: {phase}")
+        if phase != "total":  # of a step, whose phases are shown
+            self._shown(f"{self.where}: {phase.rpartition('/')[2]}")
         if self._peaks is not None:
             self._peaks.enter(phase)
         start = time.perf_counter()
@@ -67,10 +71,26 @@ class Recorder:
             self.count(phase, time.perf_counter() - start)
             if self._peaks is not None:
                 self._peaks.leave(phase)
+            self._shown(self.where)
 
     def count(self, phase: str, seconds: float) -> None:
         """Add seconds to `phase`. Phases whose names end in "graders" ran in parallel to others, not after them."""
         self._times[phase] = self._times.get(phase, 0.0) + seconds
+
+    def counter(self, total: int) -> Count:
+        """Return a function that shows how many of this rank's `total` responses in the present phase are done."""
+        what, done = self._under_way, 0
+
+        def count(num: int) -> None:
+            nonlocal done
+            done += num
+            self.progress.under_way(what, done, total)
+
+        return count
+
+    def _shown(self, what: str) -> None:
+        self._under_way = what
+        self.progress.under_way(what)
 
     def take_times(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from verizero.pipeline.errors import CheckpointError, EngineError, boundary
-from verizero.pipeline.rollout.collect import Generation, collect
+from verizero.pipeline.rollout.collect import Count, Generation, collect
 from verizero.pipeline.rollout.continuation import Asked
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.run.state import InFlightBatch
@@ -44,17 +44,27 @@ class RolloutSource(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
+        stream: tuple[int, int],
+        reader: EarlyReader | None,
+        count: Count | None = None,
     ) -> list[Rollout]:
         """Return the responses to this rank's `prompts`, all of the first kind asked, then all of the next.
 
         If a batch is in flight, the oldest one is completed and returned in their place. `stream` (RL step, attempt)
-        names the random numbers of responses that are sampled now.
+        names the random numbers of responses that are sampled now; `reader` and `count` hear of those.
         """
         ...
 
     def sample(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: Sequence[int], reader: EarlyReader | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
+        stream: Sequence[int],
+        reader: EarlyReader | None,
+        count: Count | None = None,
     ) -> list[Rollout]:
         """Sample responses now, with the engine's present weights, in the same order. Batches in flight stay there."""
         ...
@@ -135,20 +145,30 @@ class Synchronous:
         return ()
 
     def generate(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
+        stream: tuple[int, int],
+        reader: EarlyReader | None,
+        count: Count | None = None,
     ) -> list[Rollout]:
         """Sample the responses now."""
-        return self.sample(prompts, asked, stream, reader)
+        return self.sample(prompts, asked, stream, reader, count)
 
     def sample(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: Sequence[int], reader: EarlyReader | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
+        stream: Sequence[int],
+        reader: EarlyReader | None,
+        count: Count | None = None,
     ) -> list[Rollout]:
         """Sample the responses now, whatever is in flight."""
         rollouts: list[Rollout] = []
         for name, samples, sampling in asked:
             # The reader numbers the responses of all kinds in one list.
             on_end = None if reader is None else partial(reader, offset=len(rollouts))
-            rollouts += collect(self.generation, prompts, samples, sampling, name, *stream, reader=on_end)
+            rollouts += collect(self.generation, prompts, samples, sampling, name, *stream, reader=on_end, count=count)
         return rollouts
 
     def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:

@@ -96,7 +96,8 @@ def answer_and_grade(
     asked: list[Asked] = [("evaluation", k, sampling), ("greedy", 1, greedy)]
     early = scorer.grade_early() if overlaps_grading(config.scoring, workers.backend.model.device) else None
     with recorder.timed("evaluate/generate"):
-        rollouts = workers.rollouts.sample(prompts, asked, (), None if early is None else early.add)
+        count = recorder.counter(len(prompts) * (k + 1))
+        rollouts = workers.rollouts.sample(prompts, asked, (), None if early is None else early.add, count)
     with recorder.timed("evaluate/verify"):
         scored, tally = scorer.score({p.id: p for p in prompts}, rollouts, early=early)
         cut = len(prompts) * k

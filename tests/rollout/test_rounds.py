@@ -321,6 +321,7 @@ def test_collect_puts_single_responses_and_episodes_in_order(threads: ThreadPool
     alone = Prompt("a", "1+1=", "exact", "2")
     episodes = episodes_of(Counting(last=2), threads)
     heard: list[Written] = []
+    counts: list[int] = []
     graded = replace(PROMPT, id="g", verifier="exact")
     by = Generation(engine_of(), RENDERER, 3, episodes)
 
@@ -333,7 +334,8 @@ def test_collect_puts_single_responses_and_episodes_in_order(threads: ThreadPool
 
     by.episodes = replace(episodes, environments={"counting": Silent(last=2)})
     prompts = [graded, alone, PROMPT]
-    rollouts = collect(by, prompts, 2, Sampling(20), "rl", 0, reader=heard.extend)
+    rollouts = collect(by, prompts, 2, Sampling(20), "rl", 0, reader=heard.extend, count=counts.append)
+    assert sum(counts) == len(rollouts)
     assert [(r.prompt_id, r.sample) for r in rollouts] == [(p.id, i) for p in prompts for i in range(2)]
     assert [r.episode is None for r in rollouts] == [False, False, True, True, False, False]
     by_place = {w.place: w for w in heard}

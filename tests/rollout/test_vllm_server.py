@@ -21,7 +21,7 @@ from tests.rollout.fake_server import FakeServer
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.engine import Ended, Request, Sampling
 from verizero.pipeline.rollout.vllm_arguments import EngineModel
 from verizero.pipeline.rollout.vllm_process import flags
 from verizero.pipeline.rollout.vllm_server import VllmServerEngine
@@ -53,7 +53,11 @@ def stack() -> Iterator[ExitStack]:
 
 def check_answers(engine: VllmServerEngine) -> None:
     """Each response is the one of its own seed, from any server."""
-    answers = engine.generate(REQUESTS, Sampling(9))
+    heard: list[Ended] = []
+    answers = engine.generate(REQUESTS, Sampling(9), heard.extend)
+    ended = {(e.request, e.sample): e.token_ids for e in heard}
+    assert ended == {(i, j): c.token_ids for i, some in enumerate(answers) for j, c in enumerate(some)}
+    assert len(heard) == len(ended), "once each, also where a server was lost"
     for request, completions in zip(REQUESTS, answers, strict=True):
         assert [c.token_ids for c in completions] == [(s % 50, request.prompt_ids[-1]) for s in request.seeds]
         assert all(c.logprobs == tuple(-t / 10 for t in c.token_ids) for c in completions)

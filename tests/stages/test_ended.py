@@ -1,4 +1,4 @@
-"""How runs end, for each reason: what run.json, summary.json and `verizero diagnose` say then."""
+"""Ends of runs, for each reason: run.json, summary.json, run.log and `verizero diagnose`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.cli import main
 from verizero.pipeline.errors import VerizeroError
 from verizero.pipeline.files import locked
-from verizero.pipeline.report.ended import end_of
+from verizero.pipeline.report.ended import Ended, end_of
 from verizero.pipeline.whole_run import train
 
 ROUND = ["rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all"]
@@ -42,6 +42,8 @@ def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) ->
     with suppress(VerizeroError, OSError):
         train(tiny(changes, [start(), *ONLY_RL, *ROUND, *overrides]), folder, run, "auto", heard)
     ended: dict[str, Any] = json.loads((run / "run.json").read_text())["ended"]
+    last = (run / "run.log").read_text().splitlines()[-1]
+    assert str(Ended(**ended)).split("\n")[0] in last
     if (run / "summary.json").exists():
         assert json.loads((run / "summary.json").read_text())["ended"] == ended
     return ended, heard.lines
