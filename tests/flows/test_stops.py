@@ -19,9 +19,9 @@ from tests.stages.tiny import TREE
 from verizero.flows.automations import SILENT_S
 from verizero.flows.process_lifetime import END_WITHIN_S
 from verizero.flows.serve import FLOWS_GRACE_S, SETTINGS
+from verizero.pipeline.child import GRACE_S
 from verizero.pipeline.config.recipes import asked_for
 from verizero.pipeline.files import iterate_jsonl
-from verizero.pipeline.launch import GRACE_S
 from verizero.pipeline.listening import free_port
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.whole_run import train
