@@ -15,8 +15,6 @@ from torch import Tensor
 
 from verizero.pipeline.models import kernels
 from verizero.pipeline.models.cpu import product, transposed
-from verizero.pipeline.models.divided_head import Scoring, divided_logprobs
-from verizero.pipeline.models.divided_table import DividedHead
 from verizero.pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
 
@@ -37,11 +35,6 @@ def head_logprobs(
     Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
     """
     check_scoring(targets, temperature, kept)
-    if isinstance(head, DividedHead):
-        with_kernel = kept is None and _is_for_the_kernel(hidden, hidden.new_empty(0, dtype=head.table.dtype), None)
-        how = Scoring(targets, temperature, kept, chunk_tokens, with_kernel)
-        values, entropies = divided_logprobs(head, hidden, how)
-        return values, entropies if entropy else None
 
     def compute(states: Tensor) -> tuple[Tensor, ...]:
         if kept is None and _is_for_the_kernel(states, head.weight, head.bias):

@@ -56,10 +56,8 @@ def check_scoring(targets: Tensor, temperature: float, kept: Tensor | None) -> N
         )
 
 
-def _cut_off(shape: torch.Size, kept: Tensor | None, targets: Tensor) -> Tensor | None:
-    """Return [N, V] bool: True for tokens outside the recorded set; None without sets."""
-    if kept is None:
-        return None
+def _cut_off(shape: torch.Size, kept: Tensor, targets: Tensor) -> Tensor:
+    """Return [N, V] bool: True for tokens outside the recorded set."""
     real = kept >= 0
     outside = real.any(dim=1).unsqueeze(1).expand(shape).contiguous()  # a row of only padding stays whole
     # Padding points at the target, which is in the set anyway.
@@ -88,7 +86,7 @@ def score_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (log-probs of the targets, log-normalisers, entropies), each [N], and overwrite the logits [N, V]."""
     # All in the memory of the logits: the caller gives a copy.
-    log_p = _tempered(logits, temperature, _cut_off(logits.shape, kept, targets))
+    log_p = _tempered(logits, targets, temperature, kept)
     normaliser = torch.logsumexp(log_p, dim=-1)
     log_p -= normaliser.unsqueeze(1)
     picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -110,67 +108,27 @@ def pull_rows(
 
     `scored` is the log-normalisers and entropies that `score_rows` returned.
     """
-    outside = _cut_off(logits.shape, kept, targets)
-    return pull_columns(logits, temperature, outside, scored, pull, spread).scatter_add_(
-        1, targets.unsqueeze(1), (pull / temperature).unsqueeze(1)
-    )
-
-
-def pull_columns(
-    logits: Tensor,
-    temperature: float,
-    outside: Tensor | None,
-    scored: tuple[Tensor, Tensor],
-    pull: Tensor,
-    spread: Tensor | None,
-) -> Tensor:
-    """Return what `pull_rows` does, but for the pull that the targets themselves get; logits may be of some columns.
-
-    outside: bool [N, columns], True for tokens that could not be drawn; None: all could.
-    """
     normaliser, entropy = scored
     # The chain rule through logits / temperature, applied to [N] instead of [N, V].
     pull, spread = pull / temperature, None if spread is None else spread / temperature
-    log_p = _tempered(logits, temperature, outside)
+    log_p = _tempered(logits, targets, temperature, kept)
     log_p -= normaliser.unsqueeze(1)
     p = log_p.exp()
     # d logp_y / d z_j = [j = y] - p_j;   d H / d z_j = -p_j (log p_j + H)
     if spread is None:
-        # -pull p_j here; the caller adds pull at the target.
+        # -pull p_j here; the scatter below adds pull at the target.
         p *= -pull.unsqueeze(1)
     else:
         # p_j (-spread (log p_j + H) - pull): both gradients in one pass over the rows.
         log_p.clamp_(min=NEVER).mul_(-spread.unsqueeze(1))
         log_p -= (pull + spread * entropy).unsqueeze(1)
         p *= log_p
-    return p
+    return p.scatter_add_(1, targets.unsqueeze(1), pull.unsqueeze(1))
 
 
-def score_columns(logits: Tensor, temperature: float, outside: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return log-normalisers and entropies [N] among some columns of the logits [N, columns], and overwrite these.
-
-    outside: as for `pull_columns`. Where all columns are outside, the log-normaliser is -inf and the entropy 0.
-    """
-    log_p = _tempered(logits, temperature, outside)
-    normaliser = torch.logsumexp(log_p, dim=-1)
-    log_p -= normaliser.clamp(min=torch.finfo(log_p.dtype).min).unsqueeze(1)
-    log_p.clamp_(min=NEVER)
-    return normaliser, -torch.linalg.vecdot(log_p.exp(), log_p)
-
-
-def joined_columns(normalisers: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-normalisers and entropies [N] of all columns from those of their parts [parts, N].
-
-    H = sum_i p_i (H_i - log p_i), where p_i is the probability of part i.
-    """
-    normaliser = torch.logsumexp(normalisers, 0)
-    log_p = (normalisers - normaliser).clamp(min=NEVER)
-    return normaliser, (log_p.exp() * (entropies - log_p)).sum(0)
-
-
-def _tempered(logits: Tensor, temperature: float, outside: Tensor | None) -> Tensor:
-    if outside is not None:
-        logits.masked_fill_(outside, float("-inf"))
+def _tempered(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
+    if kept is not None:
+        logits.masked_fill_(_cut_off(logits.shape, kept, targets), float("-inf"))
     if temperature != 1.0:
         logits /= temperature
     return logits

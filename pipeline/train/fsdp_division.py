@@ -1,4 +1,4 @@
-"""Divides a module among ranks: the blocks by torch's FSDP2, the tables of input and output embeddings in pieces."""
+"""Divides a module among ranks by torch's FSDP2: its blocks, its input and output embeddings, and the rest."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from verizero.pipeline.models.divided_table import DividedTable, can_divide, compute_divided, scatter
 from verizero.pipeline.train.computing import Computing
 from verizero.pipeline.train.ranks import Ranks, collectives
-
-PIECES_OF_BLOCK = 3
-"""A piece of a table has at most this part of the numbers of the largest block: at once there are two pieces, as the
-next one travels, and two gradients of one, while no block is whole."""
 
 PARTS = 4
 """On the CPU a block's gradients are added up over ranks in so many parts."""
@@ -38,14 +33,14 @@ class _FreedScatter:
         each = len(output_tensor)
         of_ranks = input_tensor.view(-1, each)
         for start in range(0, each, size := max(1, -(-each // PARTS))):
-            scatter(output_tensor[start : start + size], of_ranks[:, start : start + size].flatten(), group, op)
+            _scatter(output_tensor[start : start + size], of_ranks[:, start : start + size].flatten(), group, op)
         input_tensor.untyped_storage().resize_(0)
 
 
 def divided(
     model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
 ) -> torch.nn.Module:
-    """Divide `model` in place: each block, the tables, and the rest as one; return the module that computes with it."""
+    """Divide `model` in place: each block, each untied embedding, the rest as one; return what computes with it."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from verizero.pipeline.models.load import recompute_activations
@@ -59,15 +54,10 @@ def divided(
     mesh = mesh_of(ranks, device)
     # Inputs are in the right type already: a policy in half precision makes them so.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    blocks, shell = _blocks(model), Computing(model)
+    shell = Computing(model)
     is_empty = any(p.device.type == "meta" for p in model.parameters())
-    largest = max((sum(p.numel() for p in block.parameters()) for block in blocks), default=0)
-    tables = _Tables(model) if ranks.size > 1 and blocks and _can_divide(model) else None
-    if tables is None and (lonely := _untied(model)) is not None:
-        blocks.append(lonely)
-    for block in [*blocks, shell]:
-        apart = set() if tables is None else tables.placeholders
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=apart)
+    for block in [*_blocks(model), *_untied(model), shell]:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         # A sum over ranks, not their mean. gloo has no sum that divides on the way, hence both; neither is recursive.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
@@ -83,8 +73,6 @@ def divided(
         shell.to_empty(device=device)
         for name, b in model.named_buffers():
             b.copy_(buffers[name])
-    if tables is not None:
-        tables.divide(mesh, device, dtype, largest // PIECES_OF_BLOCK)
     return shell
 
 
@@ -114,51 +102,25 @@ def _blocks(model: Any) -> list[Any]:
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
-def _untied(model: Any) -> Any:
-    """Return the embedding if it is not tied to the head, else None.
+def _untied(model: Any) -> list[Any]:
+    """Return input and output embeddings with weights of their own, each a group by itself.
 
-    The head's weight is used without its forward, so it is whole throughout, and a table that shares it too.
+    Tied ones must be in one group. It is that of the rest, so their weight is whole throughout forward and backward.
     """
-    table, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
-    return table if head is None or head.weight is not table.weight else None
+    embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
+    if head is None:
+        return [embedding]
+    return [] if head.weight is embedding.weight else [embedding, head]
 
 
-def _can_divide(model: Any) -> bool:
-    return can_divide(model.get_input_embeddings(), getattr(model, "lm_head", None))
+def gather(whole: Tensor, own: Tensor, group: Any) -> None:
+    """Fill `whole` with the tensors `own` of all ranks, one after another."""
+    # Its older name, where torch has no other, warns where it has; so does that of the sum below.
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    call(whole, own, group=group)
 
 
-class _Tables:
-    """The weights of input and output embeddings, which FSDP leaves alone, until `divide` sets what a rank has."""
-
-    def __init__(self, model: Any) -> None:
-        """Take the weights out of their modules."""
-        embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
-        self._taken: dict[nn.Parameter, list[Any]] = {}
-        for module in (embedding, head):
-            if module is not None:
-                self._taken.setdefault(module.weight, []).append(module)
-        self.placeholders = {self._replace(modules, torch.empty(0), p) for p, modules in self._taken.items()}
-
-    def divide(self, mesh: Any, device: torch.device, dtype: torch.dtype | None, numbers: int) -> None:
-        """Give the modules this rank's rows of their weights; pieces have at most so many numbers."""
-        from torch.distributed.tensor import DTensor, Shard
-
-        for p, modules in self._taken.items():
-            (vocab, width), size = p.shape, mesh.size()
-            rows = _rows(vocab, size, mesh.get_local_rank())
-            own = p.detach()[rows].to(device, copy=True) if p.device.type != "meta" else None
-            if own is None:
-                own = torch.empty(rows.stop - rows.start, width, dtype=p.dtype, device=device)
-            whole = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=p.stride())
-            self._replace(modules, whole, p)
-            each = max(1, min(-(-vocab // size), numbers // (size * width)))
-            table = DividedTable(vocab, size, mesh.get_group(), dtype or p.dtype, each)
-            for module in modules:
-                compute_divided(module, table)
-
-    @staticmethod
-    def _replace(modules: list[Any], values: Tensor, p: nn.Parameter) -> nn.Parameter:
-        made = nn.Parameter(values, requires_grad=p.requires_grad)
-        for module in modules:
-            module.weight = made
-        return made
+def _scatter(own: Tensor, whole: Tensor, group: Any, op: Any) -> None:
+    """Fill `own` with this rank's part of the sum of all ranks' tensors `whole`."""
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    call(own, whole, op=op, group=group)

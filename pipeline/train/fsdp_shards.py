@@ -18,12 +18,11 @@ from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import CheckpointError, boundary
-from verizero.pipeline.models.divided_table import gather
 from verizero.pipeline.models.saved_names import pieces
 from verizero.pipeline.models.unloaded import Files, weights_of
 from verizero.pipeline.train.checkpoint import Rest
 from verizero.pipeline.train.device import fixed_order
-from verizero.pipeline.train.fsdp_division import divided, mesh_of, own_rows
+from verizero.pipeline.train.fsdp_division import divided, gather, mesh_of, own_rows
 from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from verizero.pipeline.train.ranks import Ranks, answered
 

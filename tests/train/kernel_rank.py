@@ -26,7 +26,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.all = self.plain = 0
-        self.compute = log_probs.score_columns
+        self.compute = log_probs.log_probs
 
     def __call__(self, hidden: Any, weight: Any, *rest: Any, **named: Any) -> Any:
         self.all += 1
@@ -44,7 +44,7 @@ def main() -> dict[str, Any]:
     os.environ["VERIZERO_KERNELS"] = "on"
     found = {}
     for name, config in SHARDED.items():
-        log_probs.score_columns = calls = Calls()  # type: ignore[assignment]
+        log_probs.log_probs = calls = Calls()  # type: ignore[assignment]
         backend = begun(divided({"logits_chunk_tokens": 3, **config}, two_layers(), ranks))
         metrics = steps(backend, 0, NUM_STEPS)
         found[name] = {
@@ -53,7 +53,7 @@ def main() -> dict[str, Any]:
             "calls": calls.all,
             "plain": calls.plain,
         }
-        log_probs.score_columns = calls.compute
+        log_probs.log_probs = calls.compute
     leave()
     return found
 

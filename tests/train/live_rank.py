@@ -105,7 +105,7 @@ class Live(TorchDispatchMode):
         return self.most
 
 
-def shape_of_live(width: int, layers: int) -> dict[str, Any]:
+def shape_of_live(width: int, layers: int, tied: bool = True) -> dict[str, Any]:
     return {
         "vocab_size": VOCAB,
         "hidden_size": width,
@@ -114,7 +114,7 @@ def shape_of_live(width: int, layers: int) -> dict[str, Any]:
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "max_position_embeddings": 64,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": tied,
     }
 
 
@@ -145,7 +145,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
     ranks = join(300)
     start = folder / "start"
     if ranks.is_first:
-        build("llama", shape_of_live(width, layers)).save_pretrained(start)
+        build("llama", shape_of_live(width, layers, name != "fsdp-untied")).save_pretrained(start)
     ranks.barrier()
     gc.collect()
     peaks: dict[str, float] = {}

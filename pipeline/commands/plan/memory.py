@@ -52,21 +52,32 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     learns = shape.parameters if adapters is None else adapters.parameters
     parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
     if config.train.backend == "fsdp":
-        # A block's weights and its gradients, or these and their float32 copy on the way to the other ranks; in 16 bits
-        # the next block's weights come too. Without gradients: weights as they come, and as they are used.
-        parts["gathered layers"] = (8 if adapters is None else 2 * width_of(config)) * shape.block
-        if gpus == 1:
-            # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
-            # gradient of that use, and their sum. A frozen one is there twice for a moment, as it comes. Among several
-            # ranks a third of a block at most is whole.
-            tables = 4 if shape.tied and adapters is None else 2
-            parts["gathered table"] = tables * shape.vocab * shape.hidden * width_of(config)
+        parts |= _gathered(shape, width_of(config), adapters is None)
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
         parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
-    divides_table = config.train.backend == "fsdp" and gpus > 1
-    return parts | activations(config, shape, width_of(config), adapters is None and not divides_table)
+    return parts | activations(config, shape, width_of(config), adapters is None and config.train.backend != "fsdp")
+
+
+def _gathered(shape: Shape, width: int, learns: bool) -> dict[str, float]:
+    """Return bytes on each GPU of what FSDP puts together while it computes: a block, and a table of embeddings.
+
+    `learns`: all weights do, not adapters alone.
+    """
+    # Weights and gradients, or these and their float32 copy on the way to the other ranks; in 16 bits the next block's
+    # weights come too. Without gradients: weights as they come, and as they are used.
+    each, table = 8 if learns else 2 * width, shape.vocab * shape.hidden
+    if not shape.tied:  # each table comes and goes by itself, as a block does
+        return {"gathered layers": each * max(shape.block, table)}
+    # A tied table is whole throughout forward and backward, as the gradient of its use as output matrix is in the
+    # backward. After all blocks the gradient of its other use is added, to a third; frozen, it comes before all blocks.
+    throughout, alone = (2, 4) if learns else (1, 2)
+    blocks = each * shape.block
+    return {
+        "gathered layers": blocks,
+        "gathered table": max(throughout * table * width, alone * table * width - blocks),
+    }
 
 
 def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
@@ -129,7 +140,7 @@ def _reference(config: RunConfig, size: float, adapters: bool) -> float:
 def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) -> dict[str, float]:
     """Return bytes kept for the backward of one micro-batch, and bytes of its logits with their gradient.
 
-    `head_learns`: output embeddings have a whole gradient.
+    `head_learns`: output embeddings have a whole gradient, which is counted here.
     """
     adapters = adapters_of(config, shape)
     # a row with more than micro_batch_tokens is a micro-batch alone

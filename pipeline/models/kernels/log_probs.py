@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verizero.pipeline.models.divided_table import wide_product
+from verizero.pipeline.models.cpu import product
 from verizero.pipeline.models.kernels import is_interpreted, launching_on, proved
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,71 +81,6 @@ def log_probs(
     return picked, spread if entropy else None
 
 
-def score_columns(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool, tiles: Tiles
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return of each row's logits over the temperature, z: max z, sum exp(z - max), the entropy and z[target], [N].
-
-    hidden [N, H] and weight [V, H] are contiguous. z[target] is 0 for a target of -1, the entropy if it is not asked
-    for.
-    """
-    (num, width), vocab = hidden.shape, len(weight)
-    parts = triton.cdiv(vocab, tiles.span)
-    top, total, mean, hit = hidden.new_empty(4, parts, num, dtype=torch.float32)
-    if num:
-        with launching_on(hidden.device):
-            _forward[(triton.cdiv(num, tiles.rows), parts)](
-                hidden, weight, targets, top, total, mean, hit, num, vocab, width, 1 / temperature, ENTROPY=entropy,
-                SPAN=tiles.span, **_constants(tiles),
-            )  # fmt: skip
-    # The parts of the vocabulary, put together: all sums are relative to the greatest logit of all.
-    highest = top.amax(0)
-    share = torch.exp(top - highest)
-    mean = (mean + (top - highest) * total) * share
-    total = (total * share).sum(0)
-    spread = total.log() - mean.sum(0) / total if entropy else torch.zeros_like(total)
-    # One part has the target, and the others have 0.
-    return highest, total, spread, hit.sum(0)
-
-
-def pull_columns(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    temperature: float,
-    scored: tuple[Tensor, Tensor],
-    pulls: tuple[Tensor, Tensor | None],
-    into: tuple[Tensor | None, Tensor | None],
-    room: tuple[int, Tiles],
-) -> None:
-    """Add the gradient of sum(pull * log-probs + push * entropies) to that of hidden [N, H], set that of weight [V, H].
-
-    `scored`: log-normalisers and entropies [N] over the whole vocabulary, of which `weight` may be a part; a target is
-    a row of it, or -1. `pulls`: pull and push [N]. `into`: both gradients, that to hidden in float32.
-    `room`: how many logits there may be at once, and the tiles.
-    """
-    (num, width), vocab, (scratch, tiles) = hidden.shape, len(weight), room
-    (normaliser, spread), (pull, push), (to_hidden, to_weight) = scored, pulls, into
-    pull = pull.contiguous()
-    most = max(1, scratch // max(1, num) // tiles.cols) * tiles.cols
-    memory = hidden.new_empty(num * min(most, vocab), dtype=torch.float32 if INTERPRETED else hidden.dtype)
-    for first in range(0, vocab if num else 0, most):
-        cols = slice(first, min(first + most, vocab))
-        wide = cols.stop - first
-        to_logits = memory[: num * wide].view(num, wide)
-        with launching_on(hidden.device):
-            _to_logits[(triton.cdiv(num, tiles.rows), triton.cdiv(wide, tiles.cols))](
-                hidden, weight, targets, normaliser, spread, pull, pull if push is None else push.contiguous(),
-                to_logits, num, cols.stop, width, first, wide, 1 / temperature, ENTROPY=push is not None,
-                **_constants(tiles),
-            )  # fmt: skip
-        to_logits = to_logits.to(hidden.dtype)
-        if to_weight is not None:
-            to_weight[cols] = wide_product(to_logits.t(), hidden)
-        if to_hidden is not None:
-            to_hidden += wide_product(to_logits, weight[cols])
-
-
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -159,8 +94,24 @@ class _LogProbs(torch.autograd.Function):
         tiles: Tiles,
     ) -> tuple[Tensor, Tensor]:
         hidden, weight = hidden.contiguous(), weight.contiguous()
-        highest, total, spread, hit = score_columns(hidden, weight, targets, temperature, entropy, tiles)
-        normaliser, picked = highest + total.log(), (hit - highest) - total.log()
+        (num, width), vocab = hidden.shape, len(weight)
+        parts = triton.cdiv(vocab, tiles.span)
+        top, total, mean, hit = hidden.new_empty(4, parts, num, dtype=torch.float32)
+        if num:
+            with launching_on(hidden.device):
+                _forward[(triton.cdiv(num, tiles.rows), parts)](
+                    hidden, weight, targets, top, total, mean, hit, num, vocab, width, 1 / temperature, ENTROPY=entropy,
+                    SPAN=tiles.span, **_constants(tiles),
+                )  # fmt: skip
+        # The parts of the vocabulary, put together: all sums are relative to the greatest logit of all.
+        highest = top.amax(0)
+        share = torch.exp(top - highest)
+        mean = (mean + (top - highest) * total) * share
+        total = (total * share).sum(0)
+        normaliser = highest + total.log()
+        spread = total.log() - mean.sum(0) / total if entropy else torch.zeros_like(normaliser)
+        # One part has the target, and the others have 0.
+        picked = (hit.sum(0) - highest) - total.log()
         ctx.save_for_backward(hidden, weight, targets, normaliser, spread)
         ctx.temperature, ctx.scratch, ctx.tiles = temperature, scratch, tiles
         ctx.set_materialize_grads(False)
@@ -174,11 +125,26 @@ class _LogProbs(torch.autograd.Function):
         hidden, weight, targets, normaliser, spread = ctx.saved_tensors
         to_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        pull = torch.zeros_like(normaliser) if pull is None else pull
-        pull_columns(
-            hidden, weight, targets, ctx.temperature, (normaliser, spread), (pull, push), (to_hidden, to_weight),
-            (ctx.scratch, ctx.tiles),
-        )  # fmt: skip
+        tiles: Tiles = ctx.tiles
+        (num, width), vocab = hidden.shape, len(weight)
+        pull = torch.zeros_like(normaliser) if pull is None else pull.contiguous()
+        most = max(1, ctx.scratch // max(1, num) // tiles.cols) * tiles.cols
+        memory = hidden.new_empty(num * min(most, vocab), dtype=torch.float32 if INTERPRETED else hidden.dtype)
+        for first in range(0, vocab if num else 0, most):
+            cols = slice(first, min(first + most, vocab))
+            wide = cols.stop - first
+            to_logits = memory[: num * wide].view(num, wide)
+            with launching_on(hidden.device):
+                _to_logits[(triton.cdiv(num, tiles.rows), triton.cdiv(wide, tiles.cols))](
+                    hidden, weight, targets, normaliser, spread, pull, pull if push is None else push.contiguous(),
+                    to_logits, num, cols.stop, width, first, wide, 1 / ctx.temperature, ENTROPY=push is not None,
+                    **_constants(tiles),
+                )  # fmt: skip
+            to_logits = to_logits.to(hidden.dtype)
+            if to_weight is not None:
+                to_weight[cols] = _wide_product(to_logits.t(), hidden)
+            if to_hidden is not None:
+                to_hidden += _wide_product(to_logits, weight[cols])
         return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None, None, None, None
 
 
@@ -191,6 +157,14 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a [n, k] times b [k, m] in float32."""
+    if a.dtype == torch.float32:
+        return product(a, b.t())
+    # Only CUDA has a product whose result is wider than its factors.
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
 @triton.jit
