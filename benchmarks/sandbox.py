@@ -2,7 +2,7 @@
 
 python benchmarks/sandbox.py            side by side, a trivial program and one with 10 tests
 python benchmarks/sandbox.py --soak N   N runs, a tenth hostile; growth, and the first and the last thousand
-python benchmarks/sandbox.py --sessions N   calls and forks of sessions, and the memory of N that sleep
+python benchmarks/sandbox.py --sessions N   calls of sessions, and the memory of N that sleep
 """
 
 from __future__ import annotations
@@ -136,8 +136,7 @@ def compare(seconds: float, rounds: int) -> None:
 
 
 HISTORY = ("import json, re\nx = [i * i for i in range(1000)]", "def f(y): return sum(y)", "print(f(x))")
-"""The past of a session that is forked."""
-SPIN = "\nimport time\nt = time.process_time()\nwhile time.process_time() < t + 0.02: pass"
+"""The calls of a session before it sleeps."""
 
 
 def tree_cpu(pool: sandbox.Pool) -> float:
@@ -173,7 +172,7 @@ def used_mib() -> float:
 
 
 def sessions(count: int) -> None:
-    """Print what calls and forks cost, and the memory of sessions that sleep."""
+    """Print what calls cost, and the memory of sessions that sleep."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8 * count + 200)), hard))
     with sandbox.Pool(workers=1, tools=sandbox.TOOLS) as pool:
@@ -185,12 +184,6 @@ def sessions(count: int) -> None:
         opened: list[sandbox.Session] = []
         timed("open, first call", lambda _: first_call(opened, pool), 100, pool)
         close_all(opened)
-        with sandbox.Session(pool, keeps_interpreter=False) as files:
-            files.python("for i in range(10): open(f'f{i}', 'w').write('x' * 1000)")
-            timed("fork of 10 files, no interpreter", lambda _: opened.extend(files.fork(1)), 100, pool)
-        close_all(opened)
-        for slow in (False, True):
-            compare_forks(pool, slow)
         time.sleep(1)
         before = used_mib()
         for _ in range(count):
@@ -202,32 +195,6 @@ def sessions(count: int) -> None:
         print(f"{count} sleeping: {each:.2f} MiB each, so 2,000 take {each * 2000 / 1024:.1f} GiB of 8")
         timed(f"a call, {count} others asleep", lambda _: expect(base.python("x += 1; print(x)")), 500, pool)
         close_all([*opened, base])
-
-
-def compare_forks(pool: sandbox.Pool, slow: bool) -> None:
-    """Print what a fork costs by a live copy and by repeating the calls: rounds of ten in turns, then one ratio."""
-    name = "3 calls of 20 ms" if slow else "3 short calls"
-    ways: dict[bool, list[float]] = {True: [], False: []}
-    cpu = dict.fromkeys(ways, 0.0)
-    with sandbox.Session(pool) as past:
-        for code in HISTORY:
-            expect(past.python(code + (SPIN if slow else "")))
-        for live in [True, False] * 10:
-            made, before = [], tree_cpu(pool)
-            for _ in range(10):
-                begun = time.perf_counter()
-                made += past.fork(1, live=live)
-                ways[live].append(time.perf_counter() - begun)
-            cpu[live] += tree_cpu(pool) - before
-            close_all(made)
-        copied = past.forked["live"]
-    p50 = {live: statistics.median(times) * 1e3 for live, times in ways.items()}
-    for live, times in ways.items():
-        label, each = f"fork after {name}, {'live' if live else 'replay'}", cpu[live] / len(times) * 1e3
-        print(f"{label:34} p50 {p50[live]:7.2f} ms   p99 {sorted(times)[-2] * 1e3:7.2f} ms   CPU {each:6.2f} ms")
-    print(
-        f"live / replay: {p50[True] / p50[False]:.2f} of the time; {copied} of {len(ways[True])} were live", flush=True
-    )
 
 
 def first_call(opened: list[sandbox.Session], pool: sandbox.Pool) -> None:

@@ -12,7 +12,6 @@ from verizero.sandbox.languages import TOOLS, available, run_language
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
 from verizero.sandbox.session import Session
-from verizero.sandbox.snapshots import Snapshot
 
 __all__ = [
     "TOOLS",
@@ -26,7 +25,6 @@ __all__ = [
     "RunResult",
     "Session",
     "SessionBounds",
-    "Snapshot",
     "Status",
     "TestResult",
     "Trial",

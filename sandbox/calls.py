@@ -1,19 +1,22 @@
-"""One call of a session: its order, its result, and the limits of a session's life."""
+"""One call of a session: its order, its result, its place in the session's past, and the limits of a session's life."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from verizero.sandbox.process import signal_name
 from verizero.sandbox.results import Limits, Status
-from verizero.sandbox.snapshots import Past
 from verizero.sandbox.worker import frames
 
 Outcome = tuple[Status, bytes, bytes, str]
 """Status, output, errors and reason of a call that has ended."""
+
+_ROOT = b"\1scratch\1"
+"""Stands for the session's folder, whose name differs between sessions at level 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,32 @@ class CallResult:
         return self.status == "passed"
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One call that a session has had, and a digest of its answer; limits are those that it had."""
+
+    kind: Literal["python", "shell", "write"]
+    text: str
+    """The cell or line; of a write, the path."""
+    data: bytes = b""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Files, folder and environment from which the calls of a session's past are repeated."""
+
+    files: bytes | None = None
+    """Packed by the keeper; None for no files."""
+    state: bytes = b""
+
+    def state_in(self, scratch: str) -> bytes:
+        """Return folder and environment for a session whose folder is `scratch`."""
+        return self.state.replace(_ROOT, scratch.encode())
+
+
 def outcome(answer: dict[str, Any], out: bytes, err: bytes, most: Limits, quota: Quota) -> Outcome:
     """Return how a call has ended; `out` and `err` are what it wrote, as far as it is kept."""
     reasons: dict[int, tuple[Status, str]] = {
@@ -93,10 +122,15 @@ def order_of(past: Past) -> dict[str, Any]:
     """Return the order to do or repeat a call."""
     if past.kind == "write":
         return {"do": "write", "path": past.text}
-    return {"do": past.kind, "text": past.text, "seed": past.seed, "wall_s": past.wall_s, "cpu_s": past.cpu_s}
+    return {"do": past.kind, "text": past.text, "wall_s": past.wall_s, "cpu_s": past.cpu_s}
 
 
-def order_of_cells(batch: list[Past]) -> dict[str, Any]:
-    """Return the order to repeat cells, within the sum of their limits."""
-    sums = {name: sum(getattr(past, name) for past in batch) for name in ("wall_s", "cpu_s")}
-    return {"do": "cells", "texts": [past.text for past in batch], **sums}
+def general(data: bytes, scratch: str) -> bytes:
+    """Return output, or folder and environment, without the name of the session's own folder."""
+    return data.replace(scratch.encode(), _ROOT)
+
+
+def digest_of(status: str, out: bytes, err: bytes, scratch: str) -> str:
+    """Return a short name of an answer: equal answers of two sessions have equal ones."""
+    parts = (status.encode(), general(out, scratch), general(err, scratch))
+    return hashlib.sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts)).hexdigest()

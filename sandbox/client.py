@@ -168,11 +168,6 @@ class RemoteSession:
         """Return a file's bytes. Raises: ValueError; SessionError."""
         return base64.b64decode(self._call("read", path=path)["data"])
 
-    def fork(self, count: int) -> list[RemoteSession]:
-        """Return `count` sessions that continue from here, on the same service. Raises: ValueError; SessionError."""
-        names = self._client.ask(self._url, "fork", {"session": self._name, "count": count})["sessions"]
-        return [RemoteSession(self._client, self._url, name, self.level) for name in names]
-
     def close(self) -> None:
         """Close the session. Raises: SessionError when the service does not answer."""
         self._client.ask(self._url, "close", {"session": self._name})

@@ -14,7 +14,6 @@ from verizero.sandbox.http_format import language_of
 from verizero.sandbox.results import Limits, Mode
 from verizero.sandbox.worker import codec
 
-MOST_FORKS = 64
 MOST_SEED = (1 << 60) - 1
 
 
@@ -143,12 +142,6 @@ class Named(_Own):
     """A request about a session."""
 
     session: str
-
-
-class Fork(Named):
-    """Some copies of a session."""
-
-    count: int = Field(1, ge=1, le=MOST_FORKS)
 
 
 class _Timed(Named):

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: opened, called, forked, closed by an id that nobody can guess."""
+"""Sessions over HTTP: opened, called, closed by an id that nobody can guess."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox.calls import Quota
-from verizero.sandbox.http_requests import Call, Fork, Named, Open, Python, Read, Shell, Write
+from verizero.sandbox.http_requests import Call, Named, Open, Python, Read, Shell, Write
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits
 from verizero.sandbox.session import Session
@@ -48,10 +48,21 @@ class Sessions:
     def open(self, asked: Open) -> dict[str, Any]:
         """Open a session. Limits and quota can only lower the service's. Raises: IsolationError; SessionError."""
         limits, quota = self.limits.lowered(**asked.limits or {}), self.quota.lowered(**asked.quota or {})
-        with self._room(1):
+        self._expire()
+        with self._lock:
+            if len(self._open) + self._opening >= self.most:
+                raise IsolationError(f"{len(self._open)} sessions are open of {self.most}; close some")
+            self._opening += 1
+        try:
             keeps = asked.keeps_interpreter
             session = Session(self.pool(), limits=limits, quota=quota, seed=asked.seed, keeps_interpreter=keeps)
-            return {"session": self._keep(session), "level": session.level}
+            name = secrets.token_hex(16)
+            with self._lock:
+                self._open[name] = _Open(session, self.clock())
+            return {"session": name, "level": session.level}
+        finally:
+            with self._lock:
+                self._opening -= 1
 
     def call(self, asked: Call) -> dict[str, Any]:
         """Do one call of a session: python, shell, write or read. Raises: UnknownSession; ValueError; SessionError."""
@@ -68,11 +79,6 @@ class Sessions:
                 case Shell():
                     return asdict(session.shell(call.line, wall_s=call.wall_s, cpu_s=call.cpu_s))
 
-    def fork(self, asked: Fork) -> dict[str, Any]:
-        """Fork a session. Raises: UnknownSession; SessionError."""
-        with self._use(asked.session) as session, self._room(asked.count):
-            return {"sessions": [self._keep(fork) for fork in session.fork(asked.count)]}
-
     def close(self, asked: Named) -> dict[str, Any]:
         """Close a session. Raises: UnknownSession."""
         with self._use(asked.session) as session:
@@ -87,17 +93,6 @@ class Sessions:
             sessions, self._open = [each.session for each in self._open.values()], {}
         for session in sessions:
             session.close()
-
-    def _room(self, count: int) -> _Room:
-        """Hold the room for `count` more sessions while they are opened. Raises: IsolationError."""
-        self._expire()
-        return _Room(self, count)
-
-    def _keep(self, session: Session) -> str:
-        name = secrets.token_hex(16)
-        with self._lock:
-            self._open[name] = _Open(session, self.clock())
-        return name
 
     @contextmanager
     def _use(self, name: str) -> Iterator[Session]:
@@ -122,21 +117,3 @@ class Sessions:
             sessions = [self._open.pop(name).session for name in late]
         for session in sessions:
             session.close()
-
-
-class _Room:
-    """The right to open some sessions more."""
-
-    def __init__(self, sessions: Sessions, count: int) -> None:
-        self.sessions, self.count = sessions, count
-
-    def __enter__(self) -> None:
-        of = self.sessions
-        with of._lock:
-            if len(of._open) + of._opening + self.count > of.most:
-                raise IsolationError(f"{len(of._open)} sessions are open of {of.most}; close some")
-            of._opening += self.count
-
-    def __exit__(self, *_: object) -> None:
-        with self.sessions._lock:
-            self.sessions._opening -= self.count

@@ -70,27 +70,6 @@ class Connection:
         """Return a part of standard output (0) or of errors (1)."""
         return os.pread(self.outputs[number], end - begin, begin)
 
-    def fork(self, seed: int) -> tuple[Connection | None, dict[str, Any]]:
-        """Return a connection to a live copy of the session with another seed, or None; and the keeper's answer.
-
-        Raises: WorkerDied; IsolationError when too many are open.
-        """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = Connection(ours, self.keeper)
-        try:
-            answer, _ = self.ask({"do": "fork", "seed": seed}, [theirs.fileno()])
-            theirs.close()
-            if answer.get("why") != "":
-                made.close()
-                return None, answer
-            made.greet()
-            return made, answer
-        except BaseException:
-            made.close()
-            raise
-        finally:
-            theirs.close()
-
     def greet(self) -> None:
         """Take the first answer of an opened session. Raises: WorkerDied; OSError; IsolationError if there is none."""
         answer, outputs = self.answer()

@@ -19,7 +19,7 @@ from verizero.pipeline.service import Refused, Service, checked, parsed
 from verizero.sandbox import http_format
 from verizero.sandbox.api import Trial, check, run_many
 from verizero.sandbox.calls import Quota
-from verizero.sandbox.http_requests import Call, Fork, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
+from verizero.sandbox.http_requests import Call, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
 from verizero.sandbox.http_sessions import Sessions, UnknownSession
 from verizero.sandbox.languages import TOOLS, available
 from verizero.sandbox.pool import Pool
@@ -69,7 +69,7 @@ class SandboxService(Service):
         self.acts: dict[str, Act] = {
             "/run_code": (RunCode, self.run_code), "/submit": (Submit, self.submit), "/run": (Job, self.run_one),
             "/run_many": (Jobs, self.run_many), "/sessions/open": (Open, of.open), "/sessions/call": (Call, of.call),
-            "/sessions/fork": (Fork, of.fork), "/sessions/close": (Named, of.close),
+            "/sessions/close": (Named, of.close),
         }  # fmt: skip
         self.health()
         super().__init__(self.respond, host, port, token)

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import os
 import signal
 import threading
 import weakref
-from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from verizero.pipeline.errors import SessionError
-from verizero.sandbox.calls import CallResult, Outcome, Quota, order_of, order_of_cells, outcome
+from verizero.sandbox.calls import Base, CallResult, Outcome, Past, Quota, digest_of, general, order_of, outcome
 from verizero.sandbox.keepers import Connection
 from verizero.sandbox.languages import TOOLS, require_walls
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import WorkerDied, tail
 from verizero.sandbox.results import Limits
-from verizero.sandbox.snapshots import Base, Past, Snapshot, batches, digest_of, general, seed_of_fork
 from verizero.sandbox.worker import answers, frames
 from verizero.sandbox.worker.frames import MOST_TEXT
 
 _ATTEMPTS = 3
 _KILLS = 2
 """Kills by nobody that we know of after which a call is repeated. Then it is taken to have killed itself."""
+Kind = Literal["python", "shell"]
 _DEFAULT_LIMITS = Limits()
 _LOST = "the session is lost. Programs that look at a clock or at random bytes of the kernel cannot be repeated"
-
-
 _DEFAULT_QUOTA = Quota()
 
 
@@ -52,26 +48,21 @@ class Session:
         quota: Quota = _DEFAULT_QUOTA,
         seed: int = 0,
         keeps_interpreter: bool = True,
-        snapshot: Snapshot | None = None,
     ) -> None:
         self._own_pool = Pool(workers=1, tools=TOOLS) if pool is None else None
         self.pool = pool or self._own_pool or Pool()
         self.limits, self.quota = limits, quota
-        self.keeps_interpreter = keeps_interpreter if snapshot is None else snapshot.keeps_interpreter
+        self.seed, self.keeps_interpreter = seed, keeps_interpreter
         self.folds = 0
         """The number of times that the session was rebuilt, because it was folded or its keeper had died."""
-        self.forked: Counter[str] = Counter()
-        """Forks that were made: "live", "no interpreter" for files only, else why the calls were repeated."""
-        self.num_calls, self.cpu_s, self._forkings = 0, 0.0, 0
-        self._base = Base(seed=seed) if snapshot is None else snapshot.base
-        self._log: list[Past] = [] if snapshot is None else list(snapshot.calls)
-        self.seed = next((p.seed for p in reversed(self._log) if p.kind == "seed"), self._base.seed)
+        self.num_calls, self.cpu_s = 0, 0.0
+        self._base, self._log = Base(), list[Past]()
         self._lock, self._owner, self._closed = threading.RLock(), os.getpid(), False
         self._lost = ""
         self._connection: Connection | None = None
         self._finalizer: Any = None
         try:
-            self._begin("" if snapshot is None else snapshot.digest)
+            self._begin()
         except BaseException:
             self.close()
             raise
@@ -110,68 +101,6 @@ class Session:
         with self._lock:
             return self._do({"do": "read", "path": path})[1]
 
-    def snapshot(self) -> Snapshot:
-        """Return the present state. Raises: ValueError when the files nest too deep; SessionError."""
-        with self._lock:
-            answer, files = self._do({"do": "pack"})
-            if not answer["alive"]:
-                self._base, self._log = self._base_now(answer, files), []
-            return Snapshot(self._base, tuple(self._log), answer["digest"], self.keeps_interpreter)
-
-    def fork(self, count: int, *, live: bool = True) -> list[Session]:
-        """Return `count` sessions that continue from here: files copied, and the interpreter with them.
-
-        An interpreter is copied live. Where that is not possible, or with `live` false, its calls are repeated. Each
-        fork has random numbers of its own from here on, and the quota that is left.
-
-        Raises: SessionError when a repeated call answers differently; IsolationError when too many are open.
-        """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
-        with self._lock:
-            self._forkings += 1
-            made: list[Session] = []
-            why, taken = "" if live else "not wanted", None
-            try:
-                for number in range(count):
-                    seed = seed_of_fork(self.seed, self._forkings, number)
-                    fork, why = (None, why) if why else self._clone(seed)
-                    if fork is None:
-                        taken = taken or self.snapshot()
-                        fork = Session(self.pool, limits=self.limits, quota=self.quota, snapshot=taken)
-                    made.append(fork)
-                    self.forked[why or "live"] += 1
-                    if why:
-                        fork._reseed(seed)
-                    fork.num_calls, fork.cpu_s = self.num_calls, self.cpu_s
-            except BaseException:
-                for fork in made:
-                    fork.close()
-                raise
-            return made
-
-    def _clone(self, seed: int) -> tuple[Session | None, str]:
-        """Return a session with a live copy of the interpreter, or None and the reason. Raises: as `fork` does."""
-        for _ in range(_ATTEMPTS):
-            try:
-                link, answer = self._live().fork(seed)
-            except WorkerDied as exc:
-                return None, f"the keeper failed: {exc}"
-            if "folded" in answer:
-                self._do({"do": "digest"})
-                continue
-            if "refused" in answer:
-                raise ValueError(answer["refused"])
-            if link is None:
-                return None, answer.get("why") or answer.get("broken") or "no answer"
-            fork = copy.copy(self)
-            fork.folds, fork._forkings, fork.forked, fork._own_pool = 0, 0, Counter(), None
-            fork._log, fork._lock, fork._connection = list(self._log), threading.RLock(), link
-            fork._finalizer = weakref.finalize(fork, link.close)
-            fork._note_seed(seed)
-            return fork, ""
-        return None, "it was folded again and again"
-
     def fold(self) -> None:
         """End the session's process and drop its files; the next call makes them again."""
         with self._lock, contextlib.suppress(WorkerDied):  # a keeper that is gone has nothing to end
@@ -203,12 +132,12 @@ class Session:
             raise WorkerDied("the session has no keeper")
         return self._connection
 
-    def _begin(self, digest: str) -> None:
+    def _begin(self) -> None:
         """Open the session, and rebuild it where it has a past. Raises: IsolationError; SessionError."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._connect()
-                self._replay(digest)
+                self._replay()
                 return
             except WorkerDied as exc:
                 if attempt == _ATTEMPTS - 1:
@@ -222,7 +151,7 @@ class Session:
         self._connection = self.pool.keeper().open(
             {
                 "limits": (most.wall_s, most.cpu_s, most.memory_mib, most.output_kib, most.processes),
-                "seed": self._base.seed,
+                "seed": self.seed,
                 "idle_s": self.quota.idle_s,
                 "stays": self.keeps_interpreter,
                 "disk_mib": math.ceil(self.quota.disk_mib),
@@ -231,21 +160,19 @@ class Session:
         )
         self._finalizer = weakref.finalize(self, self._connection.close)
 
-    def _replay(self, digest: str) -> None:
-        """Repeat the past in a fresh session, and compare. Raises: SessionError; WorkerDied."""
+    def _replay(self, digest: str = "") -> None:
+        """Repeat the past in a fresh session, and compare, also the files if `digest` is given.
+
+        Raises: SessionError; WorkerDied.
+        """
         link = self._live()
         if self._base.files is not None or self._base.state:
             order = {"do": "unpack", "state": self._base.state_in(link.scratch)}
             self._ask(order, self._base.files)
-        done = 0
-        for batch in batches(self._log, self.keeps_interpreter):
-            past = batch[0]
-            order = order_of(past) if len(batch) == 1 else order_of_cells(batch)
-            answer, _ = self._ask(order, past.data if past.kind == "write" else None)
-            for past, each in zip(batch, answer.get("all", [answer] * len(batch)), strict=True):
-                done += 1
-                if past.digest and digest_of(*self._outcome(each)[:3], link.scratch) != past.digest:
-                    raise self._lose(f"call {done} of {len(self._log)} answered differently when it was repeated")
+        for number, past in enumerate(self._log, 1):
+            answer, _ = self._ask(order_of(past), past.data if past.kind == "write" else None)
+            if past.digest and digest_of(*self._outcome(answer)[:3], link.scratch) != past.digest:
+                raise self._lose(f"call {number} of {len(self._log)} answered differently when it was repeated")
         if digest and self._ask({"do": "digest"})[0]["digest"] != digest:
             raise self._lose(f"the files came out differently when {len(self._log)} calls were repeated")
 
@@ -288,10 +215,12 @@ class Session:
             except WorkerDied as exc:
                 trouble = str(exc)
                 self.folds += 1
-                self._begin("")
+                self._begin()
         raise SessionError(f"the session was lost {_ATTEMPTS} times in a row; the last error: {trouble}")
 
-    def _call(self, kind: Any, text: str, wall_s: float | None, cpu_s: float | None) -> CallResult:
+    def _call(
+        self, kind: Literal["python", "shell"], text: str, wall_s: float | None, cpu_s: float | None
+    ) -> CallResult:
         size = len(text.encode("utf-8", "surrogatepass"))
         if kind == "shell" and "\0" in text:
             raise ValueError("a line of the shell holds no NUL")
@@ -312,7 +241,7 @@ class Session:
                 answer, _ = self._do(order_of(past))
                 if answer["status"] != signal.SIGKILL or answer["why"] != frames.ENDED:
                     break
-                self._begin("")  # killed by the kernel or somebody on this machine: again, from before the call
+                self._begin()  # killed by the kernel or somebody on this machine: again, from before the call
             return self._take(past, answer)
 
     def _take(self, past: Past, answer: dict[str, Any]) -> CallResult:
@@ -321,7 +250,7 @@ class Session:
         status, out, err, reason = self._outcome(answer)
         self.cpu_s += answer["cpu"]
         digest = digest_of(status, out, err, link.scratch)
-        self._log.append(replace(past, digest=digest, size=len(out) + len(err)))
+        self._log.append(replace(past, digest=digest))
         ended = past.kind == "python" and self.keeps_interpreter and not answer["alive"]
         if ended or (not answer["alive"] and answer["why"] != frames.ENDED):
             # What is left are files: they are the new begin, since an ended call might not end so again.
@@ -339,15 +268,4 @@ class Session:
         return outcome(answer, out, err, self.limits, self.quota)
 
     def _base_now(self, answer: dict[str, Any], files: bytes) -> Base:
-        return Base(files, general(answer["state"], self._live().scratch), self.seed)
-
-    def _reseed(self, seed: int) -> None:
-        """Give `random` another seed, once the session has its past."""
-        self._do(order_of(self._note_seed(seed)))
-
-    def _note_seed(self, seed: int) -> Past:
-        """Remember that `random` has another seed from here on, and return that as a call."""
-        past = Past("seed", "", seed=seed, wall_s=self.limits.wall_s, cpu_s=self.limits.cpu_s)
-        self._log.append(past)
-        self.seed = seed
-        return past
+        return Base(files, general(answer["state"], self._live().scratch))

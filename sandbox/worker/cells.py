@@ -24,8 +24,8 @@ from typing import Any
 from . import harness, jail, kernel, landlock, selftest, streams
 from .frames import FINISHED, PID, RAISED, SETUP_FAILED
 
-CELLS, CELL, LINE, TEST, SEED = range(5)
-"""Orders: an interpreter that stays, one that ends after its first cell, a shell line, the self-test; a new seed."""
+CELLS, CELL, LINE, TEST = range(4)
+"""Orders: an interpreter that stays, one that ends after its first cell, a shell line, the self-test."""
 LINK, STATE = 3, 4
 """Descriptors of a child: for orders and ends, and for the folder and the environment that it leaves."""
 END = struct.Struct("<8sBBQQQQ")
@@ -73,8 +73,7 @@ def begin(
         if refused:
             raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
         kind, scratch, state, seed, text = marshal.loads(packet)
-        if not cell.clones or kind not in (CELLS, CELL):  # else its keeper traces it when it makes a clone
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if len(files) > 4:
             landlock.restrict(files[-1])
         os.chdir(scratch)
@@ -154,13 +153,9 @@ def _interpret(stays: bool, seed: int) -> None:
         packet = os.read(LINK, _PACKET)
         if not packet:
             _exit(0)
-        kind, token, content = marshal.loads(packet)
-        begins, state, code = _ends(), FINISHED, 0
-        if kind == SEED:
-            random.seed(content)
-        else:
-            number += 1
-            state, code = _run_cell(content, f"cell-{number}.py", space, stays)
+        token, source = marshal.loads(packet)
+        begins, number = _ends(), number + 1
+        state, code = _run_cell(source, f"cell-{number}.py", space, stays)
         os.write(LINK, END.pack(token, state, code, *begins, *_ends()))
         if not stays:
             _exit(0)

@@ -71,12 +71,6 @@ class Jail:
         return bool(self.tools) and not (self.has_namespaces or self.sessions) and self.rules is not None
 
     @property
-    def clones(self) -> bool:
-        """True if a live copy of a session's interpreter can have all walls: only namespaces keep it from the first."""
-        around = self.has_namespaces and SECCOMP in self.walls and LANDLOCK in self.walls
-        return self.sessions and around and not self.tools and kernel.MACHINE in kernel.TRACEABLE
-
-    @property
     def clone_flags(self) -> int:
         """Flags of the namespaces that every run gets for itself."""
         own = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS if self.sessions else 0
@@ -363,8 +357,7 @@ def last_wall(jail: Jail) -> Callable[[], int]:
         return int
     forks = bool(jail.tools)
     if jail.has_namespaces or forks:
-        rest = seccomp.inner(kernel.MACHINE, None, forks, jail.sessions, jail.clones)
-        return seccomp.prepared(seccomp.assemble(rest))
+        return seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks, jail.sessions)))
     return lambda: seccomp.prepared(
         seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.sessions))
     )()

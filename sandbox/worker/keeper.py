@@ -12,7 +12,6 @@ import marshal
 import os
 import resource
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -47,7 +46,6 @@ def main(cell: jail.Jail, caller: int, config: dict[str, Any]) -> None:
         home = os.open(f"{os.getpid()}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cell.proc)
     elif cell.tools:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # those who trace wait for it
     most = min(bounds["sessions"], (most_files - _SPARE_FILES) // _FILES_EACH)
     for maker in makers.all:
         maker.settle(home)
@@ -67,7 +65,7 @@ class Keeper:
         self.acts: dict[int, Callable[[], None]] = {}
         """Descriptor -> what to do when it is readable."""
         self.poll = select.epoll()
-        self.control, self.count, self.folds = streams.CONTROL, 0, 0
+        self.control, self.count = streams.CONTROL, 0
         self.listen(caller, self.end)
         self.listen(self.control, self.open)
         self.watched: set[Seat] = set()
@@ -129,19 +127,6 @@ class Keeper:
             self.end()
         order = marshal.loads(packet)
         connection = files[0]
-        if self.admits(connection):
-            self.seats[connection] = Seat(self, connection, self.count, order)
-
-    def fork(self, seat: Seat, connection: int, seed: int) -> None:
-        """Open a session at `connection` that continues from where `seat` is; answer both. Raises: Refused; OSError."""
-        if why := seat.freeze():
-            os.close(connection)
-        elif self.admits(connection):
-            self.seats[connection] = Seat(self, connection, self.count, seat.order, (seat, seed))
-        seat.owner.reply({"why": why})
-
-    def admits(self, connection: int) -> bool:
-        """Return True if one more session can be opened, and count it; else refuse it there."""
         if len(self.seats) >= self.most:
             for seat in [s for s in self.seats.values() if s.owner.is_gone]:
                 seat.close()
@@ -149,9 +134,9 @@ class Keeper:
             why = f"{self.most} sessions are open; close some, or raise SessionBounds.sessions and `ulimit -n`"
             os.write(connection, marshal.dumps({"full": why}, 2))
             os.close(connection)
-            return False
+            return
         self.count += 1
-        return True
+        self.seats[connection] = Seat(self, connection, self.count, order)
 
     def fold_some(self, now: float) -> None:
         """Fold the sessions that nobody has called for long, and more where the machine is short of memory."""

@@ -18,8 +18,6 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_CHILD_CLEARTID = 0x00200000
 CLONE_CHILD_SETTID = 0x01000000
-CLONE_LIVE = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | int(signal.SIGCHLD)
-"""The flags with which a session's interpreter is cloned, and nothing else is."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -37,8 +35,6 @@ _AF_UNIX, _SEQPACKET = 1, 5
 _CONTROL_BYTES, _CONTROL_HEAD = 128, 16
 
 MACHINE = os.uname().machine
-TRACEABLE = ("x86_64",)
-"""The architectures whose registers we know, so that a process of theirs can be made to do system calls."""
 _BY_MACHINE = {"x86_64": {"clone": 56, "pivot_root": 155}, "aarch64": {"clone": 220, "pivot_root": 41}}
 NUMBERS = _BY_MACHINE.get(MACHINE, {})
 
@@ -84,11 +80,6 @@ def pivot_root(new: str, old: str) -> None:
 def enter_mounts(fd: int) -> None:
     """Move this process, which must have one thread, into the mount namespace of an open file. See setns(2)."""
     _check(libc.setns(fd, CLONE_NEWNS), "setns")
-
-
-def enter_user(fd: int) -> None:
-    """Move this process, which must have one thread, into the user namespace of an open file. See setns(2)."""
-    _check(libc.setns(fd, CLONE_NEWUSER), "setns")
 
 
 def copy_of_mount(path: str) -> int:

@@ -81,9 +81,7 @@ class Maker:
             (resource.RLIMIT_FSIZE, most_bytes),
             (resource.RLIMIT_AS, (allowed.memory_mib + jail.BASE_MIB) << 20),
         ]
-        if self.cell.clones:
-            bound_processes(pid, allowed.processes)
-        elif self.cell.has_namespaces:  # the kernel counts by user namespace, of which every child has its own
+        if self.cell.has_namespaces:  # the kernel counts by user namespace, of which every child has its own
             limits.append((resource.RLIMIT_NPROC, allowed.processes))
         elif self.cell.worker_counts:
             limits.append((resource.RLIMIT_NPROC, jail.most_processes(self.cell, allowed.processes)))
@@ -114,15 +112,6 @@ class Maker:
         except BlockingIOError:
             return 0
         return int(frames.PID.unpack(report)[0])
-
-
-def bound_processes(pid: int, most: int | None) -> None:
-    """Bound the processes and threads of a program's user namespace; None for no more than the machine does.
-
-    No program can change its own limits. So the hard limit stays, up to which the keeper can raise the bound again.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    resource.prlimit(pid, resource.RLIMIT_NPROC, (hard if most is None else most, hard))
 
 
 class Makers:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-_STATE, PARENT, _GROUP, _THREADS = 0, 1, 2, 17
+_STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
 """Places in what `fields_of` returns."""
 _MOST_DEAD = 256
 """Orphans that may end between two counts."""
@@ -40,7 +40,7 @@ def _is_over(proc: int, leader: int, most: int) -> bool:
         fields = fields_of(proc, pid)
         if len(fields) <= _THREADS or fields[_GROUP] != group:
             continue
-        if (fields[_STATE], fields[PARENT]) == (b"Z", us):
+        if (fields[_STATE], fields[_PARENT]) == (b"Z", us):
             dead += 1
         else:
             alive += max(1, int(fields[_THREADS]))

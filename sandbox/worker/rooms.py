@@ -48,29 +48,16 @@ class Room:
         if not self.cell.has_namespaces:
             return
         copy = kernel.copy_of_mount(self.path)
-        try:
-            with self._mounts_of(pid, home):
-                kernel.attach_mount(copy, self.cell.scratch)
-        finally:
-            os.close(copy)
-
-    def detach(self, pid: int, home: int) -> None:
-        """Take the files out of the mount namespace of a halted program. Raises: OSError."""
-        with self._mounts_of(pid, home):
-            kernel.unmount(self.cell.scratch)
-
-    @contextlib.contextmanager
-    def _mounts_of(self, pid: int, home: int) -> Iterator[None]:
-        """Work in the mount namespace of another process. `home` is ours."""
         theirs = os.open(f"{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.cell.proc)
         try:
             kernel.enter_mounts(theirs)
             try:
-                yield
+                kernel.attach_mount(copy, self.cell.scratch)
             finally:
                 kernel.enter_mounts(home)
         finally:
             os.close(theirs)
+            os.close(copy)
 
     def remove(self) -> None:
         """Remove the files."""
@@ -143,25 +130,15 @@ class Room:
 
     def pack(self) -> bytes:
         """Return all files as bytes, equal for equal files. Raises: Refused where they nest too deep."""
-        return marshal.dumps(list(self._entries()), 2)
-
-    def _entries(self, as_made: bool = False) -> Iterator[Entry]:
-        """Yield all entries by name, or in the order of their making: folders list the last first."""
         root = os.open(self.path, _FOLDER)
         try:
-            yield from _walk(root, b"", as_made)
+            return marshal.dumps(list(_walk(root, b"")), 2)
         finally:
             os.close(root)
 
     def unpack(self, packed: bytes) -> None:
         """Make the files of `pack` in an empty room. Raises: Refused where there is no room."""
-        self._fill(marshal.loads(packed))
-
-    def copy(self, other: Room) -> None:
-        """Make the files of another room in this one, which is empty, so that folders list alike. Raises: Refused."""
-        self._fill(list(other._entries(True)))
-
-    def _fill(self, entries: list[Entry]) -> None:
+        entries: list[Entry] = marshal.loads(packed)
         try:
             for path, is_folder, mode, size, stretches in entries:
                 place = os.path.join(os.fsencode(self.path), path)
@@ -183,17 +160,16 @@ class Room:
             raise Refused(f"the files do not fit: {exc.strerror}") from exc
 
 
-def _walk(folder: int, above: bytes, as_made: bool, depth: int = 0) -> Iterator[Entry]:
+def _walk(folder: int, above: bytes, depth: int = 0) -> Iterator[Entry]:
     if depth > _MOST_DEPTH:
         raise Refused(f"folders are nested deeper than {_MOST_DEPTH}")
-    names = list(map(os.fsencode, os.listdir(folder)))
-    for name in reversed(names) if as_made else sorted(names):
+    for name in sorted(map(os.fsencode, os.listdir(folder))):
         path, status = above + name, os.lstat(name, dir_fd=folder)
         mode = stat.S_IMODE(status.st_mode)
         if stat.S_ISDIR(status.st_mode):
             with _opened(folder, name, _FOLDER, mode) as inner:
                 yield path, True, mode, 0, []
-                yield from _walk(inner, path + b"/", as_made, depth + 1)
+                yield from _walk(inner, path + b"/", depth + 1)
         elif stat.S_ISREG(status.st_mode):
             with _opened(folder, name, os.O_RDONLY | _FILE, mode) as inner:
                 stretches = list(_stretches(inner, status.st_size))

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Any, Protocol
 
 from . import answers, cells, frames, kernel, process_flood
-from .clones import Template, Unfit
 from .interpreters import Interpreter
 from .makers import Makers
 from .rooms import Refused, Room
@@ -26,7 +25,6 @@ class Host(Protocol):
     makers: Makers
     seats: dict[int, Seat]
     watched: set[Seat]
-    folds: int
 
     def listen(self, fd: int, act: Callable[[], None]) -> None:
         """Have `act` called whenever `fd` is readable."""
@@ -34,45 +32,28 @@ class Host(Protocol):
     def ignore(self, fd: int) -> None:
         """Listen to `fd` no more."""
 
-    def fork(self, seat: Seat, connection: int, seed: int) -> None:
-        """Open a session at `connection` that continues from where this one is, and answer both."""
-
 
 class Seat:
     """One session. Its interpreter, if it has one, is halted unless `watch` is set."""
 
-    def __init__(
-        self, host: Host, connection: int, number: int, order: dict[str, Any], origin: tuple[Seat, int] | None = None
-    ) -> None:
-        """Open a session; as a live copy with another seed of `origin`, which is frozen. Raises: Refused; OSError."""
+    def __init__(self, host: Host, connection: int, number: int, order: dict[str, Any]) -> None:
+        """Open a session. Raises: Refused; OSError."""
         self.host, self.owner, self.number, self.order = host, answers.Owner(connection), number, order
         self.outputs = answers.Outputs()
         self.room: Room | None = None
         self.state = b""
         """Folder and environment that the last program left."""
         self.interpreter: Interpreter | None = None
-        self.template: Template | None = None
-        """Since a fork, the frozen interpreter whose copy continues at the next cell; `interpreter` is None then."""
-        self.unseeded: int | None = None
-        """The seed that `random` of a live copy gets before its next cell."""
         self.line = False
         """True while a line of the shell runs, whose process `running` is; the interpreter is halted then too."""
         self.running = self.running_fd = -1
         self.watch: Watch | None = None
         self.token, self.folded, self.last, self.calls = b"", "", monotonic(), 0
-        self.ended: list[dict[str, Any]] = []
-        self.awaited = 1
-        """Cells of the call: many only where calls are repeated, and then `ended` has the answers to those so far."""
         self.is_lost = False
         host.listen(connection, self.hear)
         try:
-            self.limits, self.seed, self.idle_s = Allowed(*order["limits"]), order["seed"], float(order["idle_s"])
+            self.limits, self.idle_s = Allowed(*order["limits"]), float(order["idle_s"])
             self.rebuild()
-            if origin is not None:
-                model, self.seed = origin
-                self.own_room.copy(model.own_room)
-                self.state, self.calls, self.unseeded = model.state, model.calls, self.seed
-                self.take_copy(model.template)
         except Exception as exc:
             self.owner.reply({"broken": f"the session could not begin: {type(exc).__name__}: {exc!a:.300}"})
             self.close()
@@ -89,7 +70,7 @@ class Seat:
     @property
     def is_alive(self) -> bool:
         """True if there is an interpreter, with what its cells have made."""
-        return self.interpreter is not None or self.template is not None
+        return self.interpreter is not None
 
     @property
     def can_fold(self) -> bool:
@@ -120,7 +101,7 @@ class Seat:
     def do(self, order: dict[str, Any], files: list[int]) -> None:
         """Carry out an order. Raises: Refused; OSError."""
         kind, room = order["do"], self.room
-        if kind in ("python", "shell", "seed", "cells"):
+        if kind in ("python", "shell"):
             self.calls += 1
             self.begin(order)
             return
@@ -144,9 +125,6 @@ class Seat:
             self.state = order["state"]
         elif kind == "fold":
             self.fold()
-        elif kind == "fork":
-            self.host.fork(self, os.dup(files[0]), order["seed"])
-            return
         else:
             raise Refused(f"no order {kind!r}")
         self.owner.reply(answer, made)
@@ -157,28 +135,15 @@ class Seat:
         """Begin a call. Its answer comes when it has ended. Raises: OSError."""
         limits = self.limits._replace(wall_s=order["wall_s"], cpu_s=order["cpu_s"])
         self.outputs.empty()
-        self.token, self.ended = os.urandom(_TOKEN_BYTES), []
-        if order["do"] == "seed":
-            self.seed = order["seed"]
-            if not self.is_alive:
-                self.owner.reply(answers.answer(None, frames.FINISHED, 0, frames.ENDED))
-                return
+        self.token = os.urandom(_TOKEN_BYTES)
         if order["do"] == "shell":
             if self.host.makers.shell is None:
                 raise Refused("this pool has no tools: make it with Pool(tools=sandbox.TOOLS)")
             self.line = True
             self.running, self.running_fd = self.spawn(cells.LINE, order["text"], limits, -1)
         else:
-            self.take_copy(self.template)
             interpreter = self.interpreter or self.start(self.order["stays"], limits)
-            kind = cells.SEED if order["do"] == "seed" else cells.CELL
-            if self.unseeded is not None:  # its end has another token, so it is nobody's
-                os.write(interpreter.link, marshal.dumps((cells.SEED, bytes(_TOKEN_BYTES), self.unseeded), 2))
-                self.unseeded = None
-            texts = order["texts"] if order["do"] == "cells" else [order["seed" if kind == cells.SEED else "text"]]
-            for text in texts:
-                os.write(interpreter.link, marshal.dumps((kind, self.token, text), 2))
-            self.awaited = len(texts)
+            os.write(interpreter.link, marshal.dumps((self.token, order["text"]), 2))
             self.running, self.running_fd = interpreter.pid, interpreter.pidfd
         maker = self.host.makers.shell if self.line else self.host.makers.python
         assert maker is not None
@@ -202,38 +167,6 @@ class Seat:
         self.host.listen(link, self.heard_end)
         return self.interpreter
 
-    def freeze(self) -> str:
-        """Make the interpreter a template, unless it is one; return why not, or nothing. Raises: OSError."""
-        model = self.interpreter
-        if model is None:
-            return "" if self.template is not None else "no interpreter"
-        try:
-            self.template = Template(model, self.own_room, self.outputs.all())
-        except Unfit as exc:
-            return str(exc)
-        self.host.ignore(model.link)
-        self.host.ignore(model.pidfd)
-        self.interpreter = None
-        return ""
-
-    def take_copy(self, template: Template | None) -> None:
-        """Continue in a copy of the template, if there is one; our own is released. Raises: OSError."""
-        if template is None:  # as at first, and after each call until a fork
-            return
-        left = os.memfd_create("left", os.MFD_CLOEXEC)
-        try:
-            copy = template.copy(self.own_room, (*self.outputs.all()[:2], left), self.limits.processes)
-        except BaseException:
-            os.close(left)
-            raise
-        self.outputs.keep(left)
-        self.interpreter = copy
-        self.host.listen(copy.link, self.heard_end)
-        self.host.listen(copy.pidfd, self.died)
-        if template is self.template:
-            self.template = None
-            template.release()
-
     def spawn(self, kind: int, text: str, limits: Allowed, link: int) -> tuple[int, int]:
         """Start a program of the session; return its pid and a descriptor of it. Raises: OSError."""
         left = os.memfd_create("left", os.MFD_CLOEXEC)
@@ -242,7 +175,7 @@ class Seat:
         try:
             files = [self.outputs.out, self.outputs.err, link if link >= 0 else left, left]
             state = b"" if kind == cells.CELLS else self.state  # an interpreter that stays keeps its own
-            pid = maker.spawn(self.own_room, (kind, state, self.seed, text), files, limits)
+            pid = maker.spawn(self.own_room, (kind, state, self.order["seed"], text), files, limits)
         except BaseException:
             os.close(left)
             raise
@@ -276,16 +209,13 @@ class Seat:
         ends = self.outputs.within(out, err)
         answer = answers.answer(None, min(state, frames.BAD_VALUE), code, frames.ENDED, ends)
         answer["begins"] = tuple(map(min, begins, ends))
-        self.ended.append(answer)
-        if len(self.ended) < self.awaited:
-            return
         answer["cpu"] = watch.used()
         if not self.order["stays"]:
             answer["cpu"] = self.bury()
         elif not interpreter.halt():
             self.died()
             return
-        self.finish(answer if self.awaited == 1 else answer | {"all": self.ended})
+        self.finish(answer)
 
     def died(self) -> None:
         """Take the death of the interpreter."""
@@ -346,13 +276,10 @@ class Seat:
         self.host.watched.discard(self)
 
     def bury(self) -> float:
-        """End the interpreter or the template, if there is one; return the interpreter's CPU seconds."""
-        interpreter, template, cpu = self.interpreter, self.template, 0.0
-        self.interpreter = self.template = None
-        if template is not None:
-            template.release()
+        """End the interpreter, if there is one; return its CPU seconds."""
+        interpreter, self.interpreter = self.interpreter, None
         if interpreter is None:
-            return cpu
+            return 0.0
         self.host.ignore(interpreter.link)
         self.host.ignore(interpreter.pidfd)
         cpu = interpreter.bury()
@@ -363,7 +290,7 @@ class Seat:
     def rebuild(self) -> None:
         """Begin again with no files and no interpreter, as at first."""
         self.fold()
-        self.folded, self.state, self.is_lost, self.seed, self.unseeded = "", b"", False, self.order["seed"], None
+        self.folded, self.state, self.is_lost = "", b"", False
         self.room = Room(self.host.makers.main_cell, self.number, self.order["disk_mib"], self.order["files"])
 
     def fold(self) -> None:
@@ -375,7 +302,6 @@ class Seat:
             self.folded = answers.digest(self.room.pack())
         except Refused as exc:
             self.folded = str(exc)
-        self.host.folds += 1
         self.room.remove()
         self.room = None
 

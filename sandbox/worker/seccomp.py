@@ -11,7 +11,7 @@ from . import kernel, syscalls
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x25, 0x06
 _LOAD_VALUE, _LOAD_STORED, _LOAD_X_STORED, _STORE = 0x00, 0x60, 0x61, 0x02
 _MOVE_TO_X, _COPY_FROM_X, _AND, _SHIFT_LEFT_X, _SHIFT_RIGHT = 0x07, 0x87, 0x54, 0x6C, 0x74
-_ALLOW, _ERRNO, _KILL_PROCESS, _TRACED = 0x7FFF0000, 0x00050000, 0x80000000, 0x7FF00000
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS, _ENOTTY = 1, 38, 25
 _AT_NUMBER, _AT_ARCH, _AT_ARGUMENTS = 0, 4, 16
 _X32_BIT = 0x40000000
@@ -26,7 +26,6 @@ _F_SETFL = 4
 # O_APPEND, O_ASYNC, O_NOATIME and O_DIRECT: all that F_SETFL can set but O_NONBLOCK.
 _SET_ONCE = {"x86_64": 0x46400, "aarch64": 0x52400}
 _PRCTLS = (15, 16, 23, 0x53564D41)  # thread names, PR_CAPBSET_READ, PR_SET_VMA; never PR_SET_PDEATHSIG
-_OF_CLONES = ("capset", "recvmsg", "landlock_restrict_self", "wait4")
 
 MACHINES = tuple(syscalls.TABLES)
 
@@ -147,19 +146,12 @@ def outer(machine: str, own_pid: int | None, forks: bool = False, sessions: bool
     return _assembled(machine, table.values(), guards)
 
 
-def inner(
-    machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False, clones: bool = False
-) -> list[Instruction]:
+def inner(machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False) -> list[Instruction]:
     """Return the rest of `instructions`, for the child. It is short, because the kernel compiles it for every run.
 
-    `own_pid` is the one of `instructions` if `outer` had None, else None. With `clones`, the calls of which a live copy
-    of the program is made are left to a process that traces it; without one they are refused with ENOSYS.
+    `own_pid` is the one of `instructions` if `outer` had None, else None.
     """
     guards = _rules(machine, own_pid, forks)[1]
-    if clones:
-        guards |= {name: [_give(_TRACED)] for name in _OF_CLONES}
-        load, *rest = guards["clone"]
-        guards["clone"] = [load, (_EQUAL, 0, 1, kernel.CLONE_LIVE), _give(_TRACED), *rest]
     code: list[Instruction] = [(_LOAD, 0, 0, _AT_NUMBER)]
     for name in _late(None if own_pid is not None else 1, forks, sessions):
         body = guards.get(name, [_give(_ERRNO | _EPERM)])
@@ -171,7 +163,6 @@ def _late(own_pid: int | None, forks: bool, sessions: bool) -> tuple[str, ...]:
     always: tuple[str, ...] = ("clone", "prlimit64", "prctl", "capset")
     if sessions:
         always += tuple(syscalls.SESSION_SETUP["x86_64"])
-        always += () if forks else ("wait4",)
     elif forks:
         always += ("landlock_restrict_self",)
     if forks:

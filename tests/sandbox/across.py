@@ -73,6 +73,12 @@ PYTHON = {
     "a new Landlock domain": "import ctypes; assert ctypes.CDLL(None).syscall(444, None, 0, 1) >= 0",
     "receive as the forker's child": "import ctypes; ctypes.set_errno(0); l = ctypes.CDLL(None, use_errno=True); l.syscall(47, 3, 0, 64); assert ctypes.get_errno() not in (1, 38)",
     "be traced again": "import ctypes; assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0",
+    "keep capabilities": "import ctypes; assert ctypes.CDLL(None).syscall(126, b'\\x22\\x05\\x08\\x20' + bytes(4), bytes(24)) == 0",
+    "clone with new namespaces": "import ctypes, os\np = ctypes.CDLL(None).syscall(56, 0x30020011, 0, 0, 0, 0)\nif p == 0: os._exit(0)\nassert p > 0",
+    "bury another's child": "import ctypes; assert ctypes.CDLL(None).syscall(61, -1, 0, 1, 0) >= 0",
+    "signal the next numbers": "import os\nfor p in range(2, 64):\n  try: os.kill(p, 0)\n  except OSError: continue\n  break\nelse: raise OSError",
+    "signal its parent": "import os; os.kill(os.getppid(), 0); assert os.getppid()",
+    "ask to be traced": "import ctypes; assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
     "keep more descriptors": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))",
 }
 """Calls of Python. They are told everything that a session cannot know."""
@@ -273,21 +279,6 @@ def forge(pool: sandbox.Pool) -> Iterator[str]:
                 yield f"forged by {name}: the keeper suffers"
 
 
-def snapshots_change(pool: sandbox.Pool) -> Iterator[str]:
-    """Yield the ways in which a snapshot changed after it was taken."""
-    with open_session(pool) as session:
-        session.python(
-            "f = open('page', 'w+b'); f.write(b'a' * 4096); f.flush()\nimport mmap; m = mmap.mmap(f.fileno(), 4096)"
-        )
-        taken = session.snapshot()
-        session.python("m[:4] = b'bbbb'; m.flush(); f.seek(9); f.write(b'c'); f.flush(); open('new', 'w').close()")
-        with open_session(pool, snapshot=taken) as again:
-            if again.read("page") != b"a" * 4096 or "new" in again.python("import os; print(os.listdir('.'))").stdout:
-                yield "a snapshot changed by a mapping or an open file"
-        if session.read("page")[:4] != b"bbbb":
-            yield "the snapshot's session lost its own change"
-
-
 def replays_pass(pool: sandbox.Pool) -> Iterator[str]:
     """Yield the repeated calls that behaved otherwise and were believed."""
     for name, code in {
@@ -305,18 +296,6 @@ def replays_pass(pool: sandbox.Pool) -> Iterator[str]:
             except SessionError:
                 continue
             yield f"a replay with {name} that differs was believed"
-
-
-def forks_alike(pool: sandbox.Pool) -> Iterator[str]:
-    """Yield the random numbers that forks share."""
-    with open_session(pool) as session:
-        session.python("import random; print(random.random())")
-        made = [*session.fork(4), *session.fork(2)]
-        numbers = [s.python("print(random.random())").stdout for s in [session, *made]]
-        for fork in made:
-            fork.close()
-        if len(set(numbers)) != len(numbers):
-            yield f"forks have equal random numbers: {numbers}"
 
 
 def bomb(pool: sandbox.Pool) -> Iterator[str]:
@@ -382,9 +361,7 @@ ALL: dict[str, Callable[[sandbox.Pool], Iterator[str]]] = {
     "starving others": starves,
     "acting between calls": act_between,
     "forging the end": forge,
-    "changing a snapshot": snapshots_change,
     "noticing a replay": replays_pass,
-    "equal random numbers": forks_alike,
     "fork bomb": bomb,
     "leftovers": leftovers,
 }

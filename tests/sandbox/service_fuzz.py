@@ -43,7 +43,6 @@ BASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/sessions/call", {"session": "a", "kind": "python", "code": "1", "wall_s": 1, "cpu_s": 0.1}),
     ("/sessions/call", {"session": "a", "kind": "shell", "line": "ls", "cpu_s": 0.1}),
     ("/sessions/call", {"session": "a", "kind": "write", "path": "a", "data": "aGk="}),
-    ("/sessions/fork", {"session": "a", "count": 2}),
     ("/sessions/close", {"session": "a"}),
 )
 """Right requests, parts of which are changed."""

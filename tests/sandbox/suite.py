@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.sandbox import across, acts, hacks, kin, programs
+from tests.sandbox import across, acts, hacks, programs
 from tests.sandbox.scene import BEGIN, Scene
 from verizero import sandbox
 
@@ -121,8 +121,8 @@ def run(walls: list[str]) -> list[str]:
         with sandbox.Pool(workers=1, walls=walls) as pool:
             complaints += linger_complaints(pool)
         with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
-            complaints += [*across.complaints(pool), *kin.complaints(pool)]
-            print(f"{across.count() + kin.count()} attacks of sessions at level {pool.keeper().level}", flush=True)
+            complaints += across.complaints(pool)
+            print(f"{across.count()} attacks of sessions at level {pool.keeper().level}", flush=True)
         complaints += scene.harm()
     finally:
         scene.close()

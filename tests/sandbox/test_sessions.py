@@ -1,4 +1,4 @@
-"""Sessions: what they keep, what they forget, how they are counted, forked, folded, repeated and lost."""
+"""Sessions: what they keep, what they forget, how they are counted, folded, repeated and lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.sandbox.across import open_session, pool_children
 from tests.sandbox.processes import descendants, wait_gone, wait_until
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError, SessionError
-from verizero.sandbox.snapshots import seed_of_fork
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
@@ -65,9 +63,7 @@ def test_without_an_interpreter_files_folder_and_environment_stay(pool: sandbox.
         result = session.python("import os; print(os.path.basename(os.getcwd()), os.environ['A'], 'x' in globals())")
         assert result.stdout == "d 1 False\n"
         assert session.shell("echo $A ${PWD##*/}; export A=2").stdout == "1 d\n"
-        (fork,) = session.fork(1)
-        with fork:
-            assert fork.python("import os; print(os.environ['A'], os.path.basename(os.getcwd()))").stdout == "2 d\n"
+        assert session.python("import os; print(os.environ['A'], os.path.basename(os.getcwd()))").stdout == "2 d\n"
         late = session.python(
             "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('joined'))).start()"
         )
@@ -192,60 +188,11 @@ def test_equal_calls_give_equal_bytes(pool: sandbox.Pool) -> None:
         assert [(r.status, r.stdout, r.stderr) for r in results] == expected, "in another keeper too, without addresses"
 
 
-def test_forks_go_on_apart(pool: sandbox.Pool) -> None:
-    with open_session(pool) as session:
-        session.write("f", "base")
-        session.python("import random; x = [random.random()]; open('g', 'w').write('g')")
-        session.shell("mkdir d; echo s > d/s")
-        first, second = session.fork(2)
-        before = session.python("print(x)").stdout
-        assert [f.python("print(x)").stdout for f in (first, second)] == [before] * 2
-        first.python("x.append(1); open('f', 'w').write('first')")
-        assert second.python("print(x, open('f').read())").stdout == before.strip() + " base\n"
-        assert session.read("f") == b"base"
-        (deeper,) = first.fork(1)
-        assert deeper.python("print(len(x), open('f').read())").stdout == "2 first\n"
-        first.close()
-        assert deeper.read("d/s") == b"s\n"
-        assert first.seed == seed_of_fork(session.seed, 1, 0) != second.seed
-        used = session.num_calls
-        assert second.num_calls > used - 2, "a fork has the quota that is left"
-        for fork in (second, deeper):
-            fork.close()
-    with pytest.raises(ValueError, match="count"):
-        session.fork(0)
-
-
-def test_a_repeated_fork_of_clock_readers_is_refused(session: sandbox.Session) -> None:
-    session.python("import time; t = time.time_ns()")
-    (fork,) = session.fork(1, live=False)  # nothing of the clock was shown
-    fork.close()
-    session.python("print(t)")
-    with pytest.raises(SessionError, match="answered differently"):
-        session.fork(1, live=False)
-    assert session.python("print(t)").passed, "the session itself goes on"
-
-
-def test_snapshots_open_later_sessions(pool: sandbox.Pool) -> None:
-    with open_session(pool) as session:
-        session.python("x = 1; open('f', 'wb').write(bytes(range(256)) * 40)")
-        session.python(
-            "import os; os.makedirs('a/b'); os.truncate('f', 20000) if 0 else open('f', 'r+b').truncate(20000)"
-        )
-        taken = session.snapshot()
-        session.python("x = 2")
-        with open_session(pool, snapshot=taken) as again:
-            assert again.python("print(x, os.listdir('a'))").stdout == "1 ['b']\n"
-            assert again.read("f") == session.read("f")
-        wrong = replace(taken, digest="0" * 64)
-        with pytest.raises(SessionError, match="files came out differently"):
-            open_session(pool, snapshot=wrong)
-
-
 def test_folded_sessions_come_back(pool: sandbox.Pool) -> None:
     with open_session(pool, quota=sandbox.Quota(idle_s=0.5)) as session:
         session.write("f", "1")
-        session.python("x = 41")
+        session.python("import random; x = 41; y = random.random()")
+        shown = session.shell("mkdir -p d/e; echo s > d/s; truncate -s 20000 d/sparse; cat d/s").stdout
         pids = pool_children(keeper_pid(pool))
         assert len(pids) == 1
         assert wait_gone(pids) == [], "folded by time"
@@ -256,6 +203,7 @@ def test_folded_sessions_come_back(pool: sandbox.Pool) -> None:
         assert session.read("f") == b"1"
         assert session.python("print(x)").stdout == "42\n"
         assert session.folds == 2
+        assert session.shell("cat d/s; stat -c %s d/sparse; ls d").stdout == f"{shown}20000\ne\ns\nsparse\n"
 
 
 def test_a_differing_replay_is_no_wrong_answer(pool: sandbox.Pool) -> None:
