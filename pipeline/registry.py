@@ -83,10 +83,13 @@ def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
     where = (base or Path.cwd()) / file
     if not where.is_file() or not attribute:
         raise ConfigError(f"{what} path {path!r}: expected 'file.py:function', looked for {where}")
-    return getattr(_import_file(where, what), attribute, None), where
+    return getattr(import_file(where, what), attribute, None), where
 
 
-def _import_file(where: Path, what: str) -> ModuleType:
+def import_file(where: Path, what: str) -> ModuleType:
+    """Return the module of a file, which is imported once in a process. Raises: ConfigError, if it cannot be."""
+    if not where.is_file():
+        raise ConfigError(f"{what} path {str(where)!r}: there is no such file")
     name = f"verizero_plugin_{where.stem}_{abs(hash(str(where.resolve())))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from verizero.pipeline.config.data import MAPPINGS, DataConfig, Source
 from verizero.pipeline.config.episodes import EpisodesConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.registry import names
 from verizero.pipeline.types import ENDINGS, Attempt
 from verizero.verifiers.base import load
@@ -84,6 +86,29 @@ def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
     module = imported(block(CONTRIBUTING, "python", "algorithm"), "half_clipped", tmp_path)
     found = module.parts(module.Params(clip_high=0.5)).resolve(64)
     assert "clip(r, 1 - 1, 1 + 0.5)" in explain(found)
+
+
+def test_the_ratio_example_trains_from_outside_the_package(tmp_path: Path) -> None:
+    """By path, with the numbers of a slow double, and explained."""
+    import torch
+
+    from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+    from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+
+    path = str(tmp_path / "root_length.py")
+    Path(path).write_text(block(CONTRIBUTING, "python", "ratio"), encoding="utf-8")
+    _, parts = load_algorithm(path, {"clip_high": 0.04})
+    new = torch.tensor([[-1.0, -0.5, -0.3], [-0.2, -0.1, 0.0]], dtype=torch.float64, requires_grad=True)
+    old, advantages = new.detach() - torch.tensor([[0.02], [-0.01]]), torch.tensor([[1.0], [-1.0]]).expand(2, 3)
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
+    out = policy_loss(parts, LossInputs(new, advantages, mask, old_logprobs=old), Counts(*count(parts, mask).tolist()))
+    # 3 differences of 0.02 are clipped at 1.04; 2 of -0.01 are not, at 0.98.
+    ratios = [min(math.exp(3 * 0.02 / math.sqrt(3)), 1.04), math.exp(2 * -0.01 / math.sqrt(2))]
+    assert float(out.loss.detach()) == pytest.approx(-(ratios[0] - ratios[1]) / 2)
+    page = explain_algorithm(path, {"clip_high": 0.04}, max_response_tokens=8)
+    assert "ratio       r = (pi(y) / pi_old(y))^(1/sqrt|y|)" in page
+    with pytest.raises(ConfigError, match="allow: \\[wide_sequence_clip\\]"):
+        load_algorithm(path, {"clip_high": 0.2})
 
 
 def test_the_verifier_example_grades(tmp_path: Path) -> None:

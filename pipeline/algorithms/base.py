@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -234,13 +235,28 @@ class ClipParams(PolicyParams):
         return Part.of("clip", self)
 
 
+def chosen(algorithm: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name or the path of the algorithm that a recipe chooses, and its parameters. Raises: ConfigError."""
+    params = dict(algorithm)
+    # null takes back what a recipe that is extended, or the section of a stage, has chosen
+    named = [choice for key in ("name", "path") if (choice := params.pop(key, None)) is not None]
+    if len(named) != 1 or not isinstance(named[0], str):
+        raise ConfigError(
+            "rl.algorithm needs a name or the path of a file, e.g. {name: grpo} or {path: my_algorithm.py}, got "
+            f"{dict(algorithm)!r}"
+        )
+    return named[0], params
+
+
 def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[AlgorithmParams, Parts]:
     """Return the validated parameters of the algorithm `name`, and its parts, which have passed `rules.check`.
+
+    `name` may be the path of a file, which ends in .py.
 
     Raises: UnknownName with the near ones; ConfigError for an unknown or wrong parameter, for parts that make no sense
     together, or for a plug-in without `Params` and `parts`.
     """
-    module = registry.find("algorithms", name)
+    module = _module(name)
     params_type, choose = getattr(module, "Params", None), getattr(module, "parts", None)
     if not (isinstance(params_type, type) and issubclass(params_type, AlgorithmParams) and callable(choose)):
         raise ConfigError(f"algorithm {name!r} must have a class Params(AlgorithmParams) and a function parts(params)")
@@ -257,6 +273,11 @@ def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[
     except ConfigError as exc:
         raise ConfigError(f"algorithm {name!r}: {exc}") from exc
     return checked, parts
+
+
+def _module(name: str) -> Any:
+    is_file = name.endswith(".py")
+    return registry.import_file(Path(name), "algorithm") if is_file else registry.find("algorithms", name)
 
 
 def weighted(parts: Parts, weights: tuple[float, ...]) -> Parts:
@@ -286,7 +307,7 @@ def explain_algorithm(
 
     Raises: as `load_algorithm`.
     """
-    module = registry.find("algorithms", name)
+    module = _module(name)
     checked, parts = load_algorithm(name, params)
     changed = []
     for key in sorted(checked.model_fields_set - {"allow"}):

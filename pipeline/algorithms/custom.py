@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from verizero.pipeline.algorithms.base import PolicyParams
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.catalog import ADVANTAGES, SURROGATES, Entry
-from verizero.pipeline.rl.parts import Aggregate, Critic, Part, Parts, RatioLevel
+from verizero.pipeline.rl.parts import Aggregate, Critic, Part, Parts
 
 SOURCE = "the recipe"
 DEPARTURES: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Params(PolicyParams):
     """The parts and their numbers."""
 
     advantage: str | dict[str, Any] = Field(description="how rewards become advantages")
-    ratio: RatioLevel = Field(description="level of the importance ratio")
+    ratio: str = Field(description="level of the importance ratio")
     surrogate: str | dict[str, Any] = Field(description="what is maximised per token or response")
     aggregate: Aggregate = Field(description="how the surrogate's values become one number")
     norm_length: int | None = Field(None, ge=1, description="constant length; null: the longest response")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from verizero.pipeline.algorithms.base import explain_algorithm
+from verizero.pipeline.algorithms.base import chosen, explain_algorithm
 from verizero.pipeline.commands.arguments import add_recipe, recipe_of
 from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.config.run import RunConfig
@@ -47,10 +47,8 @@ def _explain_stage(config: RunConfig) -> str:
     if config.stages[0].kind == "distill" and config.distill is not None:
         return explain_distillation(config.distill.objective(config.rollout.temperature))
     assert config.rl is not None
-    params = dict(config.rl.algorithm)
     return explain_algorithm(
-        params.pop("name"),
-        params,
+        *chosen(config.rl.algorithm),
         max_response_tokens=longest_response(config.rollout, config.episodes),
         setting=setting_of(config),
         weights=config.scoring.weights,

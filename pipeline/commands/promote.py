@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from verizero.pipeline.algorithms.base import chosen
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.recipes import read_request
 from verizero.pipeline.config.run import RunConfig
@@ -220,7 +221,7 @@ def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, 
         "parents": {"model": model, "champion": None if comparison.champion is None else comparison.champion.name},
         "data": {p.name: _sha256(p) for p in sorted((run / "data").glob("*.jsonl"))},
         "recipe": _sha256(run / "recipe.yaml"),
-        "algorithm": None if recipe.rl is None else recipe.rl.algorithm["name"],
+        "algorithm": None if recipe.rl is None else Path(chosen(recipe.rl.algorithm)[0]).stem,
         "verifiers": _verifiers(run, recipe),
         "code": {"version": _package_version(), "commit": _commit()},
         "libraries": files.info.get("versions", {}),

@@ -101,10 +101,9 @@ def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int)
 
 
 def _params(rl: RlConfig) -> Any:
-    from verizero.pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import chosen, load_algorithm
 
-    params = dict(rl.algorithm)
-    return load_algorithm(params.pop("name"), params)[0]
+    return load_algorithm(*chosen(rl.algorithm))[0]
 
 
 def _number(name: str, value: Any) -> float:

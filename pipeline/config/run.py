@@ -278,23 +278,19 @@ def check_guard(config: RunConfig) -> None:
 
 def parts_of(rl: RlConfig) -> Parts:
     """The parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
-    from verizero.pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import chosen, load_algorithm
 
-    params = dict(rl.algorithm)
-    return load_algorithm(params.pop("name"), params)[1]
+    return load_algorithm(*chosen(rl.algorithm))[1]
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
     """Refuse what makes no sense for the algorithm chosen.
 
-    Raises: ValueError naming field, value and remedy; UnknownName for an algorithm that does not exist.
+    Raises: ValueError naming field, value and remedy; ConfigError for an algorithm that does not exist.
     """
-    from verizero.pipeline.algorithms.base import load_algorithm
+    from verizero.pipeline.algorithms.base import chosen, load_algorithm
 
-    params = dict(rl.algorithm)
-    name = params.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(f"rl.algorithm needs a name, e.g. {{name: grpo}}, got {rl.algorithm!r}")
+    name, params = chosen(rl.algorithm)
     _, parts = load_algorithm(name, params)
     weights, num = parts.advantage.options.get("weights"), 1 + len(scoring.components)
     if parts.needs_components and num < 2:
@@ -371,7 +367,7 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
     asked = f"rollout.{asked}={getattr(rollout, asked)}"
     bypassed = parts.mismatch.stale == "bypass"
-    if bypassed and parts.ratio == "none" and "stale_without_ratio" not in parts.allow:
+    if bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.allow:
         raise ValueError(
             f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
             "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.sections import OptimizerConfig, Section, TrainConfig
@@ -16,6 +17,13 @@ MODEL = "model"
 """Folder of a reward model that a stage leaves for graders."""
 BASE = "base"
 """Name, in place of a stage, of the model that the first stage starts from."""
+
+
+def located(algorithm: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return the choice of an algorithm with an absolute path: a run's own recipe.yaml lies in another folder."""
+    if not isinstance(path := algorithm.get("path"), str):
+        return algorithm
+    return algorithm | {"path": str(((info.context or {}).get("base") or Path.cwd()) / path)}
 
 
 class Stage(Section):
@@ -38,6 +46,12 @@ class Stage(Section):
     def _from_name(cls, value: Any) -> Any:
         tree = {"name": value} if isinstance(value, str) else value
         return {"kind": tree["name"], **tree} if isinstance(tree, dict) and "name" in tree else tree
+
+    @field_validator("changes")
+    @classmethod
+    def _file(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        algorithm = value.get("algorithm")
+        return value | {"algorithm": located(algorithm, info)} if isinstance(algorithm, dict) else value
 
     @model_serializer
     def _brief(self) -> Any:
@@ -244,7 +258,9 @@ class RoundsConfig(StageSection):
 class RlConfig(RoundsConfig):
     """Rounds of generate, verify, select, update."""
 
-    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: an algorithm and its parameters")
+    algorithm: dict[str, Any] = Field(
+        description="{name: grpo, …}, or {path: my_algo.py, …} from the recipe's folder: an algorithm, its parameters"
+    )
     reward: VerifierChoice | None = Field(
         None,
         description="verifier that grades the stage's responses instead of the rows' own, which still evaluate; a "
@@ -255,6 +271,11 @@ class RlConfig(RoundsConfig):
         None,
         description="optimiser of the critic; null: `optimizer`, at the algorithm's critic_learning_rate if it has one",
     )
+
+    @field_validator("algorithm")
+    @classmethod
+    def _file(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return located(value, info)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose reward model grades."""

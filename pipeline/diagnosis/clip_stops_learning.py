@@ -7,12 +7,13 @@ whole responses are clipped there, not the tokens of each that changed most.
 
 from __future__ import annotations
 
-from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.algorithms.base import chosen, load_algorithm
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low"})
 MANY, MANY_OF_SEQUENCES = 0.08, 0.5
+GRPO = {"name": "grpo"}
 CLIP = ("clip_low", "clip_high")
 
 
@@ -35,16 +36,14 @@ def look(run: Reading) -> Finding | None:
 
 def _of_sequences(run: Reading) -> bool:
     """Return True if the ratio that is clipped is one of whole responses."""
-    chosen = dict(run.setting(run.section, "algorithm", default={}))
-    _, parts = load_algorithm(chosen.pop("name", "grpo"), chosen)
-    return parts.ratio.startswith("sequence")
+    _, parts = load_algorithm(*chosen(run.setting(run.section, "algorithm", default=GRPO)))
+    return parts.ratio_entry.of in ("mean", "sum")
 
 
 def _own_clip(run: Reading) -> str:
     """Return the clip range of the algorithm's publication, or one update a batch where the recipe has that range."""
-    own = {k: v for k, v in run.setting(run.section, "algorithm", default={}).items() if k not in CLIP}
-    name = own.pop("name", "grpo")
-    params, _ = load_algorithm(name, own)
+    own = {k: v for k, v in run.setting(run.section, "algorithm", default=GRPO).items() if k not in CLIP}
+    params, _ = load_algorithm(*chosen(own))
     sets = [f"--set {run.section}.algorithm.{k}={v:g}" for k in CLIP if (v := getattr(params, k, None)) is not None]
     changed = any(run.setting(run.section, "algorithm", k) is not None for k in CLIP)
     return " ".join(sets) if sets and changed else f"--set {run.section}.algorithm.num_epochs=1"

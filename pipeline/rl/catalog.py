@@ -1,7 +1,7 @@
 """Catalog of named parts, under one roof: advantages, credits, surrogates, ratios, aggregations, estimates of the KL.
 
-A new advantage is a function in `advantages.py` and an entry in `advantage_entries.py`; a new surrogate, one in
-`surrogates.py` and one in `surrogate_entries.py`. An entry names its function by text, because choosing an algorithm
+A new advantage is a function in `advantages.py` and an entry in `advantage_entries.py`; so are surrogates and ratios in
+files of theirs. An entry names its function by text, because choosing an algorithm
 must not load tensors.
 """
 
@@ -16,15 +16,18 @@ from verizero.pipeline.rl.entries import (
     Entry,
     Option,
     OptionValue,
+    RatioEntry,
     SurrogateEntry,
     load,
 )
+from verizero.pipeline.rl.ratio_entries import RATIOS
 from verizero.pipeline.rl.surrogate_entries import SURROGATES
 
 __all__ = [
     "ADVANTAGES",
     "CREDITS",
     "INFINITY",
+    "RATIOS",
     "SPREAD",
     "SURROGATES",
     "AdvantageEntry",
@@ -32,17 +35,10 @@ __all__ = [
     "Entry",
     "Option",
     "OptionValue",
+    "RatioEntry",
     "SurrogateEntry",
     "load",
 ]
-
-RATIOS: dict[str, str] = {
-    "token": "r_t = pi(y_t) / pi_old(y_t)",
-    "sequence": "r = (pi(y) / pi_old(y))^(1/|y|), one per response",
-    "sequence_token": "r_t = sg[(pi(y) / pi_old(y))^(1/|y|)] pi(y_t) / sg[pi(y_t)]",
-    "sequence_product": "r = pi(y) / pi_old(y), one per response",
-    "none": "none: the batch is used once, on-policy",
-}
 
 AGGREGATES: dict[str, str] = {
     "sequence_mean_token_mean": "mean_i (1/|y_i|) sum_t",

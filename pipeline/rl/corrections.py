@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.rl import ratios
 from verizero.pipeline.rl.kl import k3
 from verizero.pipeline.rl.parts import Mismatch, Parts
-from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped, log_ratio
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
 
 
@@ -38,12 +39,11 @@ def mismatch_weights(choice: Mismatch, old_logprobs: Tensor, rollout_logprobs: T
     Source: truncated, F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training";
     masked, arXiv:2510.18855 (IcePop).
     """
-    # Level of a mismatch -> level of `log_ratio`, whose "sequence" is the mean, not the sum, over the response.
-    levels = {"token": "token", "sequence": "sequence_product", "geometric": "sequence"}
+    # For a ratio, "sequence" is the mean over the response; for a mismatch, the sum.
+    levels = {"token": ratios.token, "sequence": ratios.sequence_product, "geometric": ratios.sequence}
     if choice.level not in levels:
         raise ConfigError(f"mismatch.level has no {choice.level!r}; known: {', '.join(levels)}")
-    level = levels[choice.level]
-    weights = exp_clamped(log_ratio(level, old_logprobs, rollout_logprobs, mask)).detach()  # type: ignore[arg-type]
+    weights = exp_clamped(levels[choice.level](old_logprobs, rollout_logprobs, mask)).detach()
     if choice.action == "truncate":
         return weights.clamp(choice.floor, choice.cap)
     if choice.action == "mask":

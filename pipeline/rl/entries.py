@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from verizero.pipeline.errors import ConfigError
 
@@ -90,12 +90,42 @@ class AdvantageEntry(Entry):
     """The advantage is divided, unless option `std` is "none", so that it is no longer in the reward's unit."""
 
 
+Differences = Literal["token", "mean", "sum", "nothing"]
+"""Summands log pi(y_t) - log pi_old(y_t) of a log-ratio: the token's own, the mean or sum of a response's, none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioEntry:
+    """A named importance ratio: one of the catalog, or one of an algorithm from outside (`Parts.ratio`).
+
+    `log_ratio(logprobs, old_logprobs, mask)` takes three [B, T], which are 0 outside the mask, and returns the ratio's
+    logarithm: [B, T] if it is per token, [B, 1] if it is per response.
+    """
+
+    name: str
+    formula: str
+    log_ratio: Function
+    per: Literal["token", "response"]
+    of: Differences = "token"
+    """Its spread, to which rules compare the width of a clip. "nothing": the ratio is 1, without a gradient."""
+
+    @property
+    def is_one(self) -> bool:
+        """The ratio is always 1: the batch is used once, on-policy."""
+        return self.of == "nothing"
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(frozen=True, slots=True)
 class SurrogateEntry(Entry):
     """A named surrogate."""
 
-    ratios: tuple[str, ...] = ("token", "sequence", "sequence_token", "sequence_product")
-    """Levels of the importance ratio that the surrogate has a meaning with."""
+    of: tuple[Differences, ...] = ("token", "mean", "sum")
+    """Ratios that the surrogate has a meaning with, by what they are of."""
+    is_detached: bool = False
+    """The ratio is a weight without a gradient: one of the response's mean has no use for a gradient per token."""
     whole_response: bool = False
     """The surrogate has one value for the whole response."""
     checks_width: bool = False
@@ -104,6 +134,10 @@ class SurrogateEntry(Entry):
     """Function that selects tokens once for the whole batch, by covariance; None: the surrogate needs no selection."""
     stops: Function | None = None
     """Function that returns the tokens [B, T] which the surrogate stops, to be counted; None: a clip, or nothing."""
+
+    def takes(self, ratio: RatioEntry) -> bool:
+        """True if the surrogate has a meaning with the ratio."""
+        return ratio.of in self.of and not (self.is_detached and ratio.per == "token" and ratio.of == "mean")
 
 
 @dataclass(frozen=True, slots=True)

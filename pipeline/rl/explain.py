@@ -44,7 +44,7 @@ def explain(
         f"advantage   {_formula(parts.advantage)[0]}",
         *_where(parts.advantage),
         *([f"credit      {_formula(parts.credit)[0]}", *_where(parts.credit)] if parts.credits_turns else []),
-        f"ratio       {catalog.RATIOS[parts.ratio]}",
+        f"ratio       {parts.ratio_entry.formula}",
         *(f"{label:<12}{text}" for label, text in _details(parts, setting)),
         f"models      {'; '.join(models(parts, setting))}",
     ]
@@ -164,7 +164,7 @@ def _updates(parts: Parts) -> Iterator[tuple[str, str]]:
     updates = parts.updates
     stop = "" if updates.max_kl is None else f", until k3(pi_old, pi) > {updates.max_kl:g}"
     yield "updates", f"{updates.num_epochs} passes of {updates.num_minibatches} optimiser steps on each batch{stop}"
-    if parts.ratio != "none" and updates.num_epochs * updates.num_minibatches == 1:
+    if not parts.ratio_entry.is_one and updates.num_epochs * updates.num_minibatches == 1:
         yield "updates", "so pi is pi_old on rows of the newest policy: r is 1 there, and nothing that bounds r acts"
 
 

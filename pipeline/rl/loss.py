@@ -26,7 +26,6 @@ from verizero.pipeline.rl.episodes import Shares, sequences_of
 from verizero.pipeline.rl.logprobs import working
 from verizero.pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.ratios import log_ratio
 from verizero.pipeline.rl.reduce import masked, masked_sum
 from verizero.pipeline.rl.surrogates import SurrogateInputs
 
@@ -135,7 +134,7 @@ def policy_loss(
     weight, drops = _weights(parts, inputs, mask, (logprobs.detach(), own_old, gen, advantages), old)
     # A ratio or a mean over the response must not read a dropped token either, or its gradient would come back.
     kept = mask & (weight != 0)
-    ratio = log_ratio(parts.ratio, logprobs, old, kept)
+    ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, kept)
     surrogate = SurrogateInputs(logprobs, ratio, advantages, kept, _flag(inputs.selected))
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
     drops |= _stopped(parts, surrogate)
@@ -336,7 +335,7 @@ def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tenso
 def _old_logprobs(parts: Parts, inputs: LossInputs, logprobs: Tensor, mask: Tensor) -> Tensor:
     if inputs.old_logprobs is not None:
         return masked(working(inputs.old_logprobs), mask).detach()
-    if parts.ratio != "none" and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
+    if not parts.ratio_entry.is_one and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
         raise DataError("several updates on one batch need old_logprobs, got None; compute them at batch start")
     # The first update on a batch: the ratio is 1, and its gradient that of log pi.
     return logprobs.detach()

@@ -1,8 +1,8 @@
 """`Parts`: the named choice of parts that an algorithm makes. Loads no tensors.
 
-A part is a name of `catalog.py`, or a callable with the same signature as the functions that the catalog names, so that
-one new file can bring a new surrogate or advantage. `rules.check` refuses combinations that have no meaning;
-`load_algorithm` calls it for every recipe.
+A part is a name of `catalog.py`, or a callable with the signature of the functions that the catalog names; a ratio is a
+name, or an entry like the catalog's. So one new file can bring a new surrogate, advantage or ratio. `rules.check`
+refuses combinations that have no meaning; `load_algorithm` calls it for every recipe.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.catalog import (
     ADVANTAGES,
     CREDITS,
+    RATIOS,
     SURROGATES,
     AdvantageEntry,
     CreditEntry,
     Entry,
     OptionValue,
+    RatioEntry,
     SurrogateEntry,
     load,
 )
 
-RatioLevel = Literal["token", "sequence", "sequence_token", "sequence_product", "none"]
 Aggregate = Literal[
     "sequence_mean_token_mean",
     "token_mean",
@@ -203,7 +204,8 @@ class Parts:
     """One policy-gradient objective, whole."""
 
     advantage: Part
-    ratio: RatioLevel
+    ratio: str | RatioEntry
+    """A name of the catalog, or an entry of its own."""
     surrogate: Part
     aggregate: Aggregate
     norm_length: int | None = None
@@ -242,6 +244,11 @@ class Parts:
     def credits_turns(self) -> bool:
         """Single turns enter the advantages, with their rewards and states."""
         return self.credit.name != "outcome"
+
+    @property
+    def ratio_entry(self) -> RatioEntry:
+        """The entry of the importance ratio."""
+        return self.ratio if isinstance(self.ratio, RatioEntry) else RATIOS[self.ratio]
 
     @property
     def surrogate_entry(self) -> SurrogateEntry | None:
@@ -318,7 +325,7 @@ class Parts:
     def needs_old_logprobs(self) -> bool:
         """The trainer's own log-probs at batch start enter the objective."""
         return (
-            self.ratio != "none"
+            not self.ratio_entry.is_one
             or self.kl.form == "k3_unbiased"
             or self.kl.where == "reward"
             or self.mismatch.needs_rollout_logprobs  # all compare pi_old and pi_gen

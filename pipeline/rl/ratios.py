@@ -1,4 +1,4 @@
-"""Importance ratios pi / pi_old at token and sequence level, as logarithms."""
+"""Logarithms of importance ratios pi / pi_old, each of which has an entry in `ratio_entries.py`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.rl.parts import Proximal, RatioLevel
+from verizero.pipeline.rl.parts import Proximal
 from verizero.pipeline.rl.reduce import masked_sum, sequence_mean
 
 LOG_RATIO_LIMIT = 20.0
 """|log ratio| beyond this is clamped before exp: e^20 = 4.9e8, and e^89 is no longer a float32. Clamps are counted."""
 
 
-def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the log of the importance ratio: [B, T] at token level, [B, 1] at sequence level, 0 for "none".
+def token(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return log pi - log pi_old of each token [B, T]. Inputs [B, T] are 0 outside the mask, here and below."""
+    return logprobs - old_logprobs
 
-    Inputs are 0 outside the mask. `sequence` is the mean over the response, `sequence_product` the sum,
-    `sequence_token` has the value of `sequence` and the gradient of each token's own log-prob.
 
-    Raises: ConfigError for an unknown level.
-    Source: arXiv:2507.18071 eq. 7 (sequence) and 14 (sequence_token).
+def sequence(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean difference over the response [B, 1]. Source: arXiv:2507.18071 eq. 7."""
+    return sequence_mean(logprobs - old_logprobs, mask)
+
+
+def sequence_token(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return [B, T] with the value of `sequence` and the gradient of each token's own log-prob.
+
+    Source: arXiv:2507.18071 eq. 14.
     """
-    difference = logprobs - old_logprobs
-    if level == "token":
-        return difference
-    if level == "sequence":
-        return sequence_mean(difference, mask)  # [B, 1]
-    if level == "sequence_token":
-        # The last two terms cancel in value and leave each token its own gradient.
-        return sequence_mean(difference, mask).detach() + logprobs - logprobs.detach()
-    if level == "sequence_product":
-        return masked_sum(difference, mask, dim=1).unsqueeze(1)
-    if level == "none":
-        return torch.zeros_like(difference)  # ratio 1, no gradient through it
-    raise ConfigError(f"ratio has no {level!r}")
+    # The last two terms cancel in value and leave each token its own gradient.
+    return sequence_mean(logprobs - old_logprobs, mask).detach() + logprobs - logprobs.detach()
+
+
+def sequence_product(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of the differences over the response [B, 1]."""
+    return masked_sum(logprobs - old_logprobs, mask, dim=1).unsqueeze(1)
+
+
+def none(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Return zeros [B, T]: the ratio is 1, and has no gradient."""
+    return torch.zeros_like(logprobs)
 
 
 def exp_clamped(x: Tensor) -> Tensor:

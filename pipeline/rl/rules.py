@@ -39,7 +39,8 @@ def check(parts: Parts) -> None:
     _check_part("advantage", parts.advantage, catalog.ADVANTAGES)
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
     _check_part("credit", parts.credit, catalog.CREDITS)
-    _check_name("ratio", parts.ratio, catalog.RATIOS)
+    if isinstance(parts.ratio, str):
+        _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
     # One message at a time: the first wrong choice is often the cause of the next message.
     for wrong in (_wrong_credit, _wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch, _wrong_numbers):
@@ -107,8 +108,9 @@ def _wrong_credit(parts: Parts) -> Iterator[str]:
 
 def _wrong_surrogate(parts: Parts) -> Iterator[str]:
     entry, name = parts.surrogate_entry, parts.surrogate.label
-    if entry is not None and parts.ratio not in entry.ratios:
-        yield f"surrogate {name!r} has no meaning with ratio {parts.ratio!r}; use ratio {' or '.join(entry.ratios)}"
+    if entry is not None and not entry.takes(parts.ratio_entry):
+        others = " or ".join(r.name for r in catalog.RATIOS.values() if entry.takes(r))
+        yield f"surrogate {name!r} has no meaning with ratio {str(parts.ratio)!r}; use ratio {others}"
     if entry is not None and entry.whole_response and parts.token_advantage:
         yield (
             f"surrogate {name!r} takes one advantage per response, but advantage {parts.advantage.label!r} gives one "
@@ -263,19 +265,19 @@ def _unusual(parts: Parts) -> Iterator[str]:
     surrogate, advantage, options = parts.surrogate_entry, parts.advantage_entry, parts.surrogate.options
     clips = ("clip_low", "clip_high") if surrogate is not None and surrogate.checks_width else ()
     widths = [v for k in clips if isinstance(v := options.get(k), (int, float))]
-    whole = parts.ratio in ("sequence", "sequence_token")
+    ratio = parts.ratio_entry
     # The mean of |y| log-ratios spreads far less than one of them, and their sum far more: no width fits all levels.
-    if whole and widths and max(widths) > 0.05:
+    if ratio.of == "mean" and widths and max(widths) > 0.05:
         yield "wide_sequence_clip"
-    if parts.ratio == "token" and widths and max(widths) < 0.01:
+    if ratio.of == "token" and widths and max(widths) < 0.01:
         yield "narrow_token_clip"
-    if parts.ratio == "sequence_product" and widths:
+    if ratio.of == "sum" and widths:
         yield "product_ratio_clip"
-    if whole and parts.aggregate == "token_mean":
+    if ratio.of == "mean" and parts.aggregate == "token_mean":
         yield "sequence_ratio_token_mean"
-    if parts.ratio in ("sequence", "sequence_product") and parts.token_advantage:
+    if ratio.per == "response" and parts.token_advantage:
         yield "token_advantage_sequence_ratio"
-    if parts.ratio == "none" and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
+    if ratio.is_one and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
         yield "reuse_without_ratio"
     divided = advantage is not None and advantage.divides and parts.advantage.options.get("std") != "none"
     if parts.surrogate.name == "squared" and divided:

@@ -39,7 +39,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "clip_low": Option(None, "weights stay above 1 - clip_low; null: no bound", low=0, high=1),
             "clip_high": Option(4.0, "a ratio above 1 + clip_high stops pushing up", above=0),
         },
-        ratios=("token", "sequence", "sequence_product"),
+        is_detached=True,
         checks_width=True,
     ),
     "geometric_mean": SurrogateEntry(
@@ -47,7 +47,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "arXiv:2507.20673",
         "surrogates.geometric_mean",
         {"clip": Option(0.4, "token log-ratios are clipped to plus or minus this", above=0)},
-        ratios=("token",),
+        of=("token",),
         whole_response=True,
     ),
     "soft_gate": SurrogateEntry(
@@ -64,7 +64,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "arXiv:2501.12599 eq. 3; 2507.20534 section 3.2.3",
         "surrogates.squared",
         {"tau": Option(0.5, "log-ratio is pulled to advantage / tau", above=0)},
-        ratios=("sequence_product",),
+        of=("sum",),
         whole_response=True,
     ),
     "gamma_weight": SurrogateEntry(
@@ -78,7 +78,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "k_negative": Option(3.0, "shape where A < 0", above=0),
             "lambda_negative": Option(2.0, "rate where A < 0", above=0),
         },
-        ratios=("sequence_product",),
+        of=("sum",),
     ),
     "clip_cov": SurrogateEntry(
         "min(r A, clip(r, 1 - {clip_low}, 1 + {clip_high}) A); 0 on a random share {share} of all tokens, drawn among "
@@ -91,7 +91,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "cov_low": Option(1.0, "lowest covariance of a token that may be drawn"),
             "cov_high": Option(5.0, "highest covariance of a token that may be drawn"),
         },
-        ratios=("token",),
+        of=("token",),
         selects="selection.random_by_covariance",
     ),
     "kl_cov": SurrogateEntry(
@@ -103,7 +103,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "share": Option(2e-3, "share of all tokens that are penalised", low=0, high=1),
             "coef": Option(1.0, "weight of the penalty", low=0),
         },
-        ratios=("token",),
+        of=("token",),
         selects="selection.top_by_covariance",
     ),
     "dppo": SurrogateEntry(
@@ -122,8 +122,8 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "ratio_cap": Option(None, "largest ratio that counts; null: no bound", above=0),
             "drift_coef": Option(0.0, "weight of the squared log-ratio, which pulls every token back to pi_old", low=0),
         },
-        ratios=("token",),
+        of=("token",),
         stops="surrogates.beyond_divergence",
     ),
-    "reinforce": SurrogateEntry("A log pi", "Williams 1992", "surrogates.reinforce", ratios=("none",)),
+    "reinforce": SurrogateEntry("A log pi", "Williams 1992", "surrogates.reinforce", of=("nothing",)),
 }

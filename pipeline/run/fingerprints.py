@@ -86,6 +86,9 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     if stage.start is not None:
         tree["from"] = stage.start
     tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in STAGES_MAY_CHANGE}
+    if isinstance(algorithm := tree[stage.kind].get("algorithm"), dict) and "path" in algorithm:
+        # By its code, not by where it lies.
+        tree[stage.kind]["algorithm"] = algorithm | {"path": _hash(Path(algorithm["path"]).read_bytes())}
     for name in ("endpoint", "teacher"):
         if isinstance(asked := tree[stage.kind].get(name), dict):
             tree[stage.kind][name] = _without_address(asked)
