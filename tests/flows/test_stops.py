@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -182,7 +183,8 @@ def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_b
     print(f"{len(everyone)} processes ended {time.monotonic() - begin:.1f} s after the click on Cancel")
     end = served.ended(run)
     assert (end["name"], end["state"]["name"]) == ("cancelled", "Cancelled")
-    assert not (served.folder / "runs" / "cancelled" / "summary.json").exists()
+    ended = json.loads((served.folder / "runs" / "cancelled" / "summary.json").read_text())["ended"]
+    assert ended["where"].startswith("round 1 step ")
     browser.screenshot(path=PICTURES / "cancelled.png")
     browser.goto("about:blank")  # a page of the UI asks for the run's state as long as it is open
     assert_retried(served, run, "cancelled", whole)
