@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.rows import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
 from verizero.pipeline.report.summary import phases_of
 from verizero.pipeline.types import STATUSES
 
-HOST = "127.0.0.1"
-POLL_S = 0.1
-"""Seconds for which the end of a run may wait for its server."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES = {
     "reward": ("reward/sampled", "Mean reward of the responses that the last RL step sampled."),
@@ -34,12 +33,31 @@ ALARMS = ("collapse", "verifier")
 Labels = tuple[tuple[str, str], ...]
 
 
-class Reading:
+class Reading(Collector):
     """Gauges and counters of the lines of metrics.jsonl read so far. No line is read twice, unless the file was cut."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, run: str) -> None:
+        """`run`: a label of every number."""
+        self.path, self.run = path, run
+        # Scrapes come in threads of their own, and one reading serves all.
+        self._lock = threading.Lock()
         self._begin()
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics of the file as it is now."""
+        with self._lock:
+            self.refresh()
+            gauges = dict(self.gauges)
+            if self.path.is_file():
+                gauges["changed_timestamp_seconds"] = {(): round(self.path.stat().st_mtime, 3)}
+            return [self._metric(*family) for family in (*gauges.items(), *self.counters.items())]
+
+    def _metric(self, name: str, values: Mapping[Labels, float]) -> Metric:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        metric = Metric(f"verizero_{name}".removesuffix("_total"), HELP[name], kind)
+        for labels, value in values.items():
+            metric.add_sample(f"verizero_{name}", {"run": self.run, **dict(labels)}, value)
+        return metric
 
     def _begin(self) -> None:
         self.at = 0
@@ -134,25 +152,6 @@ HELP = {
 }
 
 
-def exposition(reading: Reading, run: str) -> str:
-    """Return all metrics in Prometheus' text format, each with the label `run`."""
-    lines = []
-    gauges = dict(reading.gauges)
-    if reading.path.is_file():
-        gauges["changed_timestamp_seconds"] = {(): round(reading.path.stat().st_mtime, 3)}
-    for kind, families in (("gauge", gauges), ("counter", reading.counters)):
-        for name, values in families.items():
-            lines += [f"# HELP verizero_{name} {HELP[name]}", f"# TYPE verizero_{name} {kind}"]
-            for labels, value in values.items():
-                pairs = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
-                lines.append(f"verizero_{name}{{{pairs}}} {value!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
 @contextmanager
 def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
     """Serve `/metrics` of the run in `folder` until the block ends; yield its address, or None if `port` is None.
@@ -162,39 +161,25 @@ def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
     if port is None:
         yield None
         return
-    reading, lock = Reading(folder / "metrics.jsonl"), threading.Lock()
+    from starlette.requests import Request
+    from starlette.responses import Response
 
-    class Handler(BaseHTTPRequestHandler):
-        """Answers GET /metrics."""
+    from verizero.pipeline.service import Refused, Service
 
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/metrics":
-                self.send_error(HTTPStatus.NOT_FOUND, "only /metrics is here")
-                return
-            # Scrapes come in threads of their own, and one reading serves all.
-            with lock:
-                reading.refresh()
-                body = exposition(reading, run).encode()
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    reading = Reading(folder / "metrics.jsonl", run)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Do nothing: a scrape every few seconds is no news."""
+    def admits(path: str, key: str) -> None:
+        if path != "/metrics":
+            raise Refused(404, "only /metrics is here")
+
+    def answer(request: Request, body: bytes) -> Response:
+        return Response(generate_latest(reading), media_type=CONTENT_TYPE)
 
     try:
-        server = ThreadingHTTPServer((HOST, port), Handler)
+        service = Service(answer, port=port, admits=admits)
     except OSError as exc:
         raise ConfigError(
-            f"report.metrics_port={port} cannot be had on {HOST} ({exc.strerror}); set another, or null for none"
+            f"report.metrics_port={port} cannot be had on this machine ({exc.strerror}); set another, or null for none"
         ) from exc
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield f"http://{HOST}:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with service:
+        yield f"{service.address}/metrics"

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.report.runs import make_run, read_rows
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.listening import free_port
-from verizero.pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
+from verizero.pipeline.report.exposition import CONTENT_TYPE, Reading, exposed
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.summary import count_seconds
 
@@ -28,12 +29,17 @@ def parsed(text: str) -> dict[Sample, float]:
         assert family.documentation
         assert family.type in ("gauge", "counter")
         for s in family.samples:
+            assert s.labels["run"] in ("a", "early", "tiny")
             found[s.name, frozenset((k, v) for k, v in s.labels.items() if k != "run")] = s.value
     return found
 
 
 def of(samples: dict[Sample, float], name: str, **labels: str) -> float:
     return samples[f"verizero_{name}", frozenset(labels.items())]
+
+
+def samples_of(reading: Reading) -> dict[Sample, float]:
+    return parsed(generate_latest(reading).decode())
 
 
 def scrape(address: str) -> dict[Sample, float]:
@@ -49,9 +55,8 @@ def port() -> int:
 
 def test_it_says_what_the_file_says(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")
-    reading = Reading(run / "metrics.jsonl")
-    reading.refresh()
-    samples = parsed(exposition(reading, "demo"))
+    reading = Reading(run / "metrics.jsonl", "a")
+    samples = samples_of(reading)
     rows = read_rows(run / "metrics.jsonl")
     steps = [r for r in rows if r["kind"] == "step" and r["stage"] == "rl"]
     evaluations = [r for r in rows if r["kind"] == "evaluation"]
@@ -78,9 +83,8 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
     evaluation |= {"domains": {}, "verdicts": {"graded": 5}, "time": {}}
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in (step, alarm, evaluation, step)) + '{"kind":"al')
-    reading = Reading(file)
-    reading.refresh()
-    samples = parsed(exposition(reading, "a"))
+    reading = Reading(file, "a")
+    samples = samples_of(reading)
     assert of(samples, "verdicts_total", status="graded", of="training") == 12
     assert of(samples, "verdicts_total", status="timeout", of="training") == 4
     assert of(samples, "verdicts_total", status="graded", of="evaluation") == 5
@@ -90,15 +94,13 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
         more.write(
             'arm","alarm":"verifier","stage":"rl","step":1,"failure_rate":1,"responses":4,"where":"","first":""}\n'
         )
-    reading.refresh()
-    reading.refresh()
-    samples = parsed(exposition(reading, "a"))
+    samples_of(reading)
+    samples = samples_of(reading)
     assert of(samples, "alarms_total", alarm="verifier") == 1
     assert of(samples, "verdicts_total", status="graded", of="training") == 12
     assert of(samples, "unreadable_lines_total") == 0
     file.write_text(json.dumps(step) + "\n")  # cut back by a resumed run
-    reading.refresh()
-    samples = parsed(exposition(reading, "a"))
+    samples = samples_of(reading)
     assert of(samples, "verdicts_total", status="graded", of="training") == 6
     assert of(samples, "alarms_total", alarm="collapse") == 0
 
@@ -107,9 +109,8 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
 def test_a_damaged_line_is_counted_and_the_rest_is_served(damage: str, tmp_path: Path) -> None:
     step = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": {"entropy": 0.5}, "time": {}}
     (tmp_path / "metrics.jsonl").write_text(damage + "\n" + json.dumps(step) + "\n")
-    reading = Reading(tmp_path / "metrics.jsonl")
-    reading.refresh()
-    samples = parsed(exposition(reading, "a"))
+    reading = Reading(tmp_path / "metrics.jsonl", "a")
+    samples = samples_of(reading)
     assert of(samples, "unreadable_lines_total") == 1
     assert of(samples, "entropy") == 0.5
 
@@ -118,9 +119,8 @@ def test_labels_that_need_it_are_escaped(tmp_path: Path) -> None:
     metrics = {'reward/mean/a"b\\c\nd': 0.5}
     row = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": metrics, "time": {}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    reading = Reading(tmp_path / "metrics.jsonl")
-    reading.refresh()
-    assert of(parsed(exposition(reading, "x")), "domain_reward", domain='a"b\\c\nd') == 0.5
+    reading = Reading(tmp_path / "metrics.jsonl", "a")
+    assert of(samples_of(reading), "domain_reward", domain='a"b\\c\nd') == 0.5
 
 
 def test_it_is_served_on_loopback_as_long_as_the_block_lasts(tmp_path: Path, port: int) -> None:

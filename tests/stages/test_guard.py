@@ -72,7 +72,7 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     page = (tmp_path / "a" / "report.html").read_text()
     assert "Rolled back to step 0, with rl.optimizer.learning_rate = 0.001 from there on" in page
     assert "Alarms" not in (tmp_path / "b" / "report.html").read_text()
-    reading = Reading(tmp_path / "a" / "metrics.jsonl")
+    reading = Reading(tmp_path / "a" / "metrics.jsonl", "a")
     reading.refresh()
     assert reading.counters["alarms_total"][(("alarm", "collapse"),)] == 1
     samples = read_jsonl(tmp_path / "a" / "rollouts.jsonl")
