@@ -19,11 +19,12 @@ from verizero.pipeline.report.ended import ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.opening import enter_stage, opened
+from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
 from verizero.pipeline.run.schedule import Item, position, schedule
 from verizero.pipeline.run.session import Run, Session, StageSetup
+from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.stages.evaluate import evaluate
 

@@ -9,10 +9,10 @@ from typing import Any
 from verizero.pipeline.errors import Collapsed
 from verizero.pipeline.report.rows import CollapseAlarm, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
-from verizero.pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup
+from verizero.pipeline.run.stage_entry import load_weights, make_setup, restore_in_flight, sampler_at
 from verizero.pipeline.run.state import RunState, read_state
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.types import StepMetrics

@@ -11,11 +11,16 @@ import torch
 from verizero.pipeline.config.run import RunConfig, parts_of
 from verizero.pipeline.config.stages import RlConfig
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.store import Store
+from verizero.pipeline.report.trackers import Trackers
 from verizero.pipeline.rollout.collect import Generation
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.rounds import Episodes
@@ -25,7 +30,10 @@ from verizero.pipeline.run.ahead import Asynchronous
 from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.own_stream import own_stream
+from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource, Synchronous
+from verizero.pipeline.run.session import Run
+from verizero.pipeline.run.state import RunState
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deadline import SPARE_S, START_S
@@ -217,3 +225,26 @@ def build_source(
     own = own_stream(backend.model.device)
     generation = Generation(engine, data.renderer, config.seed, episodes)
     return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, own)
+
+
+def build_recorder(run: Run, state: RunState, backend: Backend, progress: Progress) -> Recorder:
+    """Return the recorder of a run that is at `state`. Lines of later steps are cut off: those steps are done again."""
+    config, store, is_first = run.recipe, Store(run.folder), run.ranks.is_first
+    store.cut(*((state.store.lengths, state.store.sums) if is_first else ({}, {})))
+    trackers = config.report.trackers if is_first else ()
+    tracked = Trackers(trackers, run.folder, config.name, config.model_dump(mode="json"))
+    return Recorder(store, tracked, progress, *gpu_of(config, backend))
+
+
+def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, float | None]:
+    """Return the meter of this rank's GPU, and the operations a second of all ranks' GPUs; None for the CPU.
+
+    The second is None also for a GPU whose data sheet is not known here, unless the recipe has its number.
+    """
+    model, told = backend.model, config.train.peak_tflops
+    if model.device.type != "cuda":
+        return None, None
+    # The recipe's type: that of divided weights is their masters'.
+    size = DTYPES[config.model.dtype].itemsize
+    peak = peak_flops(torch.cuda.get_device_name(model.device), size) if told is None else 1e12 * told
+    return gpu_peaks(), None if peak is None else peak * backend.ranks.size

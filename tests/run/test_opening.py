@@ -10,7 +10,7 @@ import pytest
 
 from tests.stages.sessions import Heard
 from verizero.pipeline.errors import CheckpointError, RunError
-from verizero.pipeline.run.opening import find_checkpoint
+from verizero.pipeline.run.resume_point import find_checkpoint
 from verizero.pipeline.run.state import RunState, StoreMark, read_state
 from verizero.pipeline.train.checkpoint import MANIFEST, save
 

@@ -21,8 +21,9 @@ from verizero.pipeline.report.exposition import Reading
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.collapse import LIMITS
-from verizero.pipeline.run.opening import make_setup, opened, restore_in_flight
+from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.run.stage_entry import make_setup, restore_in_flight
 from verizero.pipeline.whole_run import finish, remaining, run_items, upcoming
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"

@@ -15,7 +15,8 @@ from tests.stages.tiny import FEW_SHOWN, tiny
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import enter_stage, opened
+from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.whole_run import remaining, run_items
 

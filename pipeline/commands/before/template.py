@@ -13,7 +13,7 @@ from verizero.pipeline.diagnosis import other_template
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 from verizero.pipeline.diagnosis.reading import Reading
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.run.opening import template_of
+from verizero.pipeline.run.info import template_of
 from verizero.pipeline.run.saving import TEMPLATE_FILE
 from verizero.pipeline.types import Prompt
 
