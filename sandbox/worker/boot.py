@@ -1,4 +1,4 @@
-"""The first steps of a worker: start again with a large stack, load the rest, and make its forks cheap."""
+"""The first steps of a worker: start again with a large stack, and load the rest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ def boot() -> None:
         if not sys.flags.hash_randomization:
             _fix_addresses()
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
-    from . import huge_pages, memory, preload  # noqa: F401
+    from . import preload  # noqa: F401
     from .main import main
 
-    huge_pages.move_code()
-    memory.join_libraries()
     main()
 
 

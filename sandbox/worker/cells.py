@@ -6,6 +6,7 @@ that a call has ended on `LINK`, with the number that came with the call; the ke
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import gc
@@ -36,29 +37,10 @@ has said that it is done, is nobody's.
 """
 MOST_STATE = 48 << 10
 _PACKET = 200 << 10
-_REHEARSALS = 12
 _NOT_KEPT = (b"_", b"SHLVL")
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
 _SHELL = """trap '{ printf "%s\\0" "$PWD"; /usr/bin/env -0; } >&4' EXIT
 eval "$1" """
-
-
-def rehearse() -> None:
-    """Do in the forker what every child does first, so that children begin with warm caches and copy fewer pages."""
-    kernel.receive_room(_PACKET)
-    order = marshal.dumps((CELLS, "/tmp", b"/tmp\0A=1", 0, ""), 2)
-    for _ in range(_REHEARSALS):
-        _, _, state, seed, _ = marshal.loads(order)
-        _read_state(state)
-        random.seed(seed)
-        _, space = harness._fresh_main("__main__")
-        _run_cell("import sys\nx = len(sys.argv)\nprint(x)\n", "cell-0.py", space, True)
-        END.pack(b"x", 0, 0, *_ends(), *_ends())
-    linecache.cache.pop("cell-0.py", None)
-    for fd in (1, 2):
-        os.ftruncate(fd, 0)
-        os.lseek(fd, 0, os.SEEK_SET)
-    sys.modules.pop("__main__", None)
 
 
 def begin(
@@ -166,7 +148,7 @@ def _run_cell(source: str, name: str, space: dict[str, Any], stays: bool) -> tup
     state, code = FINISHED, 0
     stdout: Any = sys.stdout
     linecache.cache[name] = (lambda: source,)
-    callbacks = harness._callbacks()
+    callbacks = atexit._ncallbacks()
     try:
         compiled: types.CodeType = compile(source, name, "exec", dont_inherit=True)
         exec(compiled, space)

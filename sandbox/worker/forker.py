@@ -2,9 +2,7 @@
 
 A child is made when the one before is dead. It waits for its order behind all walls that can be up by then.
 
-The kernel copies every page that the child or the forker writes to while both live, and taking a reference is a write.
-So the code between clone and the program calls prepared objects and looks up few names, and a run costs little more
-than the program's own pages. Waiting, watching and mounting are done by the worker, which shares no page with a child.
+Waiting, watching and mounting are done by the worker, whose memory no child has.
 """
 
 from __future__ import annotations
@@ -16,20 +14,15 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
-from posix import _exit, chdir, closerange, lseek, pread, read, write
+from posix import _exit, read, write
 
-from . import cells, frames, harness, huge_pages, jail, kernel, landlock, memory, native, selftest, streams
+from . import cells, frames, harness, jail, kernel, landlock, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
 """Lower priority of runs whose processes only the worker bounds: else a flood would leave it no CPU to count them."""
-_GO, _GO_AFRESH = b"1", b"2"
+_GO = b"1"
 _LAST_OF_PYTHON = max(frames.STDIN, frames.FUNCTION)
-# A `partial` takes no reference to its function when it is called: only the page that these lie on is copied.
-_read, _write, _pread, _lseek = partial(read), partial(write), partial(pread), partial(lseek)
-_closerange = partial(closerange)
-_unpack, _unpack_payload, _pack = partial(frames.ORDER.unpack), partial(frames.unpack_payload), partial(frames.PID.pack)
 
 
 class Forker:
@@ -42,13 +35,10 @@ class Forker:
         self.stale = select.poll()
         self.stale.register(unread, select.POLLIN)
 
-    def call(self, afresh: bool = False) -> None:
-        """Have the next child made; the one before must be dead. Ends the worker if the forker is gone.
-
-        `afresh` moves the data to huge pages again: the kernel may have split them when a run used up its memory.
-        """
+    def call(self) -> None:
+        """Have the next child made; the one before must be dead. Ends the worker if the forker is gone."""
         try:
-            write(self.calls, _GO_AFRESH if afresh else _GO)
+            write(self.calls, _GO)
         except BrokenPipeError:
             sys.exit("the forker is gone")
 
@@ -103,25 +93,16 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             os.nice(_BEHIND)
         reopen = None if cell.sessions else streams.opener(cell.proc)
         try:
-            maps = (
-                os.open(f"{os.getpid()}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cell.proc) if cell.proc >= 0 else -1
-            )
             before = selftest.try_without(cell, host_file, host_pid)
             jail.restrict(cell)
-            if cell.sessions:
-                cells.rehearse()
-            harness.rehearse()
             gc.collect()
-            harness.pack_together()
-            memory.renew(globals())
             gc.freeze()
             gc.disable()
-            harness.rehearse()  # once more, on the objects that were copied
             write(answers, b"ready")
         except jail.WallFailed as exc:
             os.write(answers, f"{exc.errno} {exc.wall} {exc}".encode())
             _exit(frames.SETUP_FAILED)
-        _serve((taken, called, answers), cell, itself, before, host_file, maps, reopen)
+        _serve((taken, called, answers), cell, itself, before, host_file, reopen)
     for fd in (called, answers, itself):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
@@ -139,25 +120,19 @@ def _serve(
     worker: int,
     before: dict[str, bool],
     host_file: str,
-    maps: int,
     reopen: Callable[[], None] | None,
 ) -> None:
     """Clone a child at every call, which runs the program of one order. Ends when the other end of `calls` closes."""
     orders, calls, pids = pipes
     clone, is_orphan = kernel.prepared_fork(cell.clone_flags), kernel.prepared_poll(worker)
     wall, steps, refused = jail.last_wall(cell), jail.last_steps(cell), 0
-    enter, payload, last, run = partial(chdir, os.fsencode(cell.scratch)), streams.PAYLOAD, streams.LAST, harness.run
-    lead, domain = os.setpgid if cell.tools else None, partial(landlock.restrict, cell.rules or -1)
-    has_domain = cell.has_domains
-    while go := _read(calls, 1):
-        if go == _GO_AFRESH and maps >= 0:
-            huge_pages.move_data(maps)
+    while read(calls, 1):
         if reopen is not None:
             reopen()
         pid = clone()
         if pid == 0:
             break
-        _write(pids, _pack(pid if pid > 0 else -errno.EAGAIN))
+        write(pids, frames.PID.pack(pid if pid > 0 else -errno.EAGAIN))
     else:
         _exit(0)
     for step in steps:
@@ -167,28 +142,29 @@ def _serve(
         _exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
     if cell.sessions:
         cells.begin(orders, refused, cell, before, host_file, wall)
-    packet = _read(orders, _PACKET)
+    packet = read(orders, _PACKET)
     if not packet:
         _exit(0)
     try:
         if refused:
             raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
-        order = _unpack(packet)
-        program, items = _unpack_payload(_pread(payload, _lseek(payload, 0, 2), 0))
-        enter()
-        if lead is not None:
-            lead(0, 0)  # a process group of its own, in which the worker finds all that the run starts
-        if has_domain:
-            domain()
+        order = frames.ORDER.unpack(packet)
+        program, items = frames.unpack_payload(os.pread(streams.PAYLOAD, os.lseek(streams.PAYLOAD, 0, 2), 0))
+        os.chdir(cell.scratch)
+        if cell.tools:
+            os.setpgid(0, 0)  # a process group of its own, in which the worker finds all that the run starts
+        if cell.has_domains:
+            assert cell.rules is not None
+            landlock.restrict(cell.rules)
         if order[0] > _LAST_OF_PYTHON:
             if order[0] == frames.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
             native.run(program, items, cell.scratch, wall)
         if wall() < 0:
             raise PermissionError(errno.EPERM, "seccomp was refused")
-        _closerange(payload, last)
+        os.closerange(streams.PAYLOAD, streams.LAST)
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
-        _write(pids, _pack(-(getattr(exc, "errno", None) or errno.EIO)))
+        write(pids, frames.PID.pack(-(getattr(exc, "errno", None) or errno.EIO)))
         _exit(frames.SETUP_FAILED)
-    run(order, program, items)
+    harness.run(order, program, items)

@@ -15,15 +15,14 @@ import random
 import resource
 import sys
 import threading
-import time
 import traceback
 import types
 from collections.abc import Callable
-from functools import partial
 from posix import _exit, lseek, write
+from time import monotonic, process_time
 from typing import Any
 
-from . import codec, memory, streams
+from . import codec, streams
 from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 from .streams import ERR, LOG, OUT
 
@@ -31,37 +30,21 @@ NAME = "main.py"
 _OURS = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
 """Files whose lines a traceback leaves out."""
 _FRAMES = 6
-_REHEARSALS = 12
-_sources: list[str | None] = [None]
-"""The program's text, for tracebacks."""
-_ready: dict[str, Any] | None = None
-"""The namespace of a fresh `__main__`, made before the run."""
-# The calls of every run. A `partial` takes no reference to its function when it is called: so the child copies the one
-# page on which all of these lie (`pack_together` brings them there), and not a page for each function.
-_now, _cpu, _seek, _write = partial(time.monotonic), partial(time.process_time), partial(lseek), partial(write)
-_length, _decode, _compile, _exec = partial(len), partial(bytes.decode), partial[Any](compile), partial(exec)
-_clear, _enable, _leave, _pack = partial[None](dict.clear), partial(gc.enable), partial(_exit), partial(RECORD.pack)
-_threads, _starting = partial(len, threading._active), partial(len, threading._limbo)  # type: ignore[attr-defined]
-_callbacks = partial[int](atexit._ncallbacks)
-_dumps, _loads, _give, _flush = codec.encode, codec.decode, streams.give, streams.flush
-_Module, _modules = types.ModuleType, sys.modules
-_name, _mode = NAME, "exec"
-_EVERY_RUN = ("run", "_run_scripts", "_give", "_flush", "_write_record")
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
     """Run the program on the items under an unpacked `Order`, and end this process. Never returns."""
-    _enable()
+    gc.enable()
     try:
-        source = _decode(program)
+        source = program.decode()
     except UnicodeDecodeError:
         source = program.decode("utf-8", "surrogateescape")
-    _sources[0] = source
+    linecache.cache[NAME] = (lambda: source,)  # read when a traceback is printed
     if order[0] == FUNCTION:
         _run_functions(source, items, order)
     else:
-        _run_scripts(source, items, order, _ready)
-    _leave(0)
+        _run_scripts(source, items, order)
+    _exit(0)
 
 
 def prepare(scratch: str) -> None:
@@ -76,37 +59,8 @@ def prepare(scratch: str) -> None:
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
     for name in [n for n in sys.modules if n == "worker" or n.startswith("worker.")]:
         del sys.modules[name]
-    linecache.cache[NAME] = (lambda: _sources[0],)  # read when a traceback is printed
     threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each thread
     random.seed(0)
-
-
-def rehearse() -> None:
-    """Run small programs in this process, so that children begin with warm caches and bytecode. Leave no trace."""
-    global _ready
-    order = (FUNCTION, 10.0, 5.0, 512, 1024, 16, 32, 1)
-    call = _dumps({"fn": "f", "args": [[1], "a"], "kwargs": {}})
-    for _ in range(_REHEARSALS):
-        _run_scripts("import sys\nn = int(input())\nprint(n * 2, sys.argv)\n", [b"4\n"], order)
-        _run_scripts("raise ValueError", [b""], order)
-        _run_functions("def f(a, b):\n    return [a, b]\n", [call], order)
-    for fd in (streams.IN, streams.OUT, streams.ERR, streams.LOG):
-        os.ftruncate(fd, 0)
-        os.lseek(fd, 0, 0)
-    for name in ("__main__", "solution"):
-        _modules.pop(name, None)
-    _, _ready = _fresh_main("__main__")
-    random.seed(0)
-
-
-def pack_together() -> None:
-    """Copy the objects that every run uses, so that they lie together and apart from all others."""
-    global _sources, _name, _mode
-    memory.fill_holes()
-    memory.renew(vars(streams))
-    memory.renew(globals(), _EVERY_RUN)
-    streams.renew()
-    _sources, _name, _mode = [None], NAME[:1] + NAME[1:], str(b"exec", "ascii")
 
 
 class _Budget:
@@ -118,52 +72,51 @@ class _Budget:
     def __init__(self, order: tuple[Any, ...]) -> None:
         _, wall_s, cpu_s, memory_mib, output_kib, *_ = order
         self.cpu = cpu_s / 2
-        self.wall = _now() + wall_s / 2
+        self.wall = monotonic() + wall_s / 2
         self.peak_kib = memory_mib << 9
         self.out = output_kib << 10
 
     def is_spent(self, out_end: int) -> bool:
         return bool(
-            _cpu() > self.cpu
-            or _now() > self.wall
+            process_time() > self.cpu
+            or monotonic() > self.wall
             or out_end > self.out
             or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > self.peak_kib
         )
 
 
 def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    module = _Module(name)
+    module = types.ModuleType(name)
     space = module.__dict__
     space["__builtins__"] = builtins
     space["__file__"] = NAME
-    _modules["__main__"] = module
+    sys.modules["__main__"] = module
     return module, space
 
 
-def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space: dict[str, Any] | None = None) -> None:
-    """Run the program once per item, each time in a namespace of its own. `space` is the first one."""
+def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
+    """Run the program once per item, each time in a namespace of its own."""
     code: types.CodeType | None = None
-    budget = _Budget(order) if _length(items) > 1 else None
-    callbacks, left = _callbacks(), _length(items)
+    budget = _Budget(order) if len(items) > 1 else None
+    callbacks, left = atexit._ncallbacks(), len(items)
     for item in items:
-        stdout = _give(item, left < _length(items))
-        if space is None:
-            _, space = _fresh_main("__main__")
+        stdout = streams.give(item, left < len(items))
+        _, space = _fresh_main("__main__")
         state, status = FINISHED, 0
         try:
             if code is None:
-                code = _compile(source, _name, _mode, 0, True)
-            _exec(code, space)
+                code = compile(source, NAME, "exec", dont_inherit=True)
+            exec(code, space)
         except BaseException as exc:
             state, status = _explain(exc)
-        dirty = bool(_threads() > 1 or _starting() or _callbacks() > callbacks) and _wind_up(callbacks)
-        if not _flush(stdout):
+        dirty = _wind_up(callbacks)
+        if not streams.flush(stdout):
             state, status = max(state, RAISED), status or 120
-        _clear(space)  # closes, and so flushes, the files that the program left open
+        space.clear()  # closes, and so flushes, the files that the program left open
         _write_record(state, status, b"")
-        left, space = left - 1, None
+        left -= 1
         if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
-            _leave(LEAVE)
+            _exit(LEAVE)
 
 
 def _wind_up(callbacks: int) -> bool:
@@ -173,7 +126,7 @@ def _wind_up(callbacks: int) -> bool:
         if threading.active_count() > 1:
             dirty = True
             threading._shutdown()  # type: ignore[attr-defined]
-        if _callbacks() > callbacks:
+        if atexit._ncallbacks() > callbacks:
             dirty = True
             atexit._run_exitfuncs()
     except BaseException as exc:
@@ -185,13 +138,13 @@ def _wind_up(callbacks: int) -> bool:
 def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
     budget = _Budget(order)
     module, space = _fresh_main("solution")
-    _modules["solution"] = module
-    stdout = _give(b"", False)
+    sys.modules["solution"] = module
+    stdout = streams.give(b"", False)
     try:
-        _exec(compile(source, NAME, "exec", dont_inherit=True), space)
+        exec(compile(source, NAME, "exec", dont_inherit=True), space)
     except BaseException as exc:
         state, _ = _explain(exc)
-        _flush(stdout)
+        streams.flush(stdout)
         for _ in items:
             _write_record(max(state, RAISED), 1, b"")
         return
@@ -199,15 +152,15 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
     for number, item in enumerate(items):
         state, value = FINISHED, b""
         try:
-            call = _loads(item)
-            value = _dumps(_resolve(module, call["fn"])(*call["args"], **call["kwargs"]), budget.out)
+            call = codec.decode(item)
+            value = codec.encode(_resolve(module, call["fn"])(*call["args"], **call["kwargs"]), budget.out)
         except codec.Unencodable as exc:
             state = BAD_VALUE
             _explain(exc)
         except BaseException as exc:
             state, _ = _explain(exc)
             state = max(state, RAISED)  # leaving instead of returning is no result
-        _flush(stdout)
+        streams.flush(stdout)
         if len(value) > budget.out:
             state, value = BAD_VALUE, b""
         _write_record(state, 0 if state == FINISHED else 1, value)
@@ -256,10 +209,10 @@ def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
 
 def _write_record(state: int, code: int, value: bytes) -> None:
     try:
-        data = _pack(code & 0xFF, state, _seek(OUT, 0, 2), _seek(ERR, 0, 2), _length(value))
+        data = RECORD.pack(code & 0xFF, state, lseek(OUT, 0, 2), lseek(ERR, 0, 2), len(value))
         data += value
-        done = _write(LOG, data)
-        while done < _length(data):
-            done += _write(LOG, data[done:])
+        done = write(LOG, data)
+        while done < len(data):
+            done += write(LOG, data[done:])
     except BaseException:  # the program closed our descriptors, so this process can write no record
         _exit(code)

@@ -111,15 +111,9 @@ class _Message(ctypes.Structure):
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4)
-def receive_room(size: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the memory that packets of up to `size` bytes are received in, which is made once."""
-    return ctypes.create_string_buffer(size)
-
-
 def receive(fd: int, most: int = 4096) -> tuple[bytes, list[int]]:
     """Return one packet and the descriptors that came with it. Raises: OSError. See recvmsg(2)."""
-    data, control = receive_room(most), ctypes.create_string_buffer(_CONTROL_BYTES)
+    data, control = ctypes.create_string_buffer(most), ctypes.create_string_buffer(_CONTROL_BYTES)
     vector = _Vector(ctypes.addressof(data), most)
     message = _Message(None, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), _CONTROL_BYTES, 0)
     size = _check(int(libc.recvmsg(fd, ctypes.byref(message), 0)), "recvmsg")

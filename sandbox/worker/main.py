@@ -100,7 +100,7 @@ class Supervisor:
             jail.clear(self.cell, order.disk_mib)
             os.write(self.sock, report.pack())
             # The next child is made while the caller reads this result.
-            self.children.call(report.why == frames.MEMORY or order.kind == frames.SELF_TEST)
+            self.children.call()
 
     def watch(self, pid: int, order: frames.Order) -> frames.Exit:
         """Return how the child ended. It is killed when it goes over a limit, or when the caller is gone."""

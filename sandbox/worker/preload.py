@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-# Modules of programs. Each makes every fork and exit slower, most of all one with a shared library of its own, such as
-# decimal and datetime: so only those are here that programs import often.
+# Modules of programs. Each makes every fork and exit slower: so only those are here that programs import often.
 import bisect  # isort: skip
 import copy  # isort: skip
 import heapq  # isort: skip

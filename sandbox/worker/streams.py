@@ -6,16 +6,11 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from posix import closerange, dup2, ftruncate, lseek, open, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
 """One more than the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
-# A `partial` takes no reference to its function when it is called, so no page of the function is copied in the child.
-_ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
-_length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
-_former: list[object] = []
 
 
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
@@ -58,12 +53,6 @@ def opener(proc: int) -> Callable[[], None]:
     return reopen
 
 
-def renew() -> None:
-    """Make the first test's stream objects again. The former ones are kept, so that no new one takes their place."""
-    _former.extend((sys.stdin, sys.stdout, sys.stderr))
-    _open()
-
-
 def _open() -> None:
     dup2(IN, 0)
     dup2(OUT, 1)
@@ -75,14 +64,14 @@ def _open() -> None:
 
 def give(data: bytes, again: bool) -> io.TextIOWrapper:
     """Fill standard input with `data` and return sys.stdout. `again` opens new streams, from the second test on."""
-    done, size = _pwrite(IN, data, 0), _length(data)
+    done, size = pwrite(IN, data, 0), len(data)
     while done < size:
-        done += _pwrite(IN, memoryview(data)[done:], done)
-    _ftruncate(IN, size)
-    _lseek(IN, 0, 0)
+        done += pwrite(IN, memoryview(data)[done:], done)
+    ftruncate(IN, size)
+    lseek(IN, 0, 0)
     if again:
         _open()
-    return _stdout()  # type: ignore[return-value]
+    return sys.stdout  # type: ignore[return-value]
 
 
 def _text(fd: int, mode: str) -> io.TextIOWrapper:
@@ -96,8 +85,8 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
 def flush(stdout: io.TextIOWrapper) -> bool:
     """Flush the output and return True if all of it has left the buffers."""
     fine = True
-    current = _stdout()
-    for stream in (current, _stderr()) if current is stdout else (current, stdout, _stderr()):
+    current, errors = getattr(sys, "stdout", None), getattr(sys, "stderr", None)  # a program may have removed them
+    for stream in (current, errors) if current is stdout else (current, stdout, errors):
         try:
             if stream is not None:
                 stream.flush()
@@ -120,4 +109,4 @@ def _is_closed(stream: object) -> bool:
 
 def ends() -> tuple[int, int]:
     """Return the numbers of bytes of output and of errors."""
-    return _lseek(OUT, 0, 2), _lseek(ERR, 0, 2)
+    return lseek(OUT, 0, 2), lseek(ERR, 0, 2)
