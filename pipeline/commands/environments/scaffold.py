@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import keyword
 import random
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.registry import names
+from verizero.pipeline.commands.scaffold import Rows, write_part
 from verizero.pipeline.seeds import stream
 
 EXAMPLE = Path(__file__).parent / "example.py"
@@ -114,24 +111,14 @@ def new_environment(name: str, folder: Path) -> list[Path]:
     Returns the files' paths. The example is a game of letters. It works, and is meant to be replaced.
     Raises: ConfigError if the name is not an identifier, is taken, or a file exists already.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ConfigError(f"environment name must be a Python identifier such as my_game, got {name!r}")
-    if name in names("environments"):
-        raise ConfigError(f"an environment called {name!r} is already installed; choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {
+    files: dict[str, str | Rows] = {
         f"{name}.py": EXAMPLE.read_text(encoding="utf-8").replace("letter_game", name),
         f"test_{name}.py": TESTS.format(name=name),
-        f"{name}_train.jsonl": _lines(_games()),
-        f"{name}_evaluation.jsonl": _lines([_row(letter, f"{letter}/evaluation") for letter in LETTERS]),
+        f"{name}_train.jsonl": _games(),
+        f"{name}_evaluation.jsonl": [_row(letter, f"{letter}/evaluation") for letter in LETTERS],
         f"{name}.yaml": RECIPE.format(name=name, tries=TRIES),
     }
-    there = [f for f in files if (folder / f).exists()]
-    if there:
-        raise ConfigError(f"{folder / there[0]} is already there; choose another name or folder")
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    return [folder / file for file in files]
+    return write_part("environment", name, folder, files)
 
 
 def _games() -> list[dict[str, Any]]:
@@ -156,7 +143,3 @@ def _game(letter: str, rng: random.Random) -> list[dict[str, str]]:
 
 def _row(letter: str, key: str) -> dict[str, Any]:
     return {"id": key, "question": "letter?", "answer": letter, "verifier": "environment"}
-
-
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)

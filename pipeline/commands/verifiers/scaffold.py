@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import keyword
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.registry import names
+from verizero.pipeline.commands.scaffold import Rows, write_part
 from verizero.pipeline.seeds import stream
 
 EXAMPLE = Path(__file__).parent / "example.py"
@@ -159,27 +157,17 @@ def new_verifier(name: str, folder: Path, model: str | None = None) -> list[Path
     without it a very small new one.
     Raises: ConfigError if the name is not an identifier, is taken, or a file exists already.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ConfigError(f"verifier name must be a Python identifier such as my_domain, got {name!r}")
-    if name in names("verifiers"):
-        raise ConfigError(f"a verifier called {name!r} is already installed; choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
     train, evaluation = _data("{}=" if model is None else "Sort the letters of {}.")
     recipe = RECIPE.format(name=name) if model is None else PRETRAINED.format(name=name, model=json.dumps(model))
-    files = {
+    files: dict[str, str | Rows] = {
         f"{name}.py": EXAMPLE.read_text(encoding="utf-8").replace("sorted_letters", name),
         f"test_{name}.py": TESTS.format(name=name),
-        f"{name}_rows.jsonl": _lines(_rows(name)),
-        f"{name}_train.jsonl": _lines(train),
-        f"{name}_evaluation.jsonl": _lines(evaluation),
+        f"{name}_rows.jsonl": _rows(name),
+        f"{name}_train.jsonl": train,
+        f"{name}_evaluation.jsonl": evaluation,
         f"{name}.yaml": recipe,
     }
-    there = [f for f in files if (folder / f).exists()]
-    if there:
-        raise ConfigError(f"{folder / there[0]} is already there; choose another name or folder")
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    return [folder / file for file in files]
+    return write_part("verifier", name, folder, files)
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -220,7 +208,3 @@ def _data(question: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         rows.append({"id": word, "question": question.format(word), "answer": word, "demonstration": demonstration})
     held_out = [{k: v for k, v in row.items() if k != "demonstration"} for row in rows[:EVALUATION]]
     return rows[EVALUATION:], held_out
-
-
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
