@@ -6,29 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.gateway.wire import (
-    Answer,
-    Asked,
-    Body,
-    Event,
-    arguments_in,
-    flag_in,
-    id_in,
-    json_of,
-    known_only,
-    list_in,
-    name_in,
-    object_in,
-    schema_of,
-    stops_in,
-    text_in,
-)
+from verizero.pipeline.environments.gateway import wire
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, Event
 from verizero.pipeline.service import Refused
 from verizero.pipeline.types import Call, Message
 
-READ = ("model", "messages", "tools", "stream", "stream_options", "stop", "n", "tool_choice", "response_format")
-DECIDED = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens")
-HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "reasoning_effort", "service_tier", "verbosity")
+READ = (*wire.READ, "messages", "stream_options", "stop", "n", "response_format")
+DECIDED = (*wire.DECIDED, "seed", "max_tokens", "max_completion_tokens")
+HARMLESS = (*wire.HARMLESS, "user", "store", "parallel_tool_calls", "reasoning_effort", "verbosity")
 PENALTIES = ("presence_penalty", "frequency_penalty")
 """Options that may be sent as 0, and are refused otherwise."""
 CREATED = 0
@@ -37,31 +22,21 @@ CREATED = 0
 
 def read(body: Body) -> Asked:
     """Return the request. Raises: Refused naming the field that is wrong or not supported."""
-    decided = known_only(body, (*READ, *PENALTIES), DECIDED, HARMLESS)
+    decided = wire.known_only(body, (*READ, *PENALTIES), DECIDED, HARMLESS)
     for name in PENALTIES:
         if body.get(name):
             raise Refused(400, f"{name}={body[name]} is not supported here; leave it out")
     if body.get("n") not in (None, 1):
         raise Refused(400, f"n={body['n']} is not supported here; ask once for each answer")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise Refused(400, f"tool_choice={body['tool_choice']!r} is not supported here; use auto or none")
     form = body.get("response_format")
-    if form is not None and object_in(form, "response_format").get("type") != "text":
+    if form is not None and wire.object_in(form, "response_format").get("type") != "text":
         raise Refused(400, "response_format is not supported here; leave it out")
-    messages = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(list_in(body, "messages")))
+    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(wire.list_in(body, "messages"))]
     if not messages:
         raise Refused(400, "messages is empty; give at least one")
-    tools = () if body.get("tool_choice") == "none" else tuple(map(_tool, list_in(body, "tools")))
-    options = object_in(body.get("stream_options") or {}, "stream_options")
-    return Asked(
-        model=name_in(body, "model", "the request"),
-        messages=messages,
-        tools=tools,
-        stream=flag_in(body, "stream"),
-        with_usage=flag_in(options, "include_usage"),
-        stop=stops_in(body, "stop"),
-        decided=decided,
-    )
+    options = wire.object_in(body.get("stream_options") or {}, "stream_options")
+    more = {"with_usage": wire.flag_in(options, "include_usage"), "stop": wire.stops_in(body, "stop")}
+    return wire.asked_of(body, decided, messages, _tool, **more)
 
 
 def write(asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -101,35 +76,35 @@ def error(refused: Refused) -> dict[str, Any]:
 
 
 def _message(value: Any, where: str) -> Message:
-    message = object_in(value, where)
+    message = wire.object_in(value, where)
     role = {"developer": "system", "function": "tool"}.get(str(message.get("role")), message.get("role"))
-    content = text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
+    content = wire.text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
     if role in ("system", "user"):
         return Message(role, content)  # type: ignore[arg-type]
     if role == "tool":
         return Message(
-            "tool", content, answers=id_in(message, "tool_call_id", where), name=id_in(message, "name", where)
+            "tool", content, answers=wire.id_in(message, "tool_call_id", where), name=wire.id_in(message, "name", where)
         )
     if role != "assistant":
         raise Refused(400, f"{where}.role is {role!r}; use system, user, assistant or tool")
     calls = []
-    for i, entry in enumerate(list_in(message, "tool_calls")):
+    for i, entry in enumerate(wire.list_in(message, "tool_calls")):
         place = f"{where}.tool_calls[{i}]"
-        call = object_in(entry, place)
-        function = object_in(call.get("function"), f"{place}.function")
-        arguments = arguments_in(function.get("arguments"), f"{place}.function.arguments")
-        calls.append(Call(str(id_in(call, "id", place)), name_in(function, "name", f"{place}.function"), arguments))
+        call = wire.object_in(entry, place)
+        function = wire.object_in(call.get("function"), f"{place}.function")
+        arguments = wire.arguments_in(function.get("arguments"), f"{place}.function.arguments")
+        calls.append(
+            Call(str(wire.id_in(call, "id", place)), wire.name_in(function, "name", f"{place}.function"), arguments)
+        )
     return Message("assistant", content, tuple(calls))
 
 
 def _tool(value: Any) -> ToolSchema:
-    function = object_in(object_in(value, "a tool").get("function"), "a tool's function")
-    name = name_in(function, "name", "a tool's function")
-    return schema_of(name, function.get("description"), function.get("parameters"), f"tool {name!r}")
+    return wire.tool_in(wire.object_in(value, "a tool").get("function"))
 
 
 def _call(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json_of(call)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": wire.json_of(call)}}
 
 
 def _reason(answer: Answer) -> str:

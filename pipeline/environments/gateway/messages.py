@@ -6,53 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.gateway.wire import (
-    Answer,
-    Asked,
-    Body,
-    Event,
-    arguments_in,
-    flag_in,
-    id_in,
-    json_of,
-    known_only,
-    list_in,
-    name_in,
-    object_in,
-    schema_of,
-    stops_in,
-    text_in,
-)
+from verizero.pipeline.environments.gateway import wire
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, Event
 from verizero.pipeline.service import Refused
 from verizero.pipeline.types import Call, Message
 
-READ = ("model", "messages", "system", "tools", "stream", "stop_sequences", "tool_choice")
-DECIDED = ("temperature", "top_p", "top_k", "max_tokens")
-HARMLESS = ("metadata", "service_tier", "thinking")
+READ = (*wire.READ, "messages", "system", "stop_sequences")
+DECIDED = (*wire.DECIDED, "top_k", "max_tokens")
+HARMLESS = (
+    *wire.HARMLESS,
+    "thinking",
+)
 HIDDEN = ("thinking", "redacted_thinking")
 """Parts of an assistant's message that the policy does not read again."""
 
 
 def read(body: Body) -> Asked:
     """Return the request. Raises: Refused naming the field that is wrong or not supported."""
-    decided = known_only(body, READ, DECIDED, HARMLESS)
-    choice = object_in(body.get("tool_choice") or {"type": "auto"}, "tool_choice").get("type")
-    if choice not in ("auto", "none"):
-        raise Refused(400, f"tool_choice of type {choice!r} is not supported here; use auto or none")
-    system = text_in(body.get("system"), "system", ("text",))
+    decided = wire.known_only(body, READ, DECIDED, HARMLESS)
+    system = wire.text_in(body.get("system"), "system", ("text",))
     messages = [Message("system", system)] if system else []
-    for i, value in enumerate(list_in(body, "messages")):
-        messages += _messages(object_in(value, f"messages[{i}]"), f"messages[{i}]")
+    for i, value in enumerate(wire.list_in(body, "messages")):
+        messages += _messages(wire.object_in(value, f"messages[{i}]"), f"messages[{i}]")
     if not any(m.role != "system" for m in messages):
         raise Refused(400, "messages is empty; give at least one")
-    return Asked(
-        model=name_in(body, "model", "the request"),
-        messages=tuple(messages),
-        tools=() if choice == "none" else tuple(map(_tool, list_in(body, "tools"))),
-        stream=flag_in(body, "stream"),
-        stop=stops_in(body, "stop_sequences"),
-        decided=decided,
-    )
+    return wire.asked_of(body, decided, messages, _tool, stop=wire.stops_in(body, "stop_sequences"))
 
 
 def write_count(num_tokens: int) -> dict[str, Any]:
@@ -76,7 +54,7 @@ def events(asked: Asked, answer: Answer) -> Iterator[Event]:
         else:
             # The arguments come as a text of JSON.
             call = answer.message.calls[i - bool(answer.message.content)]
-            empty, delta = part | {"input": {}}, {"type": "input_json_delta", "partial_json": json_of(call)}
+            empty, delta = part | {"input": {}}, {"type": "input_json_delta", "partial_json": wire.json_of(call)}
         yield "content_block_start", {"type": "content_block_start", "index": i, "content_block": empty}
         yield "content_block_delta", {"type": "content_block_delta", "index": i, "delta": delta}
         yield "content_block_stop", {"type": "content_block_stop", "index": i}
@@ -100,15 +78,15 @@ def _messages(message: Body, where: str) -> list[Message]:
         raise Refused(400, f"{where}.role is {role!r}; use user or assistant")
     if content is None or isinstance(content, str):
         return [Message(role, content or "")]
-    parts = [object_in(p, f"{where}.content") for p in list_in(message, "content")]
+    parts = [wire.object_in(p, f"{where}.content") for p in wire.list_in(message, "content")]
     plain = [p for p in parts if p.get("type") not in ("tool_use", "tool_result", *HIDDEN)]
-    text = text_in(plain, f"{where}.content", ("text",))
+    text = wire.text_in(plain, f"{where}.content", ("text",))
     if role == "assistant":
         calls = tuple(
             Call(
-                str(id_in(p, "id", f"{where}.tool_use")),
-                name_in(p, "name", f"{where}.tool_use"),
-                arguments_in(p.get("input"), f"{where}.input"),
+                str(wire.id_in(p, "id", f"{where}.tool_use")),
+                wire.name_in(p, "name", f"{where}.tool_use"),
+                wire.arguments_in(p.get("input"), f"{where}.input"),
             )
             for p in parts
             if p.get("type") == "tool_use"
@@ -117,8 +95,8 @@ def _messages(message: Body, where: str) -> list[Message]:
     results = [
         Message(
             "tool",
-            text_in(p.get("content"), f"{where}.tool_result", ("text",)),
-            answers=str(id_in(p, "tool_use_id", f"{where}.tool_result")),
+            wire.text_in(p.get("content"), f"{where}.tool_result", ("text",)),
+            answers=str(wire.id_in(p, "tool_use_id", f"{where}.tool_result")),
         )
         for p in parts
         if p.get("type") == "tool_result"
@@ -127,9 +105,7 @@ def _messages(message: Body, where: str) -> list[Message]:
 
 
 def _tool(value: Any) -> ToolSchema:
-    tool = object_in(value, "a tool")
-    name = name_in(tool, "name", "a tool")
-    return schema_of(name, tool.get("description"), tool.get("input_schema"), f"tool {name!r}")
+    return wire.tool_in(value, "input_schema")
 
 
 def _parts(answer: Answer) -> list[dict[str, Any]]:

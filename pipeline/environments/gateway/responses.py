@@ -6,31 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.gateway import wire
 from verizero.pipeline.environments.gateway.chat import CREATED, error
-from verizero.pipeline.environments.gateway.wire import (
-    Answer,
-    Asked,
-    Body,
-    Event,
-    arguments_in,
-    flag_in,
-    id_in,
-    json_of,
-    known_only,
-    list_in,
-    name_in,
-    object_in,
-    schema_of,
-    text_in,
-)
+from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, Event
 from verizero.pipeline.service import Refused
 from verizero.pipeline.types import Call, Message
 
 __all__ = ["error", "events", "read", "write"]
 
-READ = ("model", "input", "instructions", "tools", "stream", "tool_choice", "text", "previous_response_id")
-DECIDED = ("temperature", "top_p", "max_output_tokens")
-HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "reasoning", "service_tier", "truncation", "include")
+READ = (*wire.READ, "input", "instructions", "text", "previous_response_id")
+DECIDED = (
+    *wire.DECIDED,
+    "max_output_tokens",
+)
+HARMLESS = (*wire.HARMLESS, "user", "store", "parallel_tool_calls", "reasoning", "truncation", "include")
 TEXTS = ("input_text", "output_text", "text")
 
 
@@ -39,29 +28,21 @@ def read(body: Body) -> Asked:
 
     Raises: Refused naming the field that is wrong or not supported.
     """
-    decided = known_only(body, READ, DECIDED, HARMLESS)
-    id_in(body, "previous_response_id", "the request")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise Refused(400, f"tool_choice={body['tool_choice']!r} is not supported here; use auto or none")
-    form = object_in(object_in(body.get("text") or {}, "text").get("format") or {"type": "text"}, "text.format")
-    if form.get("type") != "text":
+    decided = wire.known_only(body, READ, DECIDED, HARMLESS)
+    wire.id_in(body, "previous_response_id", "the request")
+    text = wire.object_in(body.get("text") or {}, "text")
+    if wire.object_in(text.get("format") or {"type": "text"}, "text.format").get("type") != "text":
         raise Refused(400, "text.format is not supported here; leave it out")
     items = body.get("input")
-    entries = [{"role": "user", "content": items}] if isinstance(items, str) else list_in(body, "input")
+    entries = [{"role": "user", "content": items}] if isinstance(items, str) else wire.list_in(body, "input")
     messages: list[Message] = []
-    if instructions := text_in(body.get("instructions"), "instructions", TEXTS):
+    if instructions := wire.text_in(body.get("instructions"), "instructions", TEXTS):
         messages.append(Message("system", instructions))
     for i, entry in enumerate(entries):
-        _add(messages, object_in(entry, f"input[{i}]"), f"input[{i}]")
+        _add(messages, wire.object_in(entry, f"input[{i}]"), f"input[{i}]")
     if not messages:
         raise Refused(400, "input is empty; give at least one message")
-    return Asked(
-        model=name_in(body, "model", "the request"),
-        messages=tuple(messages),
-        tools=() if body.get("tool_choice") == "none" else tuple(map(_tool, list_in(body, "tools"))),
-        stream=flag_in(body, "stream"),
-        decided=decided,
-    )
+    return wire.asked_of(body, decided, messages, _tool)
 
 
 def write(asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -114,29 +95,28 @@ def _add(messages: list[Message], item: Body, where: str) -> None:
     if kind == "reasoning":  # the policy's own thinking, which it does not read again
         return
     if kind == "function_call":
-        arguments = arguments_in(item.get("arguments"), f"{where}.arguments")
-        call = Call(str(id_in(item, "call_id", where)), name_in(item, "name", where), arguments)
+        arguments = wire.arguments_in(item.get("arguments"), f"{where}.arguments")
+        call = Call(str(wire.id_in(item, "call_id", where)), wire.name_in(item, "name", where), arguments)
         last = messages[-1] if messages and messages[-1].role == "assistant" else None
         if last is not None:
             messages.pop()
         messages.append(Message("assistant", last.content if last else "", (*(last.calls if last else ()), call)))
         return
     if kind == "function_call_output":
-        output = text_in(item.get("output"), f"{where}.output", TEXTS)
-        messages.append(Message("tool", output, answers=str(id_in(item, "call_id", where))))
+        output = wire.text_in(item.get("output"), f"{where}.output", TEXTS)
+        messages.append(Message("tool", output, answers=str(wire.id_in(item, "call_id", where))))
         return
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind != "message" or role not in ("system", "user", "assistant"):
         raise Refused(400, f"{where} is a {kind!r} of role {role!r}; use messages, function_call and their outputs")
-    messages.append(Message(role, text_in(item.get("content"), f"{where}.content", TEXTS)))  # type: ignore[arg-type]
+    messages.append(Message(role, wire.text_in(item.get("content"), f"{where}.content", TEXTS)))  # type: ignore[arg-type]
 
 
 def _tool(value: Any) -> ToolSchema:
-    tool = object_in(value, "a tool")
+    tool = wire.object_in(value, "a tool")
     if tool.get("type") != "function":
         raise Refused(400, f"a tool of type {tool.get('type')!r} is not supported here; use functions")
-    name = name_in(tool, "name", "a tool")
-    return schema_of(name, tool.get("description"), tool.get("parameters"), f"tool {name!r}")
+    return wire.tool_in(tool)
 
 
 def _items(answer: Answer) -> list[dict[str, Any]]:
@@ -148,7 +128,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
             {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
         )
     for i, call in enumerate(answer.message.calls):
-        own = {"id": f"fc_{answer.id}_{i}", "call_id": call.id, "name": call.name, "arguments": json_of(call)}
+        own = {"id": f"fc_{answer.id}_{i}", "call_id": call.id, "name": call.name, "arguments": wire.json_of(call)}
         items.append({"type": "function_call", "status": status} | own)
     return items
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -19,6 +19,10 @@ Event = tuple[str | None, Any]
 """A server-sent event: (its name, if the wire names events; its data)."""
 
 
+READ = ("model", "tools", "tool_choice", "stream")
+DECIDED = ("temperature", "top_p")
+HARMLESS = ("metadata", "service_tier")
+"""Fields of every wire: those that are read, those that a recipe decides, and those that change nothing here."""
 LEAST_TEMPERATURE = 1e-3
 """Smaller ones, but 0, divide logits until they are infinite."""
 
@@ -112,6 +116,27 @@ def known_only(
     return values.model_dump(exclude_unset=True)
 
 
+def asked_of(
+    body: Body, decided: Mapping[str, Any], messages: Sequence[Message], tool: Callable[[Any], ToolSchema], **more: Any
+) -> Asked:
+    """Return the request with the fields that every wire has, and `more`.
+
+    `tool` reads an entry of `tools`. Raises: Refused for a choice of tools that is neither auto nor none.
+    """
+    choice = body.get("tool_choice")
+    choice = choice.get("type") if isinstance(choice, Mapping) else choice
+    if choice not in (None, "auto", "none"):
+        raise Refused(400, f"tool_choice={choice!r} is not supported here; use auto or none")
+    return Asked(
+        model=name_in(body, "model", "the request"),
+        messages=tuple(messages),
+        tools=() if choice == "none" else tuple(map(tool, list_in(body, "tools"))),
+        stream=flag_in(body, "stream"),
+        decided=decided,
+        **more,
+    )
+
+
 def text_in(content: Any, where: str, kinds: Collection[str]) -> str:
     """Return the text of a message's content: a string, null, or a list of parts of these kinds.
 
@@ -192,14 +217,13 @@ def arguments_in(text: Any, where: str) -> Mapping[str, Any]:
     return object_in({} if value is None else value, where)
 
 
-def schema_of(name: str, description: Any, parameters: Any, where: str) -> ToolSchema:
-    """Return a tool. Raises: Refused for parameters that are no object."""
-    schema = object_in(
-        {"type": "object", "properties": {}} if parameters is None else parameters, f"{where} parameters"
-    )
-    if description is not None and not isinstance(description, str):
-        raise Refused(400, f"{where} description must be a text, got {description!r:.80}")
-    return ToolSchema(name, description or "", dict(schema))
+def tool_in(value: Any, parameters: str = "parameters") -> ToolSchema:
+    """Return a tool whose schema is in the field `parameters`. Raises: Refused for a schema that is no object."""
+    tool = object_in(value, "a tool")
+    name = name_in(tool, "name", "a tool")
+    schema, where = tool.get(parameters), f"tool {name!r}"
+    schema = object_in({"type": "object", "properties": {}} if schema is None else schema, f"{where}.{parameters}")
+    return ToolSchema(name, id_in(tool, "description", where) or "", dict(schema))
 
 
 def num_chars(messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
