@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from verizero.pipeline.commands import (
     audit,
     campaign,
     chat,
+    check,
     compare,
     deploy,
     diagnose,
@@ -34,9 +37,14 @@ from verizero.pipeline.commands import (
 from verizero.pipeline.errors import VerizeroError, fault_now, machine_fault
 from verizero.pipeline.shown import show, show_exceptions
 
-COMMANDS = [train, try_out, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose]
-COMMANDS += [doctor, sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]
-"""In the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
+GROUPS = {
+    "train": (train, campaign, compare, promote, new),
+    "check before a run": (check, try_out, plan, explain, doctor, verify, audit, environment, rate),
+    "inspect a run or a model": (diagnose, report, evaluate, replay, chat),
+    "serve": (serve, deploy, endpoint, sandbox),
+}
+"""The commands in the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
+HELP_WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,13 +75,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. Loads no torch, so that a wrong command line is answered at once."""
-    top = argparse.ArgumentParser(prog="verizero", description=__doc__, allow_abbrev=False)
-    commands = top.add_subparsers(required=True, metavar="command")
-    for command in COMMANDS:
-        command.add(commands)
-    for choice in commands.choices.values():
-        choice.allow_abbrev = False  # a typing error such as `--no-pre` must not choose --no-prefect
+    top = argparse.ArgumentParser(
+        prog="verizero",
+        usage="verizero command ...  (verizero command --help says more)",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(required=True, metavar="command", prog="verizero", help=argparse.SUPPRESS)
+    lines = []
+    for title, modules in GROUPS.items():
+        group = Group(commands)
+        for module in modules:
+            module.add(group)
+        lines += [f"{title}:", *group.lines, ""]
+    top.epilog = "\n".join(lines)
     return top
+
+
+class Group:
+    """Takes commands as argparse does, and keeps a line of help for each: argparse has one list for all."""
+
+    def __init__(self, commands: Any) -> None:
+        self.commands, self.lines = commands, list[str]()
+
+    def add_parser(self, name: str, help: str) -> argparse.ArgumentParser:
+        """Return the parser of a new command."""
+        text = textwrap.wrap(help, HELP_WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=14 * " ")
+        self.lines += text
+        # A typing error such as `--no-pre` must not choose --no-prefect.
+        parser: argparse.ArgumentParser = self.commands.add_parser(name, description=help, allow_abbrev=False)
+        return parser
 
 
 if __name__ == "__main__":

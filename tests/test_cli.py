@@ -17,7 +17,7 @@ import yaml
 
 from tests.report.runs import make_run
 from tests.stages.tiny import TREE
-from verizero.pipeline.cli import main
+from verizero.pipeline.cli import GROUPS, main
 from verizero.pipeline.config.recipes import find_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,8 +66,13 @@ class TestArguments:
             main(["--help"])
         assert caught.value.code == 0
         said = capsys.readouterr().out
-        for command in ("train", "evaluate", "verify", "audit", "explain", "report", "doctor", "sandbox", "new"):
-            assert f"    {command} " in said
+        modules = [module.__name__.rpartition(".")[2] for modules in GROUPS.values() for module in modules]
+        files = {f.stem for f in (ROOT / "pipeline" / "commands").glob("*.py")} - {"__init__", "arguments"}
+        assert sorted(modules) == sorted(files | {"plan"}), "a command that no group has"
+        titles = [line for line in said.splitlines() if line.endswith(":") and not line.startswith((" ", "options"))]
+        assert titles == [f"{title}:" for title in GROUPS]
+        for command in ("train", "check", "verify", "audit", "explain", "report", "doctor", "sandbox", "try"):
+            assert f"\n  {command} " in said
 
     def test_a_recipe_is_a_path_or_the_name_of_a_shipped_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
