@@ -2,19 +2,21 @@
 
     python benchmarks/data_plane.py
 
-prints a line of JSON. `us_per_token` has CPU microseconds on one core for each token, medians over repetitions:
+prints a line of JSON. `us_per_token` has CPU microseconds on one core for each token, medians over repetitions. Of its
+own tokens a rank does
 
-- `compact`: the engine's tuples to arrays, by the rank that sampled them;
-- `send`: responses written and read again as bytes, once by the rank that sampled and once by the one that trains;
-- `collate`: arrays to one batch; `micros`: the batch to micro-batches;
-- `tuples`: `collate` of tuples, for comparison; `gather`: all responses to all ranks, as evaluations do.
+- `arrays`: the engine's tuples to arrays; `micros`: the batch to micro-batches;
 
-`us_per_response` has what every rank does for each response of all ranks: `tell` writes and reads what it is told,
-`deal` finds the ranks that train on it, `frame` makes its row in the batch without its tokens. It is measured on as
-many responses as the step has.
+and of the tokens of all ranks
 
-`step_s` are seconds of each rank in a step on `--ranks`, extrapolated: its own tokens times the first, all responses
-times the second. The network and what is computed on the device (masks, advantages) are not in it.
+- `gather`: responses written and read again as bytes; `collate`: arrays to one batch.
+
+`us_per_response` has what every rank does for each response of all ranks, whatever its length: `gather` and `collate`
+of responses of a few tokens, and `deal`, which finds the ranks that train on them. It is measured on as many responses
+as the step has.
+
+`step_s` are seconds of each rank in a step on `--ranks`, extrapolated: from its own tokens, from all tokens, and from
+all responses. The network and what is computed on the device (masks, advantages) are not in it.
 """
 
 from __future__ import annotations
@@ -25,21 +27,19 @@ import pickle
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from verizero.pipeline.compact import no_collection
-from verizero.pipeline.held import compacted, told_group
-from verizero.pipeline.train.collate import collate, deal, owners, rows_of
-from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.train.collate import collate, deal, owners, row_lengths, rows_of
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 VOCAB = 150_000
-ON_TOKENS = ("compact", "send", "collate", "micros")
-"""The work of a rank on the tokens that it samples or trains on."""
+OWN, ALL = ("arrays", "micros"), ("gather", "collate")
+"""The work of a rank on the tokens that it samples or trains on, and on those of all ranks."""
 
 
 def groups_of(num: int, size: int, tokens: int) -> list[Group]:
@@ -59,10 +59,15 @@ def groups_of(num: int, size: int, tokens: int) -> list[Group]:
     return out
 
 
-def held(group: Group) -> Group:
-    """Return the group in compact form."""
-    rollouts = compacted(m.rollout for m in group.members)
-    return replace(group, members=tuple(replace(m, rollout=r) for m, r in zip(group.members, rollouts, strict=True)))
+def in_arrays(group: Group) -> Group:
+    """Return the group with arrays, as the engines' answers become."""
+
+    def kept(m: ScoredRollout) -> ScoredRollout:
+        ids, logprobs = array("i", m.rollout.response_ids), array("f", m.rollout.logprobs)
+        return replace(m, rollout=replace(m.rollout, prompt_ids=prompt, response_ids=ids, logprobs=logprobs))
+
+    prompt = array("i", group.members[0].rollout.prompt_ids)
+    return replace(group, members=tuple(map(kept, group.members)))
 
 
 def median_us(work: Callable[[], Any], count: int, repeat: int) -> float:
@@ -77,39 +82,32 @@ def median_us(work: Callable[[], Any], count: int, repeat: int) -> float:
 
 def copied(value: Any) -> Any:
     """Return the value written as bytes and read again, as between ranks."""
-    with no_collection():
-        return pickle.loads(pickle.dumps(value))
+    return pickle.loads(pickle.dumps(value))
 
 
 def of_tokens(plain: list[Group], tokens: int, repeat: int) -> dict[str, float]:
     """Return microseconds for each token."""
-    groups = [held(g) for g in plain]
+    groups = list(map(in_arrays, plain))
     batch = collate(groups, 0)
     lengths = batch.attention_mask.sum(1).tolist()
-    members = {(g, m): member for g, group in enumerate(groups) for m, member in enumerate(group.members)}
     work: dict[str, Callable[[], Any]] = {
-        "compact": lambda: [compacted(m.rollout for m in g.members) for g in plain],
-        "send": lambda: copied(members),
-        "collate": lambda: collate(groups, 0),
+        "arrays": lambda: list(map(in_arrays, plain)),
         "micros": lambda: [rows_of(batch, piece) for piece in deal(lengths, 4096, 0, 1)[0]],
-        "tuples": lambda: collate(plain, 0),
         "gather": lambda: copied(groups),
+        "collate": lambda: collate(groups, 0),
     }
     return {name: median_us(measured, tokens, repeat) for name, measured in work.items()}
 
 
 def of_responses(num: int, size: int, ranks: int, repeat: int) -> dict[str, float]:
-    """Return microseconds for each of `num` responses in groups of `size`, whose lengths do not matter."""
-    own, *others = map(held, groups_of(1 + num // size, size, 16))
-    told = [told_group(g, 1) for g in others]
-    num = size * len(told)
+    """Return microseconds for each of `num` responses of a few tokens in groups of `size`."""
+    groups = list(map(in_arrays, groups_of(num // size, size, 16)))
     work: dict[str, Callable[[], Any]] = {
-        "tell": lambda: copied([(g.members, g.greedy_reward) for g in told]),
-        "deal": lambda: owners(row_lengths(told)[0], ranks),
-        # On a device of no memory: the masks of all rows are made on the one that trains.
-        "frame": lambda: collate([own, *told], 0, "meta"),
+        "gather": lambda: copied(groups),
+        "deal": lambda: owners(row_lengths(groups)[0], ranks),
+        "collate": lambda: collate(groups, 0),
     }
-    return {name: median_us(measured, num, repeat) for name, measured in work.items()}
+    return {name: median_us(measured, size * len(groups), repeat) for name, measured in work.items()}
 
 
 def main() -> None:
@@ -128,12 +126,15 @@ def main() -> None:
     rollouts = [m.rollout for g in plain for m in g.members]
     tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
     by_token = of_tokens(plain, tokens, asked.repeat)
-    del plain, rollouts  # a real step holds no tuples, which the collector of garbage would visit
+    del plain, rollouts  # a real step has no tuples, which the collector of garbage would visit
     responses = asked.step_tokens // asked.response_tokens
     by_response = of_responses(responses, asked.size, asked.ranks, asked.repeat)
-    own = asked.step_tokens / asked.ranks * sum(by_token[name] for name in ON_TOKENS)
-    every = responses * sum(by_response.values())
-    step = {"tokens": round(own / 1e6, 2), "responses": round(every / 1e6, 2)}
+    step = {
+        "own tokens": asked.step_tokens / asked.ranks * sum(by_token[name] for name in OWN),
+        "all tokens": asked.step_tokens * sum(by_token[name] for name in ALL),
+        "responses": responses * sum(by_response.values()),
+    }
+    step = {name: round(us / 1e6, 2) for name, us in step.items()}
     print(json.dumps({"tokens": tokens, "us_per_token": by_token, "us_per_response": by_response, "step_s": step}))
 
 

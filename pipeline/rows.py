@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from verizero.pipeline.errors import DataError, EngineError
-from verizero.pipeline.types import Rollout, Turn
+from verizero.pipeline.types import KeptTokens, Rollout, Turn
 
 ROUNDING = 1e-4
 """Rounding may lift the log-prob of a sure token above 0 by this much."""
@@ -73,14 +73,14 @@ class TrainedRow:
 def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
 
-    Of a response that another rank holds the rows have the same lengths and spans, and that rank checks it.
+    Records that another rank has are checked there.
 
     Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
     whose rows cannot be what the engine computed, such as a turn that trains in two rows.
     """
     name = f"response {rollout.sample} to {rollout.prompt_id!r}"
-    is_here = rollout.held_by is None
-    if is_here and rollout.episode is not None:
+    has_records = rollout.recorded_by is None
+    if rollout.episode is not None:
         _check_episode(name, rollout)
     out = []
     number = 0
@@ -91,14 +91,14 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
             start = place + len(turn.observed)
             place = start + len(turn.sampled)
             if turn.trains:
-                if is_here:
-                    whose = name if rollout.episode is None else f"turn {number} of {name}"
-                    _check_records(whose, turn)
-                    _check_logprobs(whose, turn.logprobs)
+                whose = name if rollout.episode is None else f"turn {number} of {name}"
+                _check_logprobs(whose, turn)
+                if has_records and turn.kept is not None:
+                    _check_kept(whose, turn.kept, len(turn.sampled))
                 spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
-        if is_here:
+        if has_records:
             _check_routing(row)
         out.append(row)
     return out
@@ -155,7 +155,7 @@ def _check_episode(name: str, rollout: Rollout) -> None:
     if (first.observed, first.sampled) != (rollout.prompt_ids, rollout.response_ids):
         raise EngineError(f"the ids of {name} are not those of its episode's first turn; they describe the same tokens")
     trained: set[int] = set()  # identities of turns, because equal ones may be sampled by chance
-    sampled: set[Sequence[int]] = set()
+    sampled: set[tuple[int, ...]] = set()
     for number, turns in enumerate(episode.rows):
         for turn in turns:
             if not turn.observed or not turn.sampled:
@@ -165,7 +165,7 @@ def _check_episode(name: str, rollout: Rollout) -> None:
                 raise EngineError(
                     f"row {number} of {name} trains a turn of an earlier row again; set trains=False in it"
                 )
-            if not turn.trains and turn.sampled not in sampled:
+            if not turn.trains and tuple(turn.sampled) not in sampled:
                 raise EngineError(
                     f"row {number} of {name} shares a turn that no earlier row has; its tokens never train"
                 )
@@ -175,7 +175,7 @@ def _check_episode(name: str, rollout: Rollout) -> None:
             raise EngineError(
                 f"row {number} of {name} ends with a turn that does not train; a row ends with its own turn"
             )
-        sampled.update(turn.sampled for turn in turns if turn.trains)
+        sampled.update(tuple(turn.sampled) for turn in turns if turn.trains)
 
 
 def _num_shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
@@ -185,12 +185,7 @@ def _num_shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     )
 
 
-def _check_records(whose: str, turn: Turn) -> None:
-    num, kept = len(turn.sampled), turn.kept
-    if len(turn.logprobs) != num:
-        raise DataError(f"{whose} has {num} tokens and {len(turn.logprobs)} log-probs")
-    if kept is None:
-        return
+def _check_kept(whose: str, kept: KeptTokens, num: int) -> None:
     total = sum(kept.sizes)
     if len(kept.sizes) != num or total * 4 != len(kept.ids):
         raise DataError(
@@ -199,7 +194,10 @@ def _check_records(whose: str, turn: Turn) -> None:
         )
 
 
-def _check_logprobs(whose: str, logprobs: Sequence[float]) -> None:
+def _check_logprobs(whose: str, turn: Turn) -> None:
+    logprobs = turn.logprobs
+    if len(logprobs) != len(turn.sampled):
+        raise DataError(f"{whose} has {len(turn.sampled)} tokens and {len(logprobs)} log-probs")
     # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
     if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > ROUNDING:
         odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))

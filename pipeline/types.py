@@ -1,7 +1,7 @@
 """The nouns of the loop: Prompt -> Rollout -> ScoredRollout -> Group -> TrainBatch.
 
-All are frozen values. Nothing here loads torch; tensors appear in annotations only. Token ids and log-probs are
-sequences: tuples, or the `compact.Numbers` that `collect` makes of them, which read, compare and hash as tuples do.
+All are frozen values. Nothing here loads torch; tensors appear in annotations only. Token ids and log-probs that an
+engine sampled are arrays of the standard library, int32 and float32: tuples of numbers take nine times as much.
 """
 
 from __future__ import annotations
@@ -202,9 +202,8 @@ class Rollout(Sent):
     """None for a dense model, or where it was not asked for."""
     episode: Episode | None = None
     """None for a single response, which costs nothing more than its own fields."""
-    held_by: int | None = None
-    """The rank that holds tokens, log-probs, records and texts; this is then what every rank knows of the response:
-    counts in place of sequences, and empty texts. None: everything is here."""
+    recorded_by: int | None = None
+    """The rank that has `routing` and the ids in `kept`, which are not here. None: all that was recorded is here."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -223,8 +222,6 @@ class Rollout(Sent):
     @property
     def answer(self) -> str:
         """The text that a verifier grades: the last message of the policy, or what its episode tells."""
-        if self.held_by is not None:
-            raise LookupError(f"the text of response {self.sample} to {self.prompt_id!r} is on rank {self.held_by}")
         if self.episode is None:
             return self.text
         if self.episode.answer is not None:
@@ -345,9 +342,11 @@ class Group:
 class Recorded:
     """Records of how the rows of a batch were sampled, for training to replay; on the CPU."""
 
-    kept_sizes: torch.Tensor | None = None  # [B, T] int64, 0 where nothing was cut off
+    kept_sizes: torch.Tensor | None = None  # [H, T] int64, 0 where nothing was cut off
     kept_ids: torch.Tensor | None = None  # [sum of kept_sizes] int64, row by row
-    routing: torch.Tensor | None = None  # [B, T, layers, top_k] int16, -1 where nothing was recorded
+    routing: torch.Tensor | None = None  # [H, T, layers, top_k] int16, -1 where nothing was recorded
+    places: tuple[int, ...] | None = None
+    """For each of the B rows its place among the H here, or -1: other ranks have its records. None: H = B."""
 
 
 class PromptOf(NamedTuple):
@@ -375,7 +374,7 @@ class TrainBatch:
     mask has holes, where tokens were observed.
     """
 
-    input_ids: torch.Tensor  # [B, T] int64; [H, T] where other ranks hold rows
+    input_ids: torch.Tensor  # [B, T] int64
     attention_mask: torch.Tensor  # [B, T] int64, 1 on real tokens
     response_mask: torch.Tensor  # [B, T] float32
     rollout_logprobs: torch.Tensor  # [B, T] float32
@@ -386,9 +385,6 @@ class TrainBatch:
     recorded: Recorded | None = None
     episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
-    held: tuple[int, ...] | None = None
-    """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
-    `rollout_logprobs` are 0 here. None: all rows are here."""
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
     answers: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of `observation_mask`, where there is one
     prompts: tuple[PromptOf, ...] | None = None  # of each row, where rows are computed one after another

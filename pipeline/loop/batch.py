@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from verizero.pipeline.loop.scheduling import MAX_OVERSAMPLING, affordable_groups, drop_stale
 from verizero.pipeline.loop.steps import Steps
+from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
@@ -53,7 +54,7 @@ def fill_batch(workers: Workers, setup: StageSetup, state: RunState, steps: Step
         batch.groups += fresh
         batch.sampled += groups
         if second is not None:
-            second.ask(state.rl_step, groups)
+            second.ask(state.rl_step, groups, share_of(workers.backend.ranks, prompts).places)
         batch.tallies.append(tally)
         for reason, num_groups in counts.items():
             batch.counts[reason] += num_groups

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verizero.pipeline.compact import totals
 from verizero.pipeline.data.render import end_of_prompts
 from verizero.pipeline.errors import GradersFailed
 from verizero.pipeline.loop.batch import Batch
@@ -22,7 +21,6 @@ from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.scoring.second_opinion import Opinions, disagree
 from verizero.pipeline.scoring.select import classify_group
-from verizero.pipeline.train.exchange import whole_on_first
 from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
 
 MEND_GRADERS = (
@@ -88,16 +86,16 @@ def record_step(
 def write_samples(
     workers: Workers, setup: StageSetup, state: RunState, recorder: Recorder, item: Item, batch: Batch
 ) -> None:
-    """Write the responses of some groups down, by rank 0, to which the others send what they hold of them."""
-    ranks, opinions = workers.backend.ranks, batch.opinions or [{} for _ in batch.sampled]
-    places = groups_shown(batch, setup.config.report.samples_per_step)
-    groups = whole_on_first(ranks, [batch.sampled[i] for i in places])
-    if not ranks.is_first:
+    """Write the responses of some groups down, by rank 0."""
+    if not workers.backend.ranks.is_first:
         return
+    opinions = batch.opinions or [{} for _ in batch.sampled]
     recorder.store.rollouts(
         line
-        for i, group in zip(places, groups, strict=True)
-        for line in sample_rows(group, item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state))
+        for i in groups_shown(batch, setup.config.report.samples_per_step)
+        for line in sample_rows(
+            batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
+        )
     )
 
 
@@ -183,9 +181,9 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
     places = sum(len(k.sizes) for k in kept)
     if places == 0:
         return {}
-    size, num_cut = (sum(column) for column in zip(*(totals(k.sizes) for k in kept), strict=True))
+    num_cut = sum(n > 0 for k in kept for n in k.sizes)
     return {
-        "sampling/kept_mean": size / max(1, num_cut),
+        "sampling/kept_mean": sum(sum(k.sizes) for k in kept) / max(1, num_cut),
         "sampling/uncut": 1 - num_cut / places,
         "sampling/bounded": sum(k.num_bounded for k in kept) / places,
     }

@@ -14,7 +14,7 @@ from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.loop.reference import reference_config
 from verizero.pipeline.rl.parts import Shaping
 from verizero.pipeline.rl.shaping import length_penalty
-from verizero.pipeline.run.dealing import gather_groups, gather_told, share_of
+from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
@@ -62,19 +62,15 @@ class Steps:
         return Steps(**{f.name: wrap(f.name, getattr(self, f.name)) for f in fields(self)})
 
 
-def rl_steps(session: Session, whole: bool = False) -> Steps:
-    """Return the steps of a stage of RL.
-
-    `whole`: every rank gets the tokens of all responses, for a stage whose update reads them. Otherwise they stay on
-    the rank that sampled them until `update`, which brings them to the ranks that train on them.
-    """
+def rl_steps(session: Session) -> Steps:
+    """Return the steps of a stage of RL."""
     run, workers, state = session.run, session.workers, session.state
     recorder, setup = session.recorder, session.setup
     learn = partial(train_on_rewards, run, workers, setup, state, recorder)
     return Steps(
         next_prompts=partial(next_prompts, workers),
         generate=partial(generate, run, workers, setup, state, recorder),
-        verify=partial(verify, run, workers, setup, recorder, whole),
+        verify=partial(verify, run, workers, setup, recorder),
         select=partial(select_groups, setup, recorder),
         update=partial(update_policy, workers, state, recorder, learn),
         publish=partial(publish, workers, state, recorder),
@@ -120,14 +116,10 @@ def verify(
     workers: Workers,
     setup: StageSetup,
     recorder: Recorder,
-    whole: bool,
     prompts: Sequence[Prompt],
     generated: Generated,
 ) -> tuple[list[Group], GradingTally]:
-    """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did.
-
-    Not `whole`: without the tokens and texts that other ranks sampled.
-    """
+    """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did."""
     size, parts = setup.rounds.group_size, setup.algorithm
     share = share_of(run.ranks, prompts)
     own, num_sampled = share.prompts, len(share.prompts) * size
@@ -140,10 +132,7 @@ def verify(
         if parts.needs_greedy:
             most = longest_response(setup.config.rollout, setup.config.episodes)
             groups = with_baseline(groups, form_groups(own, scored[num_sampled:], 1), parts.shaping, most)
-        if whole:
-            (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
-        else:
-            groups, tally = gather_told(run.ranks, share, prompts, groups, tally)
+        (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
     recorder.count("graders", tally.busy_s)
     return groups, tally
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from typing import Protocol
 
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.held import compacted
 from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from verizero.pipeline.rollout.rounds import EndedEpisode, Episodes, play
 from verizero.pipeline.seeds import derive
@@ -77,7 +77,7 @@ def collect(
         check_recorded(sampling, [turn for r in responses for turn in r.turns])
     # Back to the order of the prompts; both lists have `samples` responses to each of theirs.
     place = {i: k for k, i in enumerate([*alone, *played])}
-    return compacted([r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]])
+    return [r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]]
 
 
 def _of_places(reader: Reader | None, places: Sequence[int], samples: int) -> Reader | None:
@@ -152,19 +152,22 @@ def _respond(
         count(len(prompts) * samples - num_ended)
     check_recorded(sampling, [c for completions in answers for c in completions])
     return [
-        _rollout(prompt, request, i, completion, text_of(completion.token_ids), engine.version)
+        _rollout(prompt, ids, i, completion, text_of(completion.token_ids), engine.version)
         for prompt, request, completions in zip(prompts, requests, answers, strict=True)
+        for ids in [array("i", request.prompt_ids)]  # one for the whole group
         for i, completion in enumerate(completions)
     ]
 
 
-def _rollout(prompt: Prompt, request: Request, sample: int, completion: Completion, text: str, version: int) -> Rollout:
+def _rollout(
+    prompt: Prompt, prompt_ids: Sequence[int], sample: int, completion: Completion, text: str, version: int
+) -> Rollout:
     return Rollout(
         prompt_id=prompt.id,
         sample=sample,
-        prompt_ids=request.prompt_ids,
-        response_ids=completion.token_ids,
-        logprobs=completion.logprobs,
+        prompt_ids=prompt_ids,
+        response_ids=array("i", completion.token_ids),
+        logprobs=array("f", completion.logprobs),
         text=text,
         finish_reason=completion.finish_reason,
         policy_version=version,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from verizero.pipeline.held import compacted
 from verizero.pipeline.rollout.collect import Generation, Renders, check_recorded, collect
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
 from verizero.pipeline.seeds import derive
@@ -79,15 +79,15 @@ def continue_rollouts(
         check_recorded(sampling, [c for (c,) in answers])
         for (i, _), (completion,) in zip(requests, answers, strict=True):
             out[i] = _extended(rollouts[i], completion, by.renderer)
-    return compacted(out)
+    return out
 
 
 def _extended(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
     ids = (*rollout.response_ids, *more.token_ids)
     return replace(
         rollout,
-        response_ids=ids,
-        logprobs=(*rollout.logprobs, *more.logprobs),
+        response_ids=array("i", ids),
+        logprobs=array("f", (*rollout.logprobs, *more.logprobs)),
         text=renderer.decode(ids),
         finish_reason=more.finish_reason,
         kept=_joined_kept(rollout.kept, more.kept),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -182,9 +183,9 @@ class Playing:
     def take(self, completion: Completion, policy_version: int) -> None:
         """Take the tokens that the policy sampled. Afterwards the episode has ended, or waits for `advance`."""
         turn = Turn(
-            observed=self._observed,
-            sampled=completion.token_ids,
-            logprobs=completion.logprobs,
+            observed=array("i", self._observed),
+            sampled=array("i", completion.token_ids),
+            logprobs=array("f", completion.logprobs),
             finish_reason=completion.finish_reason,
             policy_version=policy_version,
             kept=completion.kept,
@@ -201,7 +202,7 @@ class Playing:
 
     def _read(self, turn: Turn, branch: Branch) -> None:
         """Read what the policy said, and decide what follows."""
-        read = self._conversing.read(turn.sampled, turn.finish_reason, len(self._sampled) - 1, branch.tools)
+        read = self._conversing.read(tuple(turn.sampled), turn.finish_reason, len(self._sampled) - 1, branch.tools)
         branch.messages.append(read.message)
         branch.ends.append(len(branch.messages))
         self._messages.append(read.message)
@@ -372,12 +373,12 @@ class Playing:
                 observed += piece.ids
                 continue
             earlier = before.turns[piece.turn]
-            if piece.ids != earlier.sampled or not observed:
+            if piece.ids != tuple(earlier.sampled) or not observed:
                 raise EngineError(
                     f"a new row of the response {self.sample} to {self.prompt.id!r} repeats turn {piece.turn} with "
                     "other tokens than were sampled, or without a prompt"
                 )
-            turn = replace(earlier, observed=observed, trains=False, reward=None, kept=None, routing=None)
+            turn = replace(earlier, observed=array("i", observed), trains=False, reward=None, kept=None, routing=None)
             row.turns.append(turn)
             row.ends.append(before.ends[piece.turn])
             observed = ()

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verizero.pipeline.held import told_group
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.records import without_records
 from verizero.pipeline.types import Group, Prompt
 
 
@@ -38,37 +38,20 @@ def gather_groups(
 ) -> tuple[list[list[Group]], GradingTally]:
     """Return each column of groups as one process would have it, and the sum of all ranks' tallies.
 
-    A column has one group for each prompt of the share.
+    A column has one group for each prompt of the share. Records of sampling stay with the rank that has them.
     """
     if ranks.size == 1:
         return [list(c) for c in columns], tally
-    gathered = ranks.gather((share.places, [list(c) for c in columns], tally))
+    gathered = ranks.gather((share.places, [[without_records(g, ranks.rank) for g in c] for c in columns], tally))
     whole: list[list[Group]] = []
-    for i in range(len(columns)):
+    for i, own in enumerate(columns):
         # Places are indices into the whole step: with them the order is that of one process.
-        placed = {place: group for places, own, _ in gathered for place, group in zip(places, own[i], strict=True)}
+        placed = {
+            place: group for places, theirs, _ in gathered for place, group in zip(places, theirs[i], strict=True)
+        }
+        placed |= dict(zip(share.places, own, strict=True))
         whole.append([placed[place] for place in range(len(placed))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
-
-
-def gather_told(
-    ranks: Ranks, share: Share, prompts: Sequence[Prompt], own: Sequence[Group], tally: GradingTally
-) -> tuple[list[Group], GradingTally]:
-    """Return the groups of all `prompts`, and the sum of all ranks' tallies.
-
-    The groups of this rank's share are whole. Of the others it is told what every rank decides by: see `held.told`.
-    """
-    if ranks.size == 1:
-        return list(own), tally
-    # Every rank has the prompts, so that they are not sent.
-    told = [(told_group(g, ranks.rank).members, g.greedy_reward) for g in own]
-    gathered = ranks.gather((share.places, told, tally))
-    placed = {
-        place: Group(prompts[place], members, greedy)
-        for places, theirs, _ in gathered
-        for place, (members, greedy) in zip(places, theirs, strict=True)
-    } | dict(zip(share.places, own, strict=True))
-    return [placed[place] for place in range(len(placed))], sum_of_tallies([tally for _, _, tally in gathered])
 
 
 def sum_of_tallies(tallies: Sequence[GradingTally]) -> GradingTally:

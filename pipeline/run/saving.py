@@ -20,7 +20,7 @@ from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.checkpoint import Rest
 from verizero.pipeline.train.deadline import WATCH
-from verizero.pipeline.train.exchange import whole_on_first
+from verizero.pipeline.train.records import with_records_on_first
 
 TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
@@ -56,7 +56,7 @@ def save(session: Session) -> None:
     state.stage.controllers = {} if controllers is None else controllers.state_dict()
     # Collectives, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
-    carried = whole_on_first(run.ranks, state.stage.carried)
+    carried = with_records_on_first(run.ranks, state.stage.carried)
     number, pinned = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1

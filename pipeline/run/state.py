@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.compact import integers, reals
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.types import (
     Call,
@@ -190,8 +190,8 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
 
 
 def _to_plain(rollout: dict[str, Any]) -> None:
-    """Replace what JSON has no words for. Raise LookupError if another rank holds the tokens."""
-    del rollout["held_by"]  # None: sequences of another rank's tokens are refused below
+    """Replace what JSON has no words for."""
+    del rollout["recorded_by"]  # None: rank 0 has all records when it writes
     episode = rollout["episode"] or {"rows": []}
     for turn in (rollout, *chain.from_iterable(episode["rows"])):
         turn.update({name: list(turn[name]) for name in (*INTEGERS, *REALS) if name in turn})
@@ -213,10 +213,10 @@ def _rollout(tree: dict[str, Any]) -> Rollout:
 
 def _sampled(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a response or a turn, with the types that they had."""
-    values = tree | {name: integers(tree[name]) for name in INTEGERS if name in tree}
-    values |= {name: reals(tree[name]) for name in REALS}
+    values = tree | {name: array("i", tree[name]) for name in INTEGERS if name in tree}
+    values |= {name: array("f", tree[name]) for name in REALS}
     if (kept := tree.get("kept")) is not None:
-        values["kept"] = KeptTokens(integers(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
+        values["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
     if (routing := tree.get("routing")) is not None:
         values["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
     return values

@@ -31,9 +31,9 @@ class SecondOpinions:
         self._thread = ThreadPoolExecutor(1, "second-opinion")
         self._asked: list[Future[list[Opinions]]] = []
 
-    def ask(self, step: int, groups: Sequence[Group]) -> None:
-        """Begin to grade a share of the groups of RL step `step`."""
-        self._asked.append(self._thread.submit(self._grade, step, groups))
+    def ask(self, step: int, groups: Sequence[Group], own: Sequence[int]) -> None:
+        """Begin to grade a share of the groups of RL step `step`, among those at the places `own`."""
+        self._asked.append(self._thread.submit(self._grade, step, groups, own))
 
     def take(self) -> list[Opinions]:
         """Wait for and return the opinions on each group asked about since the last call, in order."""
@@ -44,8 +44,7 @@ class SecondOpinions:
     def chosen(self, step: int, group: Group) -> list[int]:
         """Return the members that get an opinion: those whose own grader did not fail, each with the chance `share`.
 
-        Each rank asks about the responses that it holds. Responses without an answer are among them: a verifier may be
-        wrong to find none.
+        Responses without an answer are among them: a verifier may be wrong to find none.
         """
         domains, prompt = self.config.domains, group.prompt
         if domains is not None and prompt.domain not in domains:
@@ -55,8 +54,7 @@ class SecondOpinions:
         return [
             i
             for i, m in enumerate(group.members)
-            if m.rollout.held_by is None
-            and not m.verdict.is_infrastructure
+            if not m.verdict.is_infrastructure
             and derive(self.seed, "second opinion", step, prompt.id, m.rollout.sample) < below
         ]
 
@@ -64,8 +62,8 @@ class SecondOpinions:
         """End the thread; opinions not taken are lost."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _grade(self, step: int, groups: Sequence[Group]) -> list[Opinions]:
-        places = [(g, i) for g, group in enumerate(groups) for i in self.chosen(step, group)]
+    def _grade(self, step: int, groups: Sequence[Group], own: Sequence[int]) -> list[Opinions]:
+        places = [(g, i) for g in own for i in self.chosen(step, groups[g])]
         rollouts = [groups[g].members[i].rollout for g, i in places]
         attempts = [attempt_in(groups[g].prompt, r) for (g, _), r in zip(places, rollouts, strict=True)]
         opinions: list[dict[int, Verdict]] = [{} for _ in groups]
@@ -75,7 +73,7 @@ class SecondOpinions:
 
 
 def merged(by_rank: Sequence[Sequence[Opinions]]) -> list[Opinions]:
-    """Return the opinions of all ranks on each group, each rank's being on the responses that it holds."""
+    """Return the opinions of all ranks on each group, each rank's being on the responses that it asked about."""
     return [{i: v for own in of_group for i, v in own.items()} for of_group in zip(*by_rank, strict=True)]
 
 

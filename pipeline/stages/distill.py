@@ -34,7 +34,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
 def distill_steps(session: Session) -> Steps:
     """Return the steps of RL, with an update on what the teachers say."""
     run, workers, state = session.run, session.workers, session.state
-    setup, steps = session.setup, rl_steps(session, whole=True)
+    setup, steps = session.setup, rl_steps(session)
 
     def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
         kept, counts = steps.select(groups)

@@ -39,7 +39,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
 def online_preference_steps(session: Session) -> Steps:
     """Return the steps of RL, with a ranking after `verify` and an update on pairs."""
     run, workers, state = session.run, session.workers, session.state
-    recorder, setup, steps = session.recorder, session.setup, rl_steps(session, whole=True)
+    recorder, setup, steps = session.recorder, session.setup, rl_steps(session)
     section = setup.config.online_preference
     assert section is not None
 

@@ -6,11 +6,8 @@ from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.loop.steps import Wrap, rl_steps
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.train.exchange import held_once
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:
     """Do the steps of one round, from the step that the state names."""
-    # A checkpoint gave every rank all of them.
-    session.state.stage.carried = held_once(session.run.ranks, session.state.stage.carried)
     run_round(session, item, rl_steps(session).wrapped(wrap), wrap)

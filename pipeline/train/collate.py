@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from verizero.pipeline.compact import Numbers, no_collection
 from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.packed import ALIKE
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
+from verizero.pipeline.rows import rows as rows_of_rollout
 from verizero.pipeline.train.replay import recorded, rows_recorded
 from verizero.pipeline.types import Group, PromptOf, TrainBatch
 
@@ -23,6 +23,10 @@ FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 MIN_PROMPTS = 2
 """With fewer prompts than this for each rank, rows with equal prompts are divided among ranks, to give all as much."""
+
+
+Place = tuple[int, int]
+"""A response among groups: number of the group, number of the member in it."""
 
 
 class Micro(NamedTuple):
@@ -35,7 +39,6 @@ class Micro(NamedTuple):
     """The tokens that train, where the host knows them. None: the forward looks for them."""
 
 
-@no_collection()
 def collate(
     groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
 ) -> TrainBatch:
@@ -44,7 +47,7 @@ def collate(
     Every sampled token trains in one row, the end-of-sequence token included; what was observed is not in
     `response_mask`. The rows of an episode follow one another, in the order in which they began; episode_ids count the
     members. `observations`: `extras` has `observation_mask`, 1 on the tokens that answered the policy, each in one row.
-    Of responses that other ranks hold the batch has no tokens, and no observed ones: see `TrainBatch.held`.
+    Every rank makes the same batch, but for records of sampling: each has those of its own rows.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
@@ -55,11 +58,10 @@ def collate(
     of_members = [trained_rows(r) for _, r, _ in members]
     rows = [row for own in of_members for row in own]
     owner = [i for i, own in enumerate(of_members) for _ in own]  # the member of each row
-    here = [i for i, o in enumerate(owner) if members[o][1].held_by is None]
     lengths = [row.num_tokens for row in rows]
     width = padded_width(max(lengths), device)
     real, trains = _masks(rows, lengths, width, device)
-    ids, logprobs = _tokens([rows[i] for i in here], [lengths[i] for i in here], width, pad_id)
+    ids, logprobs = _tokens(rows, lengths, width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
     episode_ids = turn_ids = answered = None
     if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
@@ -69,12 +71,7 @@ def collate(
         extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
     if observations:
         answers = torch.zeros(len(rows), width)
-        # Of the rows of other ranks the length is known, and not what they share with earlier ones.
-        answered = tuple(
-            tuple(spans)
-            for (_, rollout, _), own in zip(members, of_members, strict=True)
-            for spans in (observed_spans(own) if rollout.held_by is None else [[] for _ in own])
-        )
+        answered = tuple(tuple(spans) for own in of_members for spans in observed_spans(own))
         for i, spans in enumerate(answered):
             for begin, end in spans:
                 answers[i, begin:end] = 1
@@ -83,18 +80,34 @@ def collate(
         input_ids=ids.to(device),
         attention_mask=real.to(torch.int64),
         response_mask=trains.to(torch.float32),
-        rollout_logprobs=_among(len(rows), here, logprobs.to(device)),
+        rollout_logprobs=logprobs.to(device),
         rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float64, device=device),
         group_ids=torch.tensor([members[i][0] for i in owner], dtype=torch.int64, device=device),
         truncated=torch.tensor([is_truncated(members[i][1]) for i in owner], device=device),
         extras=extras,
-        recorded=recorded([rows[i] for i in here], width),
+        recorded=recorded(rows, width, [members[o][1].recorded_by is None for o in owner]),
         episode_ids=episode_ids,
         turn_ids=turn_ids,
-        held=_places(len(rows), here),
         spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
         answers=answered,
     )
+
+
+def placed_rows(groups: Sequence[Group]) -> list[tuple[Place, int]]:
+    """Return the response and the length of each row that `collate` makes of the groups."""
+    return [
+        ((g, m), sum(len(turn.observed) + len(turn.sampled) for turn in row))
+        for g, group in enumerate(groups)
+        for m, member in enumerate(group.members)
+        if member.reward is not None
+        for row in rows_of_rollout(member.rollout)
+    ]
+
+
+def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
+    """Return the length of each row that `collate` makes of the groups, and the number of its group."""
+    placed = placed_rows(groups)
+    return [length for _, length in placed], [group for (group, _), _ in placed]
 
 
 def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
@@ -144,21 +157,6 @@ def _tokens(rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, pad_
     logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
     ids = _numbers("i", [ids for ids, _ in pieces]).to(torch.int64)
     return _filled(real, ids, pad_id), _filled(trains, logprobs, 0.0)
-
-
-def _among(num: int, here: Sequence[int], values: Tensor) -> Tensor:
-    """Return [num, T]: `values` [H, T] in the rows `here`, which are in order, and 0 in the others."""
-    if len(here) == num:
-        return values
-    return values.new_zeros(num, values.shape[1]).index_copy_(
-        0, torch.tensor(here, dtype=torch.int64, device=values.device), values
-    )
-
-
-def _places(num: int, here: Sequence[int]) -> tuple[int, ...] | None:
-    """Return for each row its place among those `here`, or -1; None if all are."""
-    place = {row: k for k, row in enumerate(here)}
-    return None if len(here) == num else tuple(place.get(row, -1) for row in range(num))
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -320,9 +318,8 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         at = torch.tensor(list(rows), dtype=torch.int64, device=device)
     if width is None:
         width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
-    places = list(rows) if batch.held is None else [batch.held[i] for i in rows]
     return TrainBatch(
-        input_ids=_held_ids(batch, at, places, width),
+        input_ids=batch.input_ids[at, :width],
         attention_mask=batch.attention_mask[at, :width],
         response_mask=batch.response_mask[at, :width],
         rollout_logprobs=batch.rollout_logprobs[at, :width],
@@ -330,19 +327,10 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         group_ids=batch.group_ids[at],
         truncated=batch.truncated[at],
         extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},  # [B, T] or [B]
-        recorded=rows_recorded(batch.recorded, places, width),
+        recorded=rows_recorded(batch.recorded, rows, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
     )
-
-
-def _held_ids(batch: TrainBatch, at: Tensor, places: Sequence[int], width: int) -> Tensor:
-    """Return the ids of the rows `at`; `places` are theirs in `input_ids`. A row that is not here has the id 0."""
-    if batch.held is None:
-        return batch.input_ids[at, :width]
-    if min(places) < 0:  # an idle micro-batch, of which nothing trains
-        return batch.input_ids.new_zeros(len(places), width)
-    return batch.input_ids[torch.tensor(places, dtype=torch.int64, device=at.device), :width]
 
 
 def padded_ids(
@@ -359,8 +347,8 @@ def padded_ids(
 def _numbers(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
     """Return the numbers of all rows in one tensor: int32 for "i", float32 for "f".
 
-    Through an array of the standard library, which copies compact rows as they lie in memory, and reads numbers of
-    Python several times faster than torch does.
+    Through arrays of the standard library, which are copied as they lie in memory, and read numbers of Python several
+    times faster than torch does.
     """
     flat = bytearray().join(_array(kind, row) for row in rows)
     dtype = torch.int32 if kind == "i" else torch.float32
@@ -368,10 +356,7 @@ def _numbers(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor
 
 
 def _array(kind: Literal["i", "f"], row: Sequence[float]) -> array[Any]:
-    held = row.array if isinstance(row, Numbers) else row
-    if isinstance(held, array):
-        return held if held.typecode == kind else array(kind, held.tolist())
-    return array(kind, held)
+    return row if isinstance(row, array) and row.typecode == kind else array(kind, row)
 
 
 def _filled(where: Tensor, values: Tensor, fill: float) -> Tensor:

@@ -24,11 +24,11 @@ from verizero.pipeline.rl.selection import Selection, low_moment, select_tokens
 from verizero.pipeline.rl.shaping import length_penalty
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend, Who
-from verizero.pipeline.train.collate import Micro, collate, owners, turn_table
+from verizero.pipeline.train.collate import Micro, collate, row_lengths, turn_table
 from verizero.pipeline.train.critic import Predicted, predict
-from verizero.pipeline.train.exchange import row_lengths, with_own
-from verizero.pipeline.train.micros import counted, cut_to, micros_of
+from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
+from verizero.pipeline.train.records import has_records, with_own_records
 from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.sharing import packing_of, shared_prompts
 from verizero.pipeline.train.texts import Row
@@ -177,17 +177,17 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     """Return the batch of these groups with everything that is computed once for it.
 
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
-    Tokens come to the ranks that train on them; every rank is told of the other responses what it needs.
+    Records of sampling come to the ranks that train on them.
     """
     packing = packing_of(backend)
     prompts = shared_prompts(backend, parts, groups, packing)
-    groups = _with_own(backend, parts, groups, settings, prompts, packing is not None)
+    groups = _with_own_records(backend, parts, groups, settings, prompts, packing is not None)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
     collated = replace(collated, prompts=prompts, packing=packing)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
-    batch = _shaped(parts, _with_all_logprobs(backend, parts, collated, settings), shares, settings)
+    batch = _shaped(parts, collated, shares, settings)
     before = Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
     rewards, states = turn_table(groups, collated.rewards.device) if parts.credits_turns else (None, None)
@@ -226,7 +226,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     )
 
 
-def _with_own(
+def _with_own_records(
     backend: Backend,
     parts: Parts,
     groups: Sequence[Group],
@@ -234,28 +234,13 @@ def _with_own(
     prompts: tuple[PromptOf, ...] | None,
     packs: bool,
 ) -> Sequence[Group]:
-    """Return the groups with the tokens of the rows that this rank computes: in each minibatch, and in whole passes."""
-    if backend.ranks.size == 1:
+    """Return the groups with the records of the rows that this rank computes, in minibatches and in whole passes."""
+    if backend.ranks.size == 1 or not any(has_records(m.rollout) for g in groups for m in g.members):
         return groups
     lengths, group_of = row_lengths(groups)
     sizes = lengths if packs else [padded_width(n, backend.model.device) for n in lengths]
     steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
-    return with_own(backend.ranks, groups, sizes, [range(len(lengths)), *steps], prompts)
-
-
-def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
-    """Return the batch with the engine's log-probs of all rows, where something compares tokens of the whole batch."""
-    compares = parts.kl.where == "reward" or parts.needs_selection or parts.mismatch.normalize
-    ranks = backend.ranks.data
-    # Not by what is held: one rank may hold all rows, and all must take part in the sum.
-    if ranks.size == 1 or not compares:
-        return batch
-    # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
-    rows = owners(counted(batch), ranks.size, batch.prompts)[ranks.rank]
-    own = torch.tensor(rows, dtype=torch.int64, device=batch.rewards.device)
-    logprobs = torch.zeros_like(batch.rollout_logprobs)
-    logprobs[own] = batch.rollout_logprobs[own]
-    return replace(batch, rollout_logprobs=ranks.all_reduce(logprobs))
+    return with_own_records(backend.ranks, groups, sizes, [range(len(lengths)), *steps], prompts)
 
 
 def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verizero.pipeline.compact import no_collection
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.listening import listen_at
 from verizero.pipeline.models.sequence_parallel import Pieces
@@ -70,7 +69,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with answered(), no_collection():
+        with answered():
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -90,8 +89,7 @@ class Ranks:
             sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
             dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist(), group=self.group)
         parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
-        with no_collection():
-            return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
+        return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
 
     def agree(self, decide: Callable[[], T]) -> T:
         """Return the result of `decide` on rank 0, which alone calls it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,13 +14,19 @@ from verizero.pipeline.rows import TrainedRow
 from verizero.pipeline.types import Recorded, TrainBatch
 
 
-def recorded(rows: Sequence[TrainedRow], width: int) -> Recorded | None:
+def recorded(rows: Sequence[TrainedRow], width: int, here: Sequence[bool] = ()) -> Recorded | None:
     """Return the records of rows of at most `width` tokens; None if no row has any.
+
+    `here`: for each row False if other ranks have its records; empty: all are here.
 
     Kept sets are those of tokens that train, so that a token that was observed, or trains in another row, has none.
 
     Raises: DataError for routing that only some rows have.
     """
+    places = None
+    if not all(here):
+        places = tuple(k - 1 if is_here else -1 for k, is_here in zip(accumulate(here), here, strict=True))
+        rows = [row for row, is_here in zip(rows, here, strict=True) if is_here]
     sizes = ids = None
     kept = [(i, span, span.turn.kept) for i, row in enumerate(rows) for span in row.spans if span.turn.kept is not None]
     if kept:
@@ -30,15 +37,19 @@ def recorded(rows: Sequence[TrainedRow], width: int) -> Recorded | None:
     routing = _routing(rows, width) if any(t.routing is not None for row in rows for t in row.turns) else None
     if sizes is None and routing is None:
         return None
-    return Recorded(sizes, ids, routing)
+    return Recorded(sizes, ids, routing, places)
 
 
 def rows_recorded(records: Recorded | None, rows: Sequence[int], width: int) -> Recorded | None:
     """Return the records of those rows, cut to `width` tokens, beyond which all of them are padding.
 
-    None also for rows that other ranks hold, whose number is -1.
+    None also for rows whose records other ranks have.
     """
-    if records is None or min(rows) < 0:
+    if records is None:
+        return None
+    if records.places is not None:
+        rows = [records.places[i] for i in rows]
+    if min(rows) < 0:
         return None
     at = torch.tensor(list(rows), dtype=torch.int64)
     sizes = ids = None

@@ -16,7 +16,7 @@ from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.shared_prompts import SharedPrompts, moved
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.train.collate import row_lengths
 from verizero.pipeline.types import Group, PackedAs, PromptOf, TrainBatch
 
 MIN_SPARED, MIN_SPARED_ON_GPU = 0.1, 0.25

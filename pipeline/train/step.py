@@ -29,8 +29,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
 
     Advantages, old and reference log-probs are computed once for the whole batch; then each minibatch is one optimiser
     step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank gets
-    all groups, some of them only told of: what needs the model is divided by rows, whose tokens come to the rank that
-    trains on them, and each rank computes the rest for itself.
+    all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
 
     A loss or gradient that is not finite refuses its optimiser step and ends the batch; the steps on earlier
     minibatches stay, and `updates/refused` counts the refusal.

@@ -11,7 +11,7 @@ import transformers
 from tests.commands.test_plan import recipe_of, seconds_of
 from verizero.pipeline.commands.plan.devices import DEVICES, decode_seconds
 from verizero.pipeline.commands.plan.estimate import plan, plan_lines
-from verizero.pipeline.commands.plan.seconds import RESPONSE_S, TOKEN_S, Lengths, Work, seconds
+from verizero.pipeline.commands.plan.seconds import OWN_TOKEN_S, RESPONSE_S, TOKEN_S, Lengths, Work, seconds
 from verizero.pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
 from verizero.pipeline.commands.plan.shares import Row, share_of, table
 from verizero.pipeline.config.run import RunConfig
@@ -192,7 +192,7 @@ def test_known_lengths_of_prompts_shorten_the_time_and_the_data_plane_scales_by_
     assert config.rl is not None
     responses = config.rl.prompts_per_step * config.rl.group_size
     for gpus in (8, 512):
-        wanted = TOKEN_S * responses * (4096 + 100) / gpus + RESPONSE_S * responses
+        wanted = (OWN_TOKEN_S / gpus + TOKEN_S) * responses * (4096 + 100) + RESPONSE_S * responses
         assert seconds_of(config, gpus, 100)["data"] == pytest.approx(wanted)
     said = [plan(config, 8, "h200", mean_prompt=mean) for mean in (None, 100)]
     assert said[0].peaks == said[1].peaks, "memory is that of the longest"

@@ -1,4 +1,4 @@
-"""Tokens that stay with the rank that sampled them: carried groups, batches in flight, records and second opinions."""
+"""Records that stay with the rank that sampled them, carried groups, batches in flight and second opinions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGES = (
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_ranks_that_hold_some_responses_do_what_one_does_and_continue_it(
+def test_ranks_that_have_some_of_the_records_do_what_one_does_and_continue_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = by_one(recipe, "one", *CHANGES), by_ranks(recipe, "two", *CHANGES)

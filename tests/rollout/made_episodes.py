@@ -13,9 +13,9 @@ def turn_of(
 ) -> Turn:
     """Return a turn with log-probs that tell its tokens apart."""
     return Turn(
-        observed=tuple(observed),
-        sampled=tuple(sampled),
-        logprobs=tuple(-0.01 * (i + 1) - 0.1 * version for i in range(len(sampled))),
+        observed=array("i", observed),
+        sampled=array("i", sampled),
+        logprobs=array("f", [-0.01 * (i + 1) - 0.1 * version for i in range(len(sampled))]),
         finish_reason="stop",
         policy_version=version,
         reward=reward,

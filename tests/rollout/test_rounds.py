@@ -122,9 +122,9 @@ def test_a_row_is_what_the_engine_was_given_and_sampled(threads: ThreadPoolExecu
     assert seen == "count to three: one\nnext 1\none\nnext 2\none"
     held: tuple[int, ...] = ()
     for turn, (requests, _) in zip(turns, engine.calls, strict=True):
-        held += turn.observed
+        held += tuple(turn.observed)
         assert [r.prompt_ids for r in requests] == [held], "the engine was given exactly the row so far"
-        held += turn.sampled
+        held += tuple(turn.sampled)
         assert turn.sampled[-1] == EOS
         assert len(turn.logprobs) == len(turn.sampled)
         assert turn.policy_version == 7

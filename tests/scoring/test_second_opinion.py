@@ -54,8 +54,8 @@ def test_failed_graders_and_other_domains_get_none() -> None:
 def test_opinions_come_in_order_and_once() -> None:
     fake = Scripted(delay_s=0.05)
     second = second_of(fake, share=1)
-    second.ask(1, groups_of(*GRADED[:6], num=3))
-    second.ask(1, groups_of(*GRADED[:2], num=2))
+    second.ask(1, groups_of(*GRADED[:6], num=3), range(3))
+    second.ask(1, groups_of(*GRADED[:2], num=2), range(2))
     taken = second.take()
     assert [len(g) for g in taken] == [6, 6, 6, 2, 2]
     assert [v.reason for v in taken[0].values()] == list(SIX_TEXTS)
@@ -68,6 +68,6 @@ def test_opinions_come_in_order_and_once() -> None:
 def test_nothing_chosen_asks_nobody() -> None:
     fake = Scripted()
     second = second_of(fake, share=1, domains=("other",))
-    second.ask(1, groups_of("graded", num=2))
+    second.ask(1, groups_of("graded", num=2), range(2))
     assert second.take() == [{}, {}]
     assert fake.batches == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from typing import Any
 
 import torch
@@ -63,9 +64,9 @@ def groups_of(model: Any, sampling: Sampling, version: int = VERSION) -> list[Gr
             rollout = Rollout(
                 f"p{g}",
                 i,
-                request.prompt_ids,
-                c.token_ids,
-                c.logprobs,
+                array("i", request.prompt_ids),
+                array("i", c.token_ids),
+                array("f", c.logprobs),
                 "",
                 c.finish_reason,
                 version,

@@ -16,8 +16,7 @@ from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare
-from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
-from verizero.pipeline.train.exchange import row_lengths
+from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, row_lengths, shared_batches
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, row_prompts, share_spared, shared_prompts
 from verizero.pipeline.train.step import update

@@ -15,10 +15,10 @@ from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
 from verizero.pipeline.config.episodes import names_episodes
 from verizero.pipeline.config.run import RunConfig, parts_of
 
-TOKEN_S = 0.2e-6
+OWN_TOKEN_S = 0.05e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""
-RESPONSE_S = 40e-6
-"""Seconds in Python for each response of a step, which every rank is told of: more GPUs do not shorten it."""
+TOKEN_S, RESPONSE_S = 0.05e-6, 55e-6
+"""Seconds in Python for each token and each response of a step, which every rank gets: more GPUs do not shorten it."""
 NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
 """Estimated seconds of a small all-reduce within a node and over nodes: a layer on several GPUs has two of them."""
 
@@ -93,7 +93,8 @@ def seconds(work: Work) -> dict[str, float]:
     # Checkpointing computes the forward a second time.
     cost = 1 + (1 if config.train.lora is not None else 2) + config.train.gradient_checkpointing
     phases["update"] = updates.num_epochs * cost * forward / (rate * work.share("update").value)
-    phases["data"] = TOKEN_S * work.tokens * config.train.sequence_parallel / gpus + RESPONSE_S * work.responses
+    own = work.tokens * config.train.sequence_parallel / gpus
+    phases["data"] = OWN_TOKEN_S * own + TOKEN_S * work.tokens + RESPONSE_S * work.responses
     phases["publish"] = publishing(work)
     if gpus > 1:
         phases["communication"] = communication(work)
