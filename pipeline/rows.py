@@ -114,7 +114,7 @@ def observed_spans(rows: Sequence[TrainedRow]) -> list[list[tuple[int, int]]]:
     seen: list[tuple[int, ...]] = []
     for row in rows:
         ids = row.ids
-        repeated = max((_num_shared(ids, earlier) for earlier in seen), default=0)
+        repeated = max((num_shared(ids, earlier) for earlier in seen), default=0)
         seen.append(ids)
         spans: list[tuple[int, int]] = []
         place = 0
@@ -178,8 +178,8 @@ def _check_episode(name: str, rollout: Rollout) -> None:
         sampled.update(tuple(turn.sampled) for turn in turns if turn.trains)
 
 
-def _num_shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Return the number of tokens with which both begin."""
+def num_shared(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the number of tokens, or of letters, with which both begin."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

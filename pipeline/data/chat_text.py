@@ -13,6 +13,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.spoken import CLOSE, OPEN, after_thinking
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import Call, Message
 
 Ids = tuple[int, ...]
@@ -158,21 +159,14 @@ class ChatText:
     def _around(self) -> tuple[str, str]:
         question = [Message("user", "x")]
         plain, asking = self.write(question, (), asks=False), self.write(question, (), asks=True)
-        return asking[shared(plain, asking) :], self.close_behind(question, ())
+        return asking[num_shared(plain, asking) :], self.close_behind(question, ())
 
     def close_behind(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """Return what the template writes behind an assistant's words that follow these messages."""
         first, second = (self.write([*messages, Message("assistant", text)], tools, asks=False) for text in WORDS)
         if first == second:
             return ""  # it shows none of the assistant's words
-        return first[len(first) - shared(first[::-1], second[::-1]) :]
-
-
-def shared(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the number of letters with which both texts begin, or of tokens."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+        return first[len(first) - num_shared(first[::-1], second[::-1]) :]
 
 
 def whole(message: Message) -> Message:

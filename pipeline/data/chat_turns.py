@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from verizero.pipeline.data.chat_text import WORDS, ChatText, shared, whole
+from verizero.pipeline.data.chat_text import WORDS, ChatText, whole
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.row_again import num_new, row_again
 from verizero.pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import CallForm, Foreign, Next, Piece, Said
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import FinishReason, Message, Prompt
 
 Ids = tuple[int, ...]
@@ -140,7 +141,7 @@ class ChatTurns:
         if not after.startswith((asked, earlier)):
             return _Spliced(after, _cause(history, asked, after))
         thinking = _thinking(words.removesuffix(end), self.chat.opens_thinking)
-        if thinking and thinking not in before[shared(earlier, before) :]:
+        if thinking and thinking not in before[num_shared(earlier, before) :]:
             return _Spliced(after, "thinking")
         close = self._close(history, tools, before, words, finish)
         return _Spliced(close + after[len(before) :])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from verizero.pipeline.data.chat_text import ChatText, shared
+from verizero.pipeline.data.chat_text import ChatText
 from verizero.pipeline.data.spoken import CLOSE, OPEN
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import Piece
+from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import Message
 
 Ids = tuple[int, ...]
@@ -57,11 +58,11 @@ def num_new(
     other = replace(new[0], content=content[:at] + letter + content[at:])
     text = chat.write([*history, *new], tools, asks=True)
     changed = chat.write([*history, other, *new[1:]], tools, asks=True)
-    begin = shared(text, changed)
+    begin = num_shared(text, changed)
     if changed != text[:begin] + letter + text[begin:]:  # the template reads more than it shows
         return 0
     # Tokens of the whole may span the beginning, so only those that both have at their ends count.
-    return shared(chat.ids(text[begin:])[::-1], ids[::-1])
+    return num_shared(chat.ids(text[begin:])[::-1], ids[::-1])
 
 
 def _kept(chat: ChatText, text: str, words: Sequence[str]) -> Mapping[int, tuple[int, int]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments.talk import said
+from tests.processes import alive
 from verizero.pipeline.environments.elsewhere import FAR, Chosen, Place, Processes, open_place
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.types import Prompt
@@ -64,10 +65,7 @@ def held() -> tuple[int, int]:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return bool(alive([pid]))
 
 
 def ends(pid: int) -> bool:

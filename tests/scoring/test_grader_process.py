@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import alive, until
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.sandbox import SandboxConfig
 from verizero.pipeline.config.scoring import ScoringConfig
@@ -130,18 +130,7 @@ def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     trainer.stdout.close()
-    end = time.monotonic() + 60
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_alive(pid)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs: one that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not alive([pid]), "its end", 60)
 
 
 def test_what_holds_a_model_or_a_connection_stays(choices: dict[str, VerifierChoice], tmp_path: Path) -> None:
