@@ -44,16 +44,16 @@ eval "$1" """
 
 
 def begin(
-    orders: int, refused: int, cell: jail.Jail, before: dict[str, bool], host_file: str,
-    wall: Callable[[], int],
+    orders: int, refused: OSError | None, cell: jail.Jail, before: dict[str, bool], host_file: str,
+    wall: Callable[[], None],
 ) -> None:  # fmt: skip
     """Wait for an order, put up the walls that are the session's own, and do it. Never returns."""
     packet, files = kernel.receive(orders, _PACKET)
     if not packet:
         _exit(0)
     try:
-        if refused:
-            raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
+        if refused is not None:
+            raise refused
         kind, scratch, state, seed, text = marshal.loads(packet)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if len(files) > 4:
@@ -68,7 +68,7 @@ def begin(
         folder, environment = _read_state(state)
         if kind == LINE:
             _line(text, folder, environment | {b"TMPDIR": os.fsencode(scratch)}, wall)
-        jail.close(wall)
+        wall()
         os.closerange(STATE + 1, streams.LAST)
     except BaseException as exc:
         os.write(2, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
@@ -106,12 +106,12 @@ def _adopt(folder: bytes, environment: dict[bytes, bytes]) -> None:
         pass
 
 
-def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], int]) -> None:
+def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], None]) -> None:
     """Execute a line of the shell, which leaves its folder and environment in STATE. Never returns."""
     _adopt(folder, {})
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
         signal.signal(ignored, signal.SIG_DFL)
-    jail.close(wall)
+    wall()
     os.set_inheritable(STATE, True)
     os.close(LINK)
     os.closerange(STATE + 1, streams.LAST)

@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from posix import _exit, read, write
 
 from . import cells, frames, harness, jail, kernel, landlock, native, selftest, streams
 
@@ -38,7 +37,7 @@ class Forker:
     def call(self) -> None:
         """Have the next child made; the one before must be dead. Ends the worker if the forker is gone."""
         try:
-            write(self.calls, _GO)
+            os.write(self.calls, _GO)
         except BrokenPipeError:
             sys.exit("the forker is gone")
 
@@ -64,10 +63,10 @@ class Forker:
     def discard(self) -> None:
         """Drop orders that a killed child has not read; descriptors that came with one are closed."""
         while self.stale.poll(0):
-            read(self.unread, _PACKET)
+            os.read(self.unread, _PACKET)
 
     def _answer(self) -> int:
-        answer = read(self.pids, frames.PID.size)
+        answer = os.read(self.pids, frames.PID.size)
         if not answer:
             sys.exit("the forker is gone")
         return int(frames.PID.unpack(answer)[0])
@@ -98,10 +97,10 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             gc.collect()
             gc.freeze()
             gc.disable()
-            write(answers, b"ready")
+            os.write(answers, b"ready")
         except jail.WallFailed as exc:
             os.write(answers, f"{exc.errno} {exc.wall} {exc}".encode())
-            _exit(frames.SETUP_FAILED)
+            os._exit(frames.SETUP_FAILED)
         _serve((taken, called, answers), cell, itself, before, host_file, reopen)
     for fd in (called, answers, itself):
         os.close(fd)
@@ -124,30 +123,46 @@ def _serve(
 ) -> None:
     """Clone a child at every call, which runs the program of one order. Ends when the other end of `calls` closes."""
     orders, calls, pids = pipes
-    clone, is_orphan = kernel.prepared_fork(cell.clone_flags), kernel.prepared_poll(worker)
-    wall, steps, refused = jail.last_wall(cell), jail.last_steps(cell), 0
-    while read(calls, 1):
+    worker_ended = select.poll()
+    worker_ended.register(worker, select.POLLIN)
+    wall, drops = jail.last_wall(cell), cell.has_namespaces or os.geteuid() == 0
+    while os.read(calls, 1):
         if reopen is not None:
             reopen()
-        pid = clone()
+        try:
+            pid = kernel.fork(cell.clone_flags | kernel.CLONE_PARENT)
+        except OSError as exc:
+            pid = -(exc.errno or errno.EAGAIN)
         if pid == 0:
             break
-        write(pids, frames.PID.pack(pid if pid > 0 else -errno.EAGAIN))
+        os.write(pids, frames.PID.pack(pid))
     else:
-        _exit(0)
-    for step in steps:
-        if step() < 0:
-            refused = 1
-    if is_orphan():
-        _exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+        os._exit(0)
+    refused: OSError | None = None
+    try:
+        if drops:
+            kernel.keep_capabilities()
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    except OSError as exc:
+        refused = exc
+    if worker_ended.poll(0):
+        os._exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
     if cell.sessions:
         cells.begin(orders, refused, cell, before, host_file, wall)
-    packet = read(orders, _PACKET)
+    _begin(orders, pids, refused, cell, before, host_file, wall)
+
+
+def _begin(
+    orders: int, pids: int, refused: OSError | None, cell: jail.Jail, before: dict[str, bool], host_file: str,
+    wall: Callable[[], None],
+) -> None:  # fmt: skip
+    """Wait for an order, put up the walls that are left, and run its program. Never returns."""
+    packet = os.read(orders, _PACKET)
     if not packet:
-        _exit(0)
+        os._exit(0)
     try:
-        if refused:
-            raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
+        if refused is not None:
+            raise refused
         order = frames.ORDER.unpack(packet)
         program, items = frames.unpack_payload(os.pread(streams.PAYLOAD, os.lseek(streams.PAYLOAD, 0, 2), 0))
         os.chdir(cell.scratch)
@@ -160,11 +175,10 @@ def _serve(
             if order[0] == frames.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
             native.run(program, items, cell.scratch, wall)
-        if wall() < 0:
-            raise PermissionError(errno.EPERM, "seccomp was refused")
+        wall()
         os.closerange(streams.PAYLOAD, streams.LAST)
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
-        write(pids, frames.PID.pack(-(getattr(exc, "errno", None) or errno.EIO)))
-        _exit(frames.SETUP_FAILED)
+        os.write(pids, frames.PID.pack(-(getattr(exc, "errno", None) or errno.EIO)))
+        os._exit(frames.SETUP_FAILED)
     harness.run(order, program, items)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from . import cgroup, disk, kernel, landlock, process_flood, seccomp, uid_map
 from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, UID, Order
@@ -294,7 +294,7 @@ def _is_empty(scratch: str) -> bool:
 
 
 def limit(pid: int, order: Order, jail: Jail) -> None:
-    """Set the limits of the child that waits for this order. Set by the worker, they cost the child no page.
+    """Set the limits of the child that waits for this order.
 
     If its uid has other processes too, the kernel bounds all of them together. That bound is far above their number,
     and low enough that the worker can still count when a run floods the machine. Raises: OSError.
@@ -321,11 +321,6 @@ def most_processes(jail: Jail, processes: int) -> int:
     return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
-def last_steps(jail: Jail) -> list[Callable[[], int]]:
-    """Return the calls that a child makes after its limits. Each returns a negative number on failure."""
-    return kernel.prepared_last_steps(jail.has_namespaces or os.geteuid() == 0)
-
-
 def restrict(jail: Jail) -> None:
     """Put this process and its children into the control group, Landlock, and most of seccomp.
 
@@ -348,22 +343,14 @@ def restrict(jail: Jail) -> None:
         seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools), jail.sessions)))
 
 
-def last_wall(jail: Jail) -> Callable[[], int]:
+def last_wall(jail: Jail) -> Callable[[], None]:
     """Return the call that puts a child under the rest of seccomp, after which it has only the allowlist.
 
-    The call returns a negative number, or raises OSError, on failure.
+    The call raises OSError where it is refused.
     """
     if SECCOMP not in jail.walls:
-        return int
+        return lambda: None
     forks = bool(jail.tools)
     if jail.has_namespaces or forks:
-        return seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks, jail.sessions)))
-    return lambda: seccomp.prepared(
-        seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.sessions))
-    )()
-
-
-def close(wall: Callable[[], int]) -> None:
-    """Put up the last wall. Raises: OSError."""
-    if wall() < 0:
-        raise PermissionError(errno.EPERM, "seccomp was refused")
+        return partial(seccomp.install, seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks, jail.sessions)))
+    return lambda: seccomp.install(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.sessions)))

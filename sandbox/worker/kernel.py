@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-import select
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
@@ -40,7 +38,6 @@ NUMBERS = _BY_MACHINE.get(MACHINE, {})
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
-_prepared = ctypes.PyDLL(None)  # leaves errno and the interpreter's lock alone: writing to them would copy pages
 
 
 def _check(result: int, what: str) -> int:
@@ -132,7 +129,6 @@ def prctl(option: int, a: object, b: object = 0) -> None:
 
 _CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)
 _CapabilitySets = ctypes.c_uint32 * 6  # effective, permitted, inheritable; then the same for capabilities from 32 on
-_NO_CAPABILITIES = _CapabilitySets()
 
 
 def has_capability(number: int) -> bool:
@@ -160,35 +156,10 @@ _TID_ADDRESS = _tid_address()
 def fork(namespaces: int) -> int:
     """Return the child's pid, and 0 in the child, which is the first process of new `namespaces` (0: none).
 
-    This is raw clone(2), without the interpreter's work after a fork: that writes to, and so copies, about 120 pages,
-    and a single-threaded parent that holds no lock does not need it. libc's record of the thread id is kept right.
+    With CLONE_PARENT it is our sibling. This is raw clone(2), without the interpreter's work after a fork, which a
+    single-threaded parent that holds no lock does not need. libc's record of the thread id is kept right.
     """
     return syscall(_CLONE, namespaces | _FORK_FLAGS, _NONE, _NONE, *_FORK_LAST, what="clone")
-
-
-def prepared_fork(namespaces: int) -> Callable[[], int]:
-    """Return `fork` as one prepared call, whose child is our sibling. It returns -1 on failure."""
-    flags = namespaces | _FORK_FLAGS | CLONE_PARENT
-    last = (_WORD, None) if MACHINE == "x86_64" else (None, _WORD)
-    return functools.partial(_prepared.syscall, _CLONE, flags, None, None, *last)
-
-
-def prepared_prctl(option: int, a: int, b: object) -> Callable[[], int]:
-    """Return `prctl` as one prepared call, which returns a negative number on failure."""
-    return functools.partial(_prepared.prctl, option, a, b, None, None)
-
-
-def prepared_poll(fd: int) -> Callable[[], int]:
-    """Return a prepared call that returns 1 if there is something to read: for a pidfd, if the process has ended."""
-    entry = (ctypes.c_int * 2)(fd, select.POLLIN)
-    return functools.partial(_prepared.poll, ctypes.byref(entry), 1, 0)
-
-
-def prepared_last_steps(drops_capabilities: bool) -> list[Callable[[], int]]:
-    """Return the calls before the last wall: drop capabilities, and die with the parent. Negative on failure."""
-    die = functools.partial(_prepared.prctl, PR_SET_PDEATHSIG, int(signal.SIGKILL), None, None, None)
-    drop = functools.partial(_prepared.capset, ctypes.byref(_CAPABILITY_HEADER), ctypes.byref(_NO_CAPABILITIES))
-    return [drop, die] if drops_capabilities else [die]
 
 
 _CLONE = NUMBERS.get("clone", -1)

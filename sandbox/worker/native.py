@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Callable
 
-from . import jail, streams
+from . import streams
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
 
 
-def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], int]) -> None:
+def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], None]) -> None:
     """Write the file, give the input, put up the last `wall`, and execute. Never returns.
 
     `program` is JSON: argv, and the name and mode of the file; `items` are standard input and the file's bytes.
@@ -28,7 +28,7 @@ def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], int
     streams.give(stdin, False)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
         signal.signal(ignored, signal.SIG_DFL)
-    jail.close(wall)
+    wall()
     try:
         os.closerange(streams.IN, 64)
         os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT | {"TMPDIR": scratch})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from . import kernel, syscalls
 
@@ -217,8 +217,3 @@ def assemble(code: list[Instruction]) -> Filter:
 def install(program: Filter) -> None:
     """Put this thread and all that it starts under the filter. no_new_privs must be set."""
     kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
-
-
-def prepared(program: Filter) -> Callable[[], int]:
-    """Return `install` of this filter as one prepared call, which returns a negative number on failure."""
-    return kernel.prepared_prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))

@@ -64,7 +64,7 @@ def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
 
 
 def run(
-    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], int], log: int
+    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], None], log: int
 ) -> None:
     """Write to `log` which walls hold, in a child that has all walls but the last (`wall` puts it up), and end."""
     holds = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
@@ -75,7 +75,7 @@ def run(
     if LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
         holds[LANDLOCK] = before[LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
-    walls.close(wall)
+    wall()
     if SECCOMP in jail.walls:
         import _socket
 
