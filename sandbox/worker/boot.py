@@ -19,7 +19,6 @@ def boot() -> None:
         if not sys.flags.hash_randomization:
             _fix_addresses()
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
-    from . import preload  # noqa: F401
     from .main import main
 
     main()
