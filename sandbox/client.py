@@ -70,7 +70,7 @@ class Client:
             return RunResult.failed(str(exc), max(1, len(trial.tests)), 0)
 
     def session(self, **settings: Any) -> RemoteSession:
-        """Open a session on one service, where it stays: seed, keeps_interpreter, limits, quota as for `Session`.
+        """Open a session on one service, where it stays: seed, limits, quota as for `Session`.
 
         Raises: ValueError when the service refuses it; SessionError when none answers.
         """

@@ -135,7 +135,6 @@ class Open(_Own):
     limits: AskedLimits | None = None
     quota: AskedQuota | None = None
     seed: int = Field(0, ge=0, le=MOST_SEED)
-    keeps_interpreter: bool = True
 
 
 class Named(_Own):

@@ -54,8 +54,7 @@ class Sessions:
                 raise IsolationError(f"{len(self._open)} sessions are open of {self.most}; close some")
             self._opening += 1
         try:
-            keeps = asked.keeps_interpreter
-            session = Session(self.pool(), limits=limits, quota=quota, seed=asked.seed, keeps_interpreter=keeps)
+            session = Session(self.pool(), limits=limits, quota=quota, seed=asked.seed)
             name = secrets.token_hex(16)
             with self._lock:
                 self._open[name] = _Open(session, self.clock())

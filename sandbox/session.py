@@ -34,8 +34,7 @@ class Session:
     """One session. Its methods may be called from any thread; they wait for each other.
 
     Without a pool it has one of its own, with a shell. Equal calls in sessions of equal seeds give equal bytes, as long
-    as the programs look at no clock and ask the kernel for no random bytes. With `keeps_interpreter` false, every cell
-    has an interpreter of its own, and files, folder and environment are kept.
+    as the programs look at no clock and ask the kernel for no random bytes.
 
     Raises: IsolationError; SessionError.
     """
@@ -47,12 +46,11 @@ class Session:
         limits: Limits = _DEFAULT_LIMITS,
         quota: Quota = _DEFAULT_QUOTA,
         seed: int = 0,
-        keeps_interpreter: bool = True,
     ) -> None:
         self._own_pool = Pool(workers=1, tools=TOOLS) if pool is None else None
         self.pool = pool or self._own_pool or Pool()
         self.limits, self.quota = limits, quota
-        self.seed, self.keeps_interpreter = seed, keeps_interpreter
+        self.seed = seed
         self.folds = 0
         """The number of times that the session was rebuilt, because it was folded or its keeper had died."""
         self.num_calls, self.cpu_s = 0, 0.0
@@ -153,7 +151,6 @@ class Session:
                 "limits": (most.wall_s, most.cpu_s, most.memory_mib, most.output_kib, most.processes),
                 "seed": self.seed,
                 "idle_s": self.quota.idle_s,
-                "stays": self.keeps_interpreter,
                 "disk_mib": math.ceil(self.quota.disk_mib),
                 "files": math.ceil(self.quota.files),
             }
@@ -251,7 +248,7 @@ class Session:
         self.cpu_s += answer["cpu"]
         digest = digest_of(status, out, err, link.scratch)
         self._log.append(replace(past, digest=digest))
-        ended = past.kind == "python" and self.keeps_interpreter and not answer["alive"]
+        ended = past.kind == "python" and not answer["alive"]
         if ended or (not answer["alive"] and answer["why"] != frames.ENDED):
             # What is left are files: they are the new begin, since an ended call might not end so again.
             now, files = self._ask({"do": "pack"})

@@ -6,7 +6,6 @@ that a call has ended on `LINK`, with the number that came with the call; the ke
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import gc
@@ -25,10 +24,10 @@ from typing import Any
 from . import harness, jail, kernel, landlock, selftest, streams
 from .frames import FINISHED, PID, RAISED, SETUP_FAILED
 
-CELLS, CELL, LINE, TEST = range(4)
-"""Orders: an interpreter that stays, one that ends after its first cell, a shell line, the self-test."""
+CELLS, LINE, TEST = range(3)
+"""Orders: an interpreter for cells, a shell line, the self-test."""
 LINK, STATE = 3, 4
-"""Descriptors of a child: for orders and ends, and for the folder and the environment that it leaves."""
+"""Descriptors of a child: for orders and ends, and for the folder and the environment that a line leaves."""
 END = struct.Struct("<8sBBQQQQ")
 """The end of a call: its number, state, exit code, and where output and errors of it begin and end.
 
@@ -65,8 +64,8 @@ def begin(
         if kind == TEST:
             os.closerange(STATE + 1, streams.LAST)
             selftest.run(cell, before, 64, host_file, wall, STATE)
-        folder, environment = _read_state(state)
         if kind == LINE:
+            folder, environment = _read_state(state)
             _line(text, folder, environment | {b"TMPDIR": os.fsencode(scratch)}, wall)
         wall()
         os.closerange(STATE + 1, streams.LAST)
@@ -75,8 +74,7 @@ def begin(
         os.write(orders, PID.pack(getattr(exc, "errno", None) or errno.EIO))
         _exit(SETUP_FAILED)
     os.environ["TMPDIR"] = scratch
-    _adopt(folder, environment)
-    _interpret(kind == CELLS, seed)
+    _interpret(seed)
 
 
 def _place(files: list[int]) -> None:
@@ -94,21 +92,10 @@ def _read_state(state: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     return folder, {name: value for name, equal, value in pairs if name and equal and name not in _NOT_KEPT}
 
 
-def _adopt(folder: bytes, environment: dict[bytes, bytes]) -> None:
-    """Continue in this folder and with this environment, as far as they are still there."""
-    if environment:
-        os.environb.clear()
-        os.environb.update(environment)
-    try:
-        if folder:
-            os.chdir(folder)
-    except OSError:
-        pass
-
-
 def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], None]) -> None:
     """Execute a line of the shell, which leaves its folder and environment in STATE. Never returns."""
-    _adopt(folder, {})
+    with contextlib.suppress(OSError):  # it may be gone
+        os.chdir(folder or b".")
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
         signal.signal(ignored, signal.SIG_DFL)
     wall()
@@ -125,7 +112,7 @@ def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Calla
         _exit(127)
 
 
-def _interpret(stays: bool, seed: int) -> None:
+def _interpret(seed: int) -> None:
     """Run cells in one namespace as they come. Never returns."""
     gc.enable()
     random.seed(seed)
@@ -137,30 +124,23 @@ def _interpret(stays: bool, seed: int) -> None:
             _exit(0)
         token, source = marshal.loads(packet)
         begins, number = _ends(), number + 1
-        state, code = _run_cell(source, f"cell-{number}.py", space, stays)
+        state, code = _run_cell(source, f"cell-{number}.py", space)
         os.write(LINK, END.pack(token, state, code, *begins, *_ends()))
-        if not stays:
-            _exit(0)
 
 
-def _run_cell(source: str, name: str, space: dict[str, Any], stays: bool) -> tuple[int, int]:
-    """Run one cell; return its state and exit code. The last one of a process waits for its threads, as a program."""
+def _run_cell(source: str, name: str, space: dict[str, Any]) -> tuple[int, int]:
+    """Run one cell; return its state and exit code."""
     state, code = FINISHED, 0
     stdout: Any = sys.stdout
     linecache.cache[name] = (lambda: source,)
-    callbacks = atexit._ncallbacks()
     try:
         compiled: types.CodeType = compile(source, name, "exec", dont_inherit=True)
         exec(compiled, space)
     except BaseException as exc:
         state, code = harness._explain(exc, 2)
-    if not stays:
-        harness._wind_up(callbacks)
     if not streams.flush(stdout):
         state, code = max(state, RAISED), code or 120
         _drop(stdout)
-    if not stays:
-        _leave_state()
     return state, code
 
 
@@ -180,9 +160,3 @@ def _ends() -> tuple[int, int]:
         return os.lseek(1, 0, os.SEEK_END), os.lseek(2, 0, os.SEEK_END)
     except OSError:  # the program has closed its streams
         return 1 << 60, 1 << 60
-
-
-def _leave_state() -> None:
-    lines = [os.getcwdb(), *(name + b"=" + value for name, value in os.environb.items())]
-    with contextlib.suppress(OSError):
-        os.write(STATE, b"\0".join(lines))

@@ -42,7 +42,7 @@ class Seat:
         self.outputs = answers.Outputs()
         self.room: Room | None = None
         self.state = b""
-        """Folder and environment that the last program left."""
+        """Folder and environment that the last line of the shell left."""
         self.interpreter: Interpreter | None = None
         self.line = False
         """True while a line of the shell runs, whose process `running` is; the interpreter is halted then too."""
@@ -142,7 +142,7 @@ class Seat:
             self.line = True
             self.running, self.running_fd = self.spawn(cells.LINE, order["text"], limits, -1)
         else:
-            interpreter = self.interpreter or self.start(self.order["stays"], limits)
+            interpreter = self.interpreter or self.start(limits)
             os.write(interpreter.link, marshal.dumps((self.token, order["text"]), 2))
             self.running, self.running_fd = interpreter.pid, interpreter.pidfd
         maker = self.host.makers.shell if self.line else self.host.makers.python
@@ -152,12 +152,12 @@ class Seat:
         if not self.line:
             interpreter.go_on()
 
-    def start(self, stays: bool, limits: Allowed) -> Interpreter:
+    def start(self, limits: Allowed) -> Interpreter:
         """Start the interpreter and return it. Raises: OSError."""
         link, theirs = kernel.socket_pair()
         os.set_blocking(link, False)
         try:
-            pid, pidfd = self.spawn(cells.CELLS if stays else cells.CELL, "", limits, theirs)
+            pid, pidfd = self.spawn(cells.CELLS, "", limits, theirs)
         except BaseException:
             os.close(link)
             raise
@@ -174,8 +174,7 @@ class Seat:
         assert maker is not None
         try:
             files = [self.outputs.out, self.outputs.err, link if link >= 0 else left, left]
-            state = b"" if kind == cells.CELLS else self.state  # an interpreter that stays keeps its own
-            pid = maker.spawn(self.own_room, (kind, state, self.order["seed"], text), files, limits)
+            pid = maker.spawn(self.own_room, (kind, self.state, self.order["seed"], text), files, limits)
         except BaseException:
             os.close(left)
             raise
@@ -210,9 +209,7 @@ class Seat:
         answer = answers.answer(None, min(state, frames.BAD_VALUE), code, frames.ENDED, ends)
         answer["begins"] = tuple(map(min, begins, ends))
         answer["cpu"] = watch.used()
-        if not self.order["stays"]:
-            answer["cpu"] = self.bury()
-        elif not interpreter.halt():
+        if not interpreter.halt():
             self.died()
             return
         self.finish(answer)
@@ -251,12 +248,8 @@ class Seat:
             self.owner.reply({"broken": f"no process: {os.strerror(failure)} {answers.tail(self.outputs.err)}"})
             return
         if watch.why == frames.ENDED:
-            self.take_state()
+            self.state = self.outputs.state(cells.MOST_STATE) or self.state
         self.finish(answers.answer(status, 0, 0, watch.why, self.outputs.sizes(), cpu))
-
-    def take_state(self) -> None:
-        """Keep the folder and the environment that a program has left, if it has and they are not too large."""
-        self.state = self.outputs.state(cells.MOST_STATE) or self.state
 
     def finish(self, answer: dict[str, Any]) -> None:
         """End the call and answer its caller."""
@@ -282,10 +275,7 @@ class Seat:
             return 0.0
         self.host.ignore(interpreter.link)
         self.host.ignore(interpreter.pidfd)
-        cpu = interpreter.bury()
-        if not self.order["stays"]:
-            self.take_state()
-        return cpu
+        return interpreter.bury()
 
     def rebuild(self) -> None:
         """Begin again with no files and no interpreter, as at first."""

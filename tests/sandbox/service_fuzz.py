@@ -39,7 +39,7 @@ BASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/run", JOB),
     ("/run", CALLED),
     ("/run_many", {"jobs": [JOB, CALLED]}),
-    ("/sessions/open", {"limits": {"cpu_s": 0.1}, "quota": {}, "seed": 3, "keeps_interpreter": False}),
+    ("/sessions/open", {"limits": {"cpu_s": 0.1}, "quota": {}, "seed": 3}),
     ("/sessions/call", {"session": "a", "kind": "python", "code": "1", "wall_s": 1, "cpu_s": 0.1}),
     ("/sessions/call", {"session": "a", "kind": "shell", "line": "ls", "cpu_s": 0.1}),
     ("/sessions/call", {"session": "a", "kind": "write", "path": "a", "data": "aGk="}),

@@ -67,7 +67,7 @@ def test_a_path_that_no_file_can_have_is_refused_by_name(pool: sandbox.Pool, pat
 
 @pytest.mark.parametrize("odd", [{"limits": (1,)}, {"idle_s": "long"}, {"idle_s": None}])
 def test_a_session_that_cannot_begin_ends_no_other(pool: sandbox.Pool, odd: dict[str, Any]) -> None:
-    order = {"limits": (1.0, 1.0, 64, 64, 8), "seed": 0, "idle_s": 9.0, "stays": True, "disk_mib": 8, "files": 99}
+    order = {"limits": (1.0, 1.0, 64, 64, 8), "seed": 0, "idle_s": 9.0, "disk_mib": 8, "files": 99}
     with open_session(pool) as other:
         assert other.python("x = 41").passed
         pool.keeper().open(order).close()

@@ -69,7 +69,6 @@ def local(server: SandboxService, **settings: Any) -> sandbox.Session:
         ("open", {"seed": True}, "seed"),
         ("open", {"seed": -1}, "seed"),
         ("open", {"sed": 1}, "sed is an unknown field"),
-        ("open", {"keeps_interpreter": 1}, "keeps_interpreter"),
         ("open", {"limits": {"wall": 1}}, "limits: unknown ['wall']"),
         ("open", {"limits": {"wall_s": "1"}}, "limits.wall_s"),
         ("open", {"limits": [1]}, "limits: Input should be a valid dictionary"),

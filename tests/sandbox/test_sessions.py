@@ -57,20 +57,6 @@ def test_the_shell_keeps_folder_and_environment_and_shares_the_files(session: sa
     assert session.shell("ls").stdout == "in\n", "the folder of a line that failed is kept too"
 
 
-def test_without_an_interpreter_files_folder_and_environment_stay(pool: sandbox.Pool) -> None:
-    with open_session(pool, keeps_interpreter=False) as session:
-        session.python("import os; os.mkdir('d'); os.chdir('d'); os.environ['A'] = '1'; x = 1")
-        result = session.python("import os; print(os.path.basename(os.getcwd()), os.environ['A'], 'x' in globals())")
-        assert result.stdout == "d 1 False\n"
-        assert session.shell("echo $A ${PWD##*/}; export A=2").stdout == "1 d\n"
-        assert session.python("import os; print(os.environ['A'], os.path.basename(os.getcwd()))").stdout == "2 d\n"
-        late = session.python(
-            "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('joined'))).start()"
-        )
-        assert late.stdout == "joined\n"
-        assert pool_children(keeper_pid(pool)) == []
-
-
 def test_a_result_has_status_output_seconds_and_level(session: sandbox.Session) -> None:
     fine = session.python(
         "import time, sys\nt = time.process_time()\nwhile time.process_time() < t + 0.1: pass\n"
