@@ -175,7 +175,7 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
         try:
             for way in ("gloo", "folder") if name == "vllm_server" else (None,):
                 if way is not None:
-                    engine.config = engine.config.model_copy(update={"transfer": way})
+                    engine.client.params = engine.client.params.model_copy(update={"transfer": way})
                 yield way or {"torch": "copy", "vllm": "in place"}[name], engine.publish, generate
         finally:
             engine.close()
@@ -184,15 +184,20 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
 def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
     from verizero.pipeline.config.rollout import VllmConfig
+    from verizero.pipeline.rollout.engine_model import EngineModel
+    from verizero.pipeline.rollout.server_client import Setting
+    from verizero.pipeline.rollout.server_pool import ServerPool
+    from verizero.pipeline.rollout.servers.vllm_server import servers
     from verizero.pipeline.rollout.torch_engine import TorchEngine
-    from verizero.pipeline.rollout.vllm_arguments import EngineModel
     from verizero.pipeline.rollout.vllm_engine import VllmEngine
-    from verizero.pipeline.rollout.vllm_server import VllmServerEngine
 
     if name == "torch":
         return TorchEngine(model, (NO_END,), 0)
     target, config = EngineModel.of(model, ()), VllmConfig()
-    return VllmEngine(target, config, 1024) if name == "vllm" else VllmServerEngine(target, config, 1024, folder)
+    if name == "vllm":
+        return VllmEngine(target, config, 1024)
+    setting = Setting(target, 1024, folder, "rollout.vllm")
+    return ServerPool(servers(config, setting), setting)
 
 
 def with_transformers(model: Any, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from verizero.pipeline.errors import ConfigError, UnknownName
 from verizero.pipeline.near import did_you_mean
 
-Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms"]
+Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms", "servers"]
 
 PACKAGES: dict[Kind, str] = {
     "algorithms": "verizero.pipeline.algorithms",
@@ -29,6 +29,7 @@ PACKAGES: dict[Kind, str] = {
     "environments": "verizero.pipeline.environments",
     "tools": "verizero.pipeline.environments.tools",
     "call_forms": "verizero.pipeline.data.calls",
+    "servers": "verizero.pipeline.rollout.servers",
 }
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from verizero.pipeline.config.sections import LaunchConfig, Section, TrainConfig
+from verizero.pipeline.config.servers import IN_PROCESS, VLLM_SERVER, ServerParams, check_engine, load_servers
+from verizero.pipeline.environments.base import validated
+from verizero.pipeline.errors import ConfigError
 
 Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
 DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -14,9 +17,12 @@ DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 1e-6 on the CPU. bfloat16 has 8 bits, and the two sum in another order: 0.014 to 0.036 there with random weights."""
 
 
-class VllmConfig(Section):
+class VllmConfig(ServerParams):
     """vLLM as the rollout engine, in the training process (`vllm`) or as servers (`vllm_server`)."""
 
+    may_change: ClassVar[frozenset[str]] = ServerParams.may_change | {
+        *("transfer", "gpu_memory_share", "kv_cache_gib", "sleep", "devices", "share_gpus")
+    }
     max_model_tokens: int | None = Field(
         None, ge=1, description="most tokens of prompt and response together; null: the model's context"
     )
@@ -33,8 +39,6 @@ class VllmConfig(Section):
         None, description="vLLM computes with weights in 8 bits, by this scheme of its own; null: in `model.dtype`"
     )
     arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by their names there")
-    servers: int = Field(1, ge=1, description="vllm_server: number of servers that the run starts, if `urls` is empty")
-    urls: tuple[str, ...] = Field((), description="vllm_server: addresses http://host:port of servers that already run")
     devices: tuple[tuple[int, ...], ...] = Field(
         (), description="vllm_server: the GPUs of each server that the run starts, e.g. [[6], [7]]; none on the CPU"
     )
@@ -45,17 +49,6 @@ class VllmConfig(Section):
         "auto",
         description="vllm_server: transport of weights; gloo: through the CPU; nccl: between GPUs; ipc: within a GPU; "
         "folder: through a folder that the servers see; auto: the fastest of the first three that works",
-    )
-    bucket_mib: int = Field(256, ge=1, description="vllm_server: size of the pieces that weights are sent in")
-    concurrency: int = Field(64, ge=1, description="vllm_server: most open requests to each server, over all ranks")
-    start_timeout_s: float = Field(600, gt=0, description="vllm_server: seconds to wait for a started server to answer")
-    request_timeout_s: float = Field(
-        1200, gt=0, description="vllm_server: seconds to wait for one response or one piece of weights"
-    )
-    health_timeout_s: float = Field(
-        60,
-        gt=0,
-        description="vllm_server: seconds of silence before the server's health is checked; the check may take as long",
     )
 
 
@@ -77,9 +70,10 @@ class ParityConfig(Section):
 class RolloutConfig(Section):
     """Sampling of responses in training."""
 
-    engine: Literal["torch", "vllm", "vllm_server"] = Field(
+    engine: str = Field(
         "torch",
-        description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers",
+        description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers; "
+        "or the name of an installed package's servers",
     )
     max_response_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, gt=0)
@@ -113,6 +107,7 @@ class RolloutConfig(Section):
         description="most responses decoded at a time; on the fast path the next ones replace those that ended",
     )
     vllm: VllmConfig = VllmConfig()
+    server: dict[str, Any] = Field({}, description="parameters of an installed package's servers")
     parity: ParityConfig = ParityConfig()
 
     def parity_action(self, dtype: str) -> str:
@@ -125,19 +120,52 @@ class RolloutConfig(Section):
         """Return the largest mean difference in nats that counts as equal for a policy of this type."""
         return self.parity.tolerance or DTYPE_TOLERANCE[dtype]
 
+    @property
+    def servers(self) -> ServerParams | None:
+        """The parameters of the servers that generate; None for an engine without servers. Raises: ValueError."""
+        if self.engine in IN_PROCESS:
+            return None
+        if self.engine == VLLM_SERVER:
+            return self.vllm
+        try:
+            return validated(load_servers(self.engine)[0], self.server, None, self.servers_field)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+
+    @property
+    def servers_field(self) -> str:
+        """The recipe's name of the section with the parameters of the servers."""
+        return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"
+
+    @field_validator("engine")
+    @classmethod
+    def _is_known(cls, engine: str) -> str:
+        check_engine(engine)
+        return engine
+
+    @model_validator(mode="after")
+    def _server_fits(self) -> RolloutConfig:
+        if self.server and self.engine in (*IN_PROCESS, VLLM_SERVER):
+            raise ValueError(
+                f"rollout.server={self.server} with rollout.engine={self.engine}, whose parameters are not there; name "
+                "an installed package's servers as rollout.engine, or set rollout.vllm for vLLM"
+            )
+        _ = self.servers  # a package's servers refuse parameters that are wrong
+        return self
+
     @model_validator(mode="after")
     def _devices_fit(self) -> RolloutConfig:
         how = self.vllm
-        if how.quantization is not None and self.engine == "torch":
+        if how.quantization is not None and self.engine not in ("vllm", VLLM_SERVER):
             raise ValueError(
-                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which has none; set"
+                f"rollout.vllm.quantization={how.quantization} with rollout.engine={self.engine}, which has none; set"
                 " rollout.engine: vllm or vllm_server, or drop it"
             )
         if how.share_gpus and not how.devices:
             raise ValueError("rollout.vllm.share_gpus=true without rollout.vllm.devices; name each server's GPUs there")
         if not how.devices:
             return self
-        if self.engine != "vllm_server" or how.urls:
+        if self.engine != VLLM_SERVER or how.urls:
             raise ValueError(
                 f"rollout.vllm.devices={_listed(how.devices)} places servers that the run starts, and rollout.engine="
                 f"{self.engine} " + ("has rollout.vllm.urls instead" if how.urls else "starts none") + "; drop devices"
@@ -201,7 +229,8 @@ def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
 
 def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError if the ranks cannot be combined as the recipe asks, or would end before a server's timeout."""
-    if rollout.engine == "vllm_server":
+    servers = rollout.servers
+    if rollout.engine == VLLM_SERVER:
         check_gpus(launch, train, rollout.vllm)
     if launch.kind == "none":
         return
@@ -216,16 +245,18 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
             f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
             "devices; set it to a divisor of them"
         )
-    if rollout.engine == "vllm_server" and launch.nodes > 1 and not rollout.vllm.urls:
+    if servers is None:
+        return
+    if launch.nodes > 1 and not servers.urls:
         raise ValueError(
-            f"launch.nodes={launch.nodes} and rollout.engine=vllm_server: the servers that a run starts answer to the "
-            "node of rank 0 alone; start them yourself (docs/engines.md) and name them in rollout.vllm.urls"
+            f"launch.nodes={launch.nodes} and rollout.engine={rollout.engine}: the servers that a run starts answer to "
+            f"the node of rank 0 alone; start them yourself (docs/engines.md), named in {rollout.servers_field}.urls"
         )
-    waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
-    if rollout.engine == "vllm_server" and waits >= most:
+    waits, most = servers.request_timeout_s, launch.phase_timeout_s
+    if waits >= most:
         raise ValueError(
-            f"rollout.vllm.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that waits for a "
-            "server that hangs would be ended before it drops that server; set the first below the second"
+            f"{rollout.servers_field}.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that "
+            "waits for a server that hangs would be ended before it drops that server; set the first below the second"
         )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.rollout.vllm_records import NOTHING, Records, bounded
-from verizero.pipeline.rollout.weights import Weights, weights_of
+from verizero.pipeline.rollout.engine_model import EngineModel
+from verizero.pipeline.rollout.vllm_records import bounded, recording_arguments
 from verizero.pipeline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -51,34 +50,6 @@ RECIPE_FIELDS = {
 """Argument of vLLM's engine -> the recipe's field that decides it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """The policy as an engine needs it."""
-
-    model: Any
-    eos_ids: tuple[int, ...]
-    weights: Weights
-    records: Records = NOTHING
-    """The parts of its responses that the engine records."""
-
-    @classmethod
-    def of(
-        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
-    ) -> EngineModel:
-        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
-        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
-
-    def options(self, sampling: Sampling, seed: int) -> dict[str, Any]:
-        """Return one response's options by vLLM's names."""
-        options = sampling_options(sampling, seed, self.eos_ids)
-        return options | (bounded(sampling, self.model.config.vocab_size) if self.records.sampling else {})
-
-    @property
-    def context(self) -> int | None:
-        """The longest sequence in tokens; None if the model's config names none."""
-        return getattr(self.model.config, "max_position_embeddings", None)
-
-
 def import_vllm() -> ModuleType:
     """Return the module that imports vLLM. Raises: ConfigError naming what to install."""
     for name, value in ENVIRONMENT.items():
@@ -104,7 +75,7 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
         "tensor_parallel_size": config.tensor_parallel,
         **({} if config.quantization is None else {"quantization": config.quantization}),
         "disable_log_stats": True,
-        **policy.records.arguments,
+        **recording_arguments(policy.records),
         "worker_extension_cls": "verizero.pipeline.rollout.vllm_worker.WorkerExtension",
         "seed": 0,  # never used: each response has its own
     }
@@ -153,6 +124,12 @@ def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
             f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
             f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
         )
+
+
+def options(policy: EngineModel, sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Return the options of one response of the policy, by vLLM's names."""
+    of_seed = sampling_options(sampling, seed, policy.eos_ids)
+    return of_seed | (bounded(sampling, policy.model.config.vocab_size) if policy.records.sampling else {})
 
 
 def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:

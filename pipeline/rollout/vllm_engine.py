@@ -20,9 +20,9 @@ import torch
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError, boundary
 from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
     ROOM,
-    EngineModel,
     check_arguments,
     check_heads,
     check_spans,
@@ -30,6 +30,7 @@ from verizero.pipeline.rollout.vllm_arguments import (
     engine_arguments,
     finish_reason,
     import_vllm,
+    options,
 )
 from verizero.pipeline.rollout.vllm_records import kept_tokens, prepare, routing
 from verizero.pipeline.rollout.weights import Counted, Published
@@ -118,7 +119,7 @@ class VllmEngine:
             for i, request in self._requests_of_all_ranks(requests):
                 # One request of vLLM's for each response: with its option `n`, vLLM would number the seeds itself.
                 for j, seed in enumerate(request.seeds):
-                    params = self._vllm.sampling_params(**self.policy.options(sampling, seed))
+                    params = self._vllm.sampling_params(**options(self.policy, sampling, seed))
                     self._num_asked += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
                     engine.add_request(str(self._num_asked), prompt, params)

@@ -1,18 +1,16 @@
-"""Servers of vLLM that a run starts; each has a log, and ends with the run however the run ends."""
+"""The command line and the variables of a server of vLLM."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from verizero.pipeline.child import GRACE_S, NotReady, end, start, tail_of, wait_until, watched
-from verizero.pipeline.errors import ConfigError, EngineError
-from verizero.pipeline.listening import LOOPBACK, answers, free_port
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.errors import ConfigError
 
+Way = Literal["gloo", "nccl", "ipc", "folder"]
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
@@ -20,38 +18,23 @@ ENVIRONMENT = {
 }
 
 
-class ServerProcess:
-    """One server on this machine; `url` answers once `wait` has returned."""
+def environments(config: VllmConfig, way: Way, on_cpu: bool, num_seen: int) -> list[dict[str, str]]:
+    """Return the variables of each server that a run starts; `num_seen`: the GPUs that rank 0 sees.
 
-    def __init__(self, arguments: Mapping[str, Any], log: Path, environment: Mapping[str, str] = {}) -> None:
-        """`environment`: variables of the server next to this process's own."""
-        self.log = log
-        # Another process may take the port first; the server then ends, and `wait` reports its log.
-        port = free_port()
-        self.url = f"http://{LOOPBACK}:{port}"
-        command = [*module_command("vllm.entrypoints.openai.api_server"), "--host", LOOPBACK, "--port", str(port)]
-        command += ["--enable-scale-out", *flags(arguments)]
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.process = start(watched(command), env=variables(environment), log=log)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the server answers.
-
-        Raises: EngineError with the log's last lines if the server ends, or does not answer in time.
-        """
-        try:
-            wait_until(lambda: answers(f"{self.url}/health"), self.process, self.log, timeout_s)
-        except NotReady as exc:
-            remedy = "raise rollout.vllm.start_timeout_s, or see why: " if exc.status is None else ""
-            raise EngineError(f"a server of vLLM {exc.what}; {remedy}{exc.tail}") from exc
-
-    def tail(self) -> str:
-        """Return the last lines of the log, for a message."""
-        return tail_of(self.log)
-
-    def close(self) -> None:
-        """End the server and all that it started; kill what does not end in time."""
-        end(self.process, grace_s=2 * GRACE_S)  # twice the time after which its watcher kills it
+    Raises: ConfigError unless the recipe names GPUs for each server exactly where there are GPUs.
+    """
+    if on_cpu:
+        if config.devices:
+            raise ConfigError("rollout.vllm.devices names GPUs, and vLLM's build here is the CPU's; drop it")
+        return [{} for _ in range(config.servers)]
+    if not config.devices:
+        raise ConfigError(
+            f"rollout.vllm.devices is empty, so the {config.servers} servers would start on GPU 0 next to rank 0; name "
+            "the GPUs of each, e.g. devices: [[6], [7]], beyond those of launch.gpus_per_node"
+        )
+    # IPC handles come pickled. The server listens on this machine alone.
+    more = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if way == "ipc" else {}
+    return [{"CUDA_VISIBLE_DEVICES": visible(gpus, num_seen), **more} for gpus in config.devices]
 
 
 def variables(more: Mapping[str, str] = {}) -> dict[str, str]:

@@ -9,37 +9,24 @@ import base64
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.engine_model import Records
 from verizero.pipeline.types import KeptTokens, Routing
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """The facts about each token that the engine records, for training to replay."""
-
-    sampling: bool = False
-    """The set of tokens that each token was drawn from."""
-    routing: bool = False
-    """The experts that computed each token."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that make vLLM's engine record them, by vLLM's names."""
-        arguments: dict[str, Any] = {}
-        if self.sampling:
-            arguments["return_sampling_mask"] = True
-        if self.routing:  # vLLM stores experts with the blocks of its prefix cache, and refuses to record without it
-            arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
-        return arguments
-
-
-NOTHING = Records()
+def recording_arguments(records: Records) -> dict[str, Any]:
+    """Return the arguments that make vLLM's engine record them, by vLLM's names."""
+    arguments: dict[str, Any] = {}
+    if records.sampling:
+        arguments["return_sampling_mask"] = True
+    if records.routing:  # vLLM stores experts with the blocks of its prefix cache, and refuses to record without it
+        arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
+    return arguments
 
 
 def prepare(records: Records, why_not: str | None) -> None:

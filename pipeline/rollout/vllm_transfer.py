@@ -19,11 +19,11 @@ from torch import Tensor
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.listening import free_port
-from verizero.pipeline.rollout.vllm_process import visible
-from verizero.pipeline.rollout.vllm_remote import POLL_S, RemoteServer, ServerLost, in_thread
+from verizero.pipeline.rollout.server_client import ServerLost
+from verizero.pipeline.rollout.server_pool import in_thread
+from verizero.pipeline.rollout.vllm_process import Way
+from verizero.pipeline.rollout.vllm_remote import POLL_S, RemoteServer
 from verizero.pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
-
-Way = Literal["gloo", "nccl", "ipc", "folder"]
 
 
 def way_of(config: VllmConfig, device: torch.device, num_ranks: int) -> Way:
@@ -49,32 +49,13 @@ def way_of(config: VllmConfig, device: torch.device, num_ranks: int) -> Way:
     return "ipc" if theirs == {own} and num_ranks == 1 else "gloo"
 
 
-def environments(config: VllmConfig, way: Way, on_cpu: bool, num_seen: int) -> list[dict[str, str]]:
-    """Return the variables of each server that a run starts; `num_seen`: the GPUs that rank 0 sees.
-
-    Raises: ConfigError unless the recipe names GPUs for each server exactly where there are GPUs.
-    """
-    if on_cpu:
-        if config.devices:
-            raise ConfigError("rollout.vllm.devices names GPUs, and vLLM's build here is the CPU's; drop it")
-        return [{} for _ in range(config.servers)]
-    if not config.devices:
-        raise ConfigError(
-            f"rollout.vllm.devices is empty, so the {config.servers} servers would start on GPU 0 next to rank 0; name "
-            "the GPUs of each, e.g. devices: [[6], [7]], beyond those of launch.gpus_per_node"
-        )
-    # IPC handles come pickled. The server listens on this machine alone.
-    more = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if way == "ipc" else {}
-    return [{"CUDA_VISIBLE_DEVICES": visible(gpus, num_seen), **more} for gpus in config.devices]
-
-
 class GlooChannel:
     """A group over gloo with the workers of one server, for tensors on the CPU."""
 
     def __init__(self, server: RemoteServer) -> None:
         """Form the group. Raises: ServerLost, EngineError."""
         self.server = server
-        world, wait_s = 1 + num_workers(server), server.timeout_s
+        world, wait_s = 1 + num_workers(server), server.limits.request_timeout_s
         # The store must listen before the server is told its port; both sides then join at the same time.
         store = rendezvous(here := server.address_here(), 0, world, wait_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": wait_s}

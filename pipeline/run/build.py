@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.servers import load_servers
 from verizero.pipeline.config.stages import RlConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.flops import peak_flops
@@ -23,9 +24,11 @@ from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
 from verizero.pipeline.rollout.collect import Generation
 from verizero.pipeline.rollout.engine import Engine
+from verizero.pipeline.rollout.engine_model import EngineModel, Records
 from verizero.pipeline.rollout.rounds import Episodes
+from verizero.pipeline.rollout.server_client import Setting
+from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
-from verizero.pipeline.rollout.vllm_records import Records
 from verizero.pipeline.run.ahead import Asynchronous
 from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
 from verizero.pipeline.run.data import RunData
@@ -176,19 +179,17 @@ def build_engine(
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
-    from verizero.pipeline.rollout.vllm_arguments import EngineModel
-    from verizero.pipeline.rollout.vllm_engine import VllmEngine
-
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records)
-    if how.engine == "vllm_server":
-        from verizero.pipeline.rollout.vllm_server import VllmServerEngine
-
+    if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
-        return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
+        setting = Setting(policy, how.max_rows, folder or Path.cwd(), how.servers_field, peers.size)
+        return ServerPool(load_servers(how.engine)[1](params, setting), setting, peers)
+    from verizero.pipeline.rollout.vllm_engine import VllmEngine
+
     # With publish_every above 1 the policy trains on while the engine keeps older weights, which nobody else has.
     return VllmEngine(policy, how.vllm, how.max_rows, 1 if how.publish_every > 1 else 2)
 

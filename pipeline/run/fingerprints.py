@@ -18,6 +18,7 @@ from typing import Any
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
@@ -30,13 +31,6 @@ from verizero.pipeline.train import checkpoint
 
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
-VLLM_MAY_CHANGE = frozenset(
-    {
-        *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
-        *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep", "devices", "share_gpus"),
-    }
-)
-"""Fields of `rollout.vllm` that may change on resume: addresses, timeouts and memory, which change no response."""
 TRAIN_MAY_CHANGE = frozenset({"peak_tflops"})
 """Fields of `train` that may change on resume: numbers of the report alone."""
 STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
@@ -97,14 +91,20 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     if "sandbox" in tree:
         tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in SANDBOX_MAY_CHANGE}
     if "rollout" in tree:
-        vllm = {k: v for k, v in tree["rollout"]["vllm"].items() if k not in VLLM_MAY_CHANGE}
-        tree["rollout"] = {**tree["rollout"], "vllm": vllm}
+        how, tree["rollout"] = view.rollout, {k: v for k, v in tree["rollout"].items() if k != "server"}
+        tree["rollout"]["vllm"] = _changing(how.vllm)
+        if (servers := how.servers) is not None and servers is not how.vllm:  # an installed package's
+            tree["rollout"]["server"] = _changing(servers)
         if view.rollout.publish_every > 1:  # an evaluation gives the engine new weights
             tree["evaluation"] = {"every_rounds": view.evaluation.every_rounds, "is_on": bool(view.data.evaluation)}
     if "prompts" in section.reads:
         tree["data"]["sampling"] = recipe["data"]["sampling"]
         tree["data"]["verifiers"] = {c.key: c.model_dump(mode="json") for c in _choices_of_rows(view)}
     return dict(_leaves(tree))
+
+
+def _changing(servers: ServerParams) -> dict[str, Any]:
+    return {k: v for k, v in servers.model_dump(mode="json").items() if k not in servers.may_change}
 
 
 def _without_address(asked: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from tests.models.families import build, next_logits, scatter
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
+from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.sampling import cut_off
-from verizero.pipeline.rollout.vllm_arguments import EngineModel
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
 pytest.importorskip("vllm", reason="make install-engines")

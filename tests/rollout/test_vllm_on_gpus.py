@@ -14,7 +14,7 @@ from tests.rollout.stub_vllm import StubVllm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Request, Sampling
-from verizero.pipeline.rollout.vllm_arguments import EngineModel
+from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_engine import VllmEngine, as_launched
 
 REQUESTS = [Request((3, 4), (1,))]

@@ -9,14 +9,14 @@ import numpy
 import pytest
 
 from tests.models.families import build
-from tests.rollout.fake_server import FakeServer
+from tests.rollout.fake_server import FakeServer, pool_of
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Request, Sampling
-from verizero.pipeline.rollout.vllm_arguments import EngineModel, engine_arguments
-from verizero.pipeline.rollout.vllm_records import Records, bounded, kept_tokens, prepare, routing, unpacked
-from verizero.pipeline.rollout.vllm_server import VllmServerEngine
+from verizero.pipeline.rollout.engine_model import EngineModel, Records
+from verizero.pipeline.rollout.vllm_arguments import engine_arguments
+from verizero.pipeline.rollout.vllm_records import bounded, kept_tokens, prepare, recording_arguments, routing, unpacked
 from verizero.pipeline.run.build import records_of
 
 CUT = Sampling(8, 0.7, 0.9, 3, max_kept=4)
@@ -104,7 +104,7 @@ def test_a_servers_answer_has_both(tmp_path: Path) -> None:
     with Recording() as fake:
         policy = EngineModel.of(build("qwen2", {}), (1, 5), None, Records(sampling=True))
         config = VllmConfig(urls=(fake.url,), transfer="folder", request_timeout_s=20)
-        engine = VllmServerEngine(policy, config, 8, tmp_path)
+        engine = pool_of(policy, config, tmp_path)
         engine.publish(1)
         ((one,),) = engine.generate([Request((3, 4), (11,))], CUT)
     assert one.token_ids == (11, 4)
@@ -144,6 +144,6 @@ class TestVllmsOwnClasses:
         from verizero.pipeline.rollout.vllm_arguments import import_vllm
 
         worker = import_vllm()
-        assert set(Records(True, True).arguments) <= worker.argument_names()
+        assert set(recording_arguments(Records(True, True))) <= worker.argument_names()
         assert {"sampling_mask", "routed_experts"} <= {f.name for f in fields(CompletionOutput)}
         assert (worker.why_no_records() is not None) >= worker.on_cpu()

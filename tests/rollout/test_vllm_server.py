@@ -17,24 +17,26 @@ import pytest
 
 from tests.models.families import build, scatter
 from tests.processes import until
-from tests.rollout.fake_server import FakeServer
+from tests.rollout.fake_server import FakeServer, pool_of
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Ended, Request, Sampling
-from verizero.pipeline.rollout.vllm_arguments import EngineModel
+from verizero.pipeline.rollout.engine_model import EngineModel
+from verizero.pipeline.rollout.server_pool import ServerPool
+from verizero.pipeline.rollout.servers.vllm_server import VllmServers
 from verizero.pipeline.rollout.vllm_process import flags
-from verizero.pipeline.rollout.vllm_server import VllmServerEngine
+from verizero.pipeline.rollout.vllm_remote import RemoteServer
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
 
 
-def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> VllmServerEngine:
+def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> ServerPool:
     config = VllmConfig(
         urls=tuple(f.url for f in fakes), **{"transfer": "folder", "request_timeout_s": 20, "concurrency": 4, **options}
     )
     policy, folder = EngineModel.of(build("qwen2", {}), (1, 5)), Path(os.environ["VERIZERO_TEST_FOLDER"])
-    engine = VllmServerEngine(policy, config, 64, folder, peers)
+    engine = pool_of(policy, config, folder, peers)
     engine.publish(3)
     return engine
 
@@ -51,7 +53,7 @@ def stack() -> Iterator[ExitStack]:
         yield all_of
 
 
-def check_answers(engine: VllmServerEngine) -> None:
+def check_answers(engine: ServerPool) -> None:
     """Each response is the one of its own seed, from any server."""
     heard: list[Ended] = []
     answers = engine.generate(REQUESTS, Sampling(9), heard.extend)
@@ -302,7 +304,7 @@ def test_weights_in_a_folder_are_gone_after_the_publish(stack: ExitStack, folder
 def test_an_address_that_is_none_is_refused(folder: Path) -> None:
     policy = EngineModel.of(build("qwen2", {}), (1,))
     with pytest.raises(EngineError, match=r"rollout\.vllm\.urls: 'localhost:8000'"):
-        VllmServerEngine(policy, VllmConfig(urls=("localhost:8000",)), 4, folder)
+        pool_of(policy, VllmConfig(urls=("localhost:8000",)), folder)
 
 
 def test_arguments_become_flags() -> None:
@@ -323,7 +325,7 @@ def follow(folder: Path) -> None:
     from tests.rollout.test_vllm_engine import check_responses
 
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
-    engine = VllmServerEngine(EngineModel.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), 64, folder)
+    engine = pool_of(EngineModel.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), folder)
     try:
         for version in (1, 2):
             scatter(model, version)
@@ -332,14 +334,16 @@ def follow(folder: Path) -> None:
         scatter(model, 9)
         for half in (False, True):  # a run is killed amid its publish, and the next one has the same servers
             (server,) = engine.servers
+            assert isinstance(server, RemoteServer)
             server.start_update()
             if half:
-                server.send(list(engine.policy.weights())[:4])
-            server.close().result(60)
+                server.take_weights(list(engine.setting.policy.weights())[:4])
+            server.close()
             scatter(model, 3 + half)
             engine.publish(3)
             check_responses(engine, model)
-        engine.config = engine.config.model_copy(update={"transfer": "folder"})
+        assert isinstance(engine.client, VllmServers)
+        engine.client.params = engine.client.params.model_copy(update={"transfer": "folder"})
         scatter(model, 3)
         engine.publish(3)
         check_responses(engine, model)

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.families import build
 from tests.rollout.fake_server import FakeServer
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.rollout.vllm_process import visible
-from verizero.pipeline.rollout.vllm_remote import RemoteServer, ServerLost
-from verizero.pipeline.rollout.vllm_transfer import VllmChannel, environments, settled, way_of
+from verizero.pipeline.rollout.engine_model import EngineModel
+from verizero.pipeline.rollout.server_client import ServerLost
+from verizero.pipeline.rollout.vllm_process import environments, visible
+from verizero.pipeline.rollout.vllm_remote import RemoteServer
+from verizero.pipeline.rollout.vllm_transfer import VllmChannel, settled, way_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 WEIGHTS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
@@ -128,7 +131,8 @@ class Worker:
 
 
 def server_of(fake: FakeServer, worker: Worker, way: Any) -> RemoteServer:
-    return RemoteServer(fake.url, 20, 20, lambda server: VllmChannel(server, way, CPU, 64, worker))
+    policy, config = EngineModel.of(build("qwen2", {}), (1,)), VllmConfig(request_timeout_s=20, health_timeout_s=20)
+    return RemoteServer(fake.url, policy, config, lambda server: VllmChannel(server, way, CPU, 64, worker))
 
 
 @pytest.mark.parametrize("way", ["nccl", "ipc"])
@@ -137,12 +141,11 @@ def test_an_update_begins_and_ends_once_whatever_the_number_of_pieces(way: str) 
         worker = Worker()
         server = server_of(fake, worker, way)
         for version in ("1@run", "2@run"):
-            server.start_update()
             for bucket in (WEIGHTS, WEIGHTS[:1]):
-                server.send(settled(bucket, way))  # type: ignore[arg-type]
-            server.finish_update(version)
+                server.take_weights(settled(bucket, way))  # type: ignore[arg-type]
+            server.confirm(version)
             assert server.version == version
-        server.close().result(20)
+        server.close()
     paths = [path for path, _ in fake.posted]
     once = [
         "/start_weight_update",
@@ -171,7 +174,7 @@ def test_a_server_that_was_restarted_is_met_again() -> None:
         worker = Worker()
         server = server_of(fake, worker, "nccl")
         server.start_update()
-        server.finish_update("1@run")
+        server.confirm("1@run")
         fake.start_again()
         server.start_update()
         assert len(worker.senders) == 2

@@ -13,8 +13,8 @@ from tests.models.families import build
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
-    EngineModel,
     check_arguments,
     check_heads,
     check_spans,

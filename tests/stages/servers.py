@@ -95,7 +95,7 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     misses a server that hangs and owes nothing.
     """
     (server,) = [s for s in engine.servers if s.url == url]
-    hold, answered, answer = threading.Lock(), threading.Event(), server.generate
+    hold, answered, answer = threading.Lock(), threading.Event(), server.sample
 
     def struck(*asked: Any) -> Any:
         is_held = hold.acquire(blocking=False)
@@ -106,7 +106,7 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
         answered.set()
         return reply
 
-    server.generate = struck
+    server.sample = struck
 
 
 def living(group: int) -> list[str]:

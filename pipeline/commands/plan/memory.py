@@ -197,7 +197,7 @@ def longest_of(config: RunConfig) -> int:
 def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]:
     """Return bytes of the engine on each GPU while the trainer computes: a server has devices of its own."""
     how = config.rollout
-    if config.rl is None or how.engine == "vllm_server" or (how.engine == "vllm" and how.vllm.sleep):
+    if config.rl is None or how.servers is not None or (how.engine == "vllm" and how.vllm.sleep):
         return {}
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
@@ -210,7 +210,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     vLLM takes its whole share when it wakes: weights, cache and all else are within it.
     """
     how, width = config.rollout, width_of(config)
-    if how.engine == "vllm_server" or config.rl is None:
+    if how.servers is not None or config.rl is None:
         return {}
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}

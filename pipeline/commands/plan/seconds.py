@@ -56,8 +56,9 @@ class Work:
         """Return the share that this recipe's program reaches in a phase."""
         train, rollout = self.config.train, self.config.rollout
         runs: str = train.backend if phase in ("forward", "update", "link") else rollout.engine
-        if runs == "vllm_server" and phase == "decode":
-            runs = "vllm"  # the same engine in another process
+        if phase in ("decode", "publish") and rollout.servers is not None:
+            # Decoding is vLLM's in another process. Servers of other kinds are taken for vLLM's.
+            runs = "vllm" if phase == "decode" else "vllm_server"
         if self.peers and phase != "decode":
             runs = "peers"
         return share_of(phase, runs, self.shape.kind, self.shape.parameters / 1e9, self.device.name)
@@ -111,8 +112,8 @@ def engine_gpus(work: Work) -> tuple[float, int]:
     """Return the number of engines, and of GPUs that each is divided over."""
     how = work.config.rollout
     over = 1 if how.engine == "torch" else how.vllm.tensor_parallel
-    if how.engine == "vllm_server":
-        return len(how.vllm.urls) or how.vllm.servers, over
+    if (servers := how.servers) is not None:
+        return len(servers.urls) or servers.servers, over
     return max(1.0, work.gpus / over), over
 
 
@@ -165,9 +166,9 @@ def decoding(work: Work) -> float:
 def publishing(work: Work) -> float:
     """Return the seconds in which new weights reach the engine: within a GPU nothing is counted."""
     zero = divided_by(work.config.train)
-    if work.config.rollout.engine != "vllm_server" and zero < 3 and not work.peers:
+    size, served = work.shape.parameters * width_of(work.config), work.config.rollout.servers is not None
+    if not served and zero < 3 and not work.peers:
         return 0.0
-    size, served = work.shape.parameters * width_of(work.config), work.config.rollout.engine == "vllm_server"
     link = 1e9 * work.device.network_gb_s if served else work.device.link(work.gpus)
     return size / (link * work.share("publish").value)
 

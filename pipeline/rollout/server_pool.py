@@ -1,9 +1,8 @@
-"""vLLM servers as the rollout engine: started by the run, or given by URL.
+"""A pool of servers as the rollout engine: started by the run, or given by URL, of any kind (`server_client`).
 
 A request goes to whichever server has room; the turns of an episode go to one, which has the earlier ones cached. A
 server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
-each server by a channel of its own (`vllm_transfer`), so that a dead server does not delay the others; or through a
-folder that all servers see.
+all servers piece by piece, in one pass; a dead server does not delay the others.
 
 All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
 for responses. From then on, a server that any rank lost is lost to all ranks.
@@ -12,36 +11,21 @@ for responses. From then on, a server that any rank lost is lost to all ranks.
 from __future__ import annotations
 
 import secrets
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
-from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError, VerizeroError
 from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from verizero.pipeline.rollout.vllm_arguments import (
-    ROOM,
-    EngineModel,
-    check_arguments,
-    check_heads,
-    device_arguments,
-    engine_arguments,
-    import_vllm,
-)
-from verizero.pipeline.rollout.vllm_process import ServerProcess
-from verizero.pipeline.rollout.vllm_records import prepare
-from verizero.pipeline.rollout.vllm_remote import Channel, RemoteServer, ServerLost
-from verizero.pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, Way, environments, settled, way_of
-from verizero.pipeline.rollout.weights import Counted, Published, buckets
+from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, Setting
+from verizero.pipeline.rollout.server_process import ServerProcess
+from verizero.pipeline.rollout.weights import Counted, Published
 
 Place = tuple[int, int]
 """Index of a request, and index of a seed in it."""
@@ -69,33 +53,29 @@ class Peers(Protocol):
         ...
 
 
-class VllmServerEngine:
-    """Generates with vLLM servers."""
+class ServerPool:
+    """Generates with servers of one kind."""
 
     is_fast: bool | None = None
     fallback_reason: str | None = None
     answers_threads = True
 
-    def __init__(
-        self, policy: EngineModel, config: VllmConfig, max_rows: int, folder: Path, peers: Peers | None = None
-    ) -> None:
-        """Start the servers, or take the config's. Logs and transferred weights go to `folder`, by the first rank.
+    def __init__(self, client: Client, setting: Setting, peers: Peers | None = None) -> None:
+        """Start the servers, or take those of `client.params.urls`. Logs go to the run's folder, by the first rank.
 
         peers: None for a run of one rank. Raises: EngineError if a server does not start.
         """
-        self.policy, self.config = policy, config
+        self.client, self.setting = client, setting
         self.published: Published | None = None
         self.version = -1
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
-        self._folder = folder
         self._processes: list[ServerProcess] = []
-        self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-")
         self._lost_before: list[str] = []
         """Reasons of losses up to the last publish, equal on all ranks."""
         self._lost_since: dict[str, str] = {}
         """URL -> reason of this rank's losses since."""
-        self._may_return: list[RemoteServer] = []
+        self._may_return: list[Server] = []
         """Lost servers that the run did not start: somebody may start them again."""
         self._leaving: list[Future[None]] = []
         self._changes = threading.Lock()
@@ -104,9 +84,9 @@ class VllmServerEngine:
         try:
             # The first rank names them, so that all ranks use equal addresses and one tag of the run.
             urls, self._logs, self._run = self._by_first_rank(
-                lambda: (config.urls or self._start(max_rows), str(folder / "logs"), secrets.token_hex(4))
+                lambda: (client.params.urls or self._start(), str(self._log("*")), secrets.token_hex(4))
             )
-            self.servers, self._num_servers = [self._server(url) for url in urls], len(urls)
+            self.servers, self._num_servers = [client.connect(url) for url in urls], len(urls)
         except BaseException:
             self._end_processes()
             raise
@@ -125,7 +105,7 @@ class VllmServerEngine:
         start = time.perf_counter()
         # From here on all ranks agree on the servers, and no request is under way: weights may change.
         self._share_losses()
-        weights = Counted(iter(self.policy.weights()))
+        weights = Counted(iter(self.setting.policy.weights()))
 
         def send() -> tuple[list[str], list[str]]:
             self._take_back()
@@ -138,9 +118,9 @@ class VllmServerEngine:
         self._lost_since = {}
         # Keep the clients of the servers that stay: they hold open connections and the group for weights.
         have = {s.url: s for s in self.servers}
-        self.servers = [have.get(url) or self._server(url) for url in urls]
+        self.servers = [have.get(url) or self.client.connect(url) for url in urls]
         self.version = version
-        self.published = Published(self._way, time.perf_counter() - start, weights.num_bytes)
+        self.published = Published(self.client.way, time.perf_counter() - start, weights.num_bytes)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
@@ -149,7 +129,7 @@ class VllmServerEngine:
 
         Raises: EngineError for a prompt that leaves no room, or if no server is left.
         """
-        check_requests(requests, sampling.max_tokens, self.config.max_model_tokens or self.policy.context, ROOM)
+        check_requests(requests, sampling.max_tokens, self.client.longest, self.client.longest_field)
         todo = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
         made: dict[Place, Completion] = {}
         while todo:  # again whenever servers were lost: what they had not answered is back in `todo`
@@ -169,48 +149,23 @@ class VllmServerEngine:
 
     def close(self) -> None:
         """End the servers that this run started; the others keep running."""
-        self._leaving += [server.close() for server in self.servers]
+        self._leaving += [in_thread(server.close) for server in self.servers]
         self._end_processes()
         wait(self._leaving, LEAVE_S)
 
-    def _start(self, max_rows: int) -> tuple[str, ...]:
-        """Start the config's number of servers; return their URLs once all of them answer."""
-        worker = import_vllm()
-        prepare(self.policy.records, worker.why_no_records())
-        self.policy.model.config.save_pretrained(self._model.name)
-        arguments = {"model": self._model.name, **engine_arguments(self.policy, self.config, max_rows)}
-        arguments["weight_transfer_config"] = {"backend": worker.TRANSFERS[self._way]}
-        arguments |= device_arguments(self.policy, self.config, max_rows, worker.on_cpu())
-        check_arguments(self.config.arguments, worker.argument_names())
-        check_heads(self.policy.model.config, worker.head_sizes())
+    def _start(self) -> tuple[str, ...]:
+        """Start the client's programs; return the servers' URLs once all of them answer."""
         # All start before any is waited for: they load side by side, and share one deadline.
-        arguments |= self.config.arguments
-        for number, own in enumerate(environments(self.config, self._way, worker.on_cpu(), torch.cuda.device_count())):
-            log = self._folder / "logs" / f"vllm-{number}.log"
-            self._processes.append(ServerProcess(arguments, log, own))
-        until = time.monotonic() + self.config.start_timeout_s
+        for number, program in enumerate(self.client.programs()):
+            self._processes.append(ServerProcess(program, self._log(number)))
+        until = time.monotonic() + self.client.params.start_timeout_s
+        what, field = f"a server of {self.client.kind}", f"{self.setting.field}.start_timeout_s"
         for process in self._processes:
-            process.wait(max(1.0, until - time.monotonic()))
+            process.wait(max(1.0, until - time.monotonic()), what, field)
         return tuple(p.url for p in self._processes)
 
-    def _server(self, url: str) -> RemoteServer:
-        return RemoteServer(url, self.config.request_timeout_s, self.config.health_timeout_s, self._channel)
-
-    def _channel(self, server: RemoteServer) -> Channel:
-        """Connect the policy's device with the server's workers. Raises: ServerLost, EngineError, ConfigError."""
-        if self._way in ("nccl", "ipc"):
-            return VllmChannel(server, self._way, self.policy.model.device, self._piece_bytes, import_vllm())
-        return GlooChannel(server)
-
-    @property
-    def _piece_bytes(self) -> int:
-        """The size of a piece of the weights; a larger tensor is a piece of its own."""
-        return self.config.bucket_mib * 2**20
-
-    @property
-    def _way(self) -> Way:
-        """The way of weights to the servers. Raises: ConfigError for one that cannot work here."""
-        return way_of(self.config, self.policy.model.device, 1 if self._peers is None else self._peers.size)
+    def _log(self, number: int | str) -> Path:
+        return self.setting.folder / "logs" / f"{self.client.kind.lower()}-{number}.log"
 
     def _label(self, version: int) -> str:
         """Return the name that servers know the weights by: unlike another run's, or a restarted server's own."""
@@ -250,31 +205,18 @@ class VllmServerEngine:
         """Use lost servers again that somebody restarted; the publish that calls this sends them the weights."""
         with ThreadPoolExecutor(max(1, len(self._may_return))) as pool:
             # All at once: each that is still gone costs its whole timeout.
-            restarted = list(pool.map(RemoteServer.was_restarted, self._may_return))
+            restarted = list(pool.map(lambda server: server.was_restarted(), self._may_return))
         self.servers += [s for s, is_back in zip(self._may_return, restarted, strict=True) if is_back]
         self._may_return = [s for s, is_back in zip(self._may_return, restarted, strict=True) if not is_back]
 
     def _send(self, weights: Counted, label: str) -> None:
         """Send the weights to all servers, piece by piece, and have them call the weights `label`."""
         self._check_left()
-        way, most = self._way, self._piece_bytes
-        if way != "folder":
-            self._each(lambda server: server.start_update())
-            for bucket in buckets(weights, most):
-                ready = settled(bucket, way)
-                # The default argument binds this bucket: threads would read the loop's variable later.
-                self._each(lambda server, ready=ready: server.send(ready))  # type: ignore[misc]
-            self._each(lambda server: server.finish_update(label))
-            return
-        from safetensors.torch import save_file
-
-        # In the run's folder, which all servers see; removed once all have loaded or are dropped.
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix="weights-") as folder:
-            for number, bucket in enumerate(buckets(weights, most)):
-                tensors: dict[str, Tensor] = {name: t.to("cpu").contiguous() for name, t in bucket}
-                save_file(tensors, str(Path(folder) / f"{number:05}.safetensors"))
-            path = str(Path(folder).absolute())
-            self._each(lambda server: server.take_folder(path, label))
+        with closing(self.client.pieces(weights)) as pieces:
+            for piece in pieces:
+                # The default argument binds this piece: threads would read the loop's variable later.
+                self._each(lambda server, piece=piece: server.take_weights(piece))  # type: ignore[misc]
+        self._each(lambda server: server.confirm(label))
 
     def _answer(
         self,
@@ -288,17 +230,17 @@ class VllmServerEngine:
         self._check_left()
         servers, label, num = list(self.servers), self._label(self.version), len(todo)
         own = _deal(todo, requests, servers)
-        refused: list[EngineError] = []
-        failures: dict[RemoteServer, str] = {}
+        refused: list[Exception] = []
+        failures: dict[Server, str] = {}
         ended: SimpleQueue[Ended | None] = SimpleQueue()  # what threads answer, and a None of each at its end
 
-        def work(server: RemoteServer) -> None:
+        def work(server: Server) -> None:
             try:
                 answer(server)
             finally:
                 ended.put(None)
 
-        def answer(server: RemoteServer) -> None:
+        def answer(server: Server) -> None:
             while server not in failures and not refused:
                 try:
                     # Atomic, as append is: threads share the deques without a lock.
@@ -307,9 +249,9 @@ class VllmServerEngine:
                     if not (own[server] or todo):
                         return
                     continue
-                options = self.policy.options(sampling, requests[i].seeds[j])
+                request = requests[i]
                 try:
-                    made[i, j] = done = server.generate(requests[i].prompt_ids, options, label, sampling)
+                    made[i, j] = done = server.sample(request.prompt_ids, request.seeds[j], sampling, label)
                     ended.put(Ended(i, j, done.token_ids, done.finish_reason))
                 except ServerLost as exc:
                     # Another server draws it again from the same seed, so the loss leaves no trace in the data.
@@ -317,12 +259,12 @@ class VllmServerEngine:
                     with self._changes:
                         self._resampled += 1
                     failures.setdefault(server, str(exc))
-                except EngineError as exc:
-                    # Any server would refuse this request, so no thread takes another one.
+                except Exception as exc:
+                    # Any server would refuse this request, or the client is wrong: no thread takes another one.
                     refused.append(exc)
 
         ranks = 1 if self._peers is None else self._peers.size
-        most = min(-(-self.config.concurrency // ranks), num)  # threads per server; all ranks use each server
+        most = min(-(-self.client.params.concurrency // ranks), num)  # threads per server; all ranks use each server
         # Daemons: a request that hangs must not keep the process from ending.
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(most)]
         for thread in threads:
@@ -336,17 +278,17 @@ class VllmServerEngine:
             todo.extend(own[server])
         self._drop(failures)
 
-    def _each(self, call: Callable[[RemoteServer], Any]) -> None:
+    def _each(self, call: Callable[[Server], Any]) -> None:
         """Call with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
-        failures: dict[RemoteServer, str] = {}
+        failures: dict[Server, str] = {}
 
-        def attempt(server: RemoteServer) -> None:
+        def attempt(server: Server) -> None:
             try:
                 call(server)
             except (ServerLost, EngineError) as exc:  # a server that refuses weights was not started to take them
                 failures[server] = str(exc)
 
-        with ThreadPoolExecutor(max(1, len(self.servers))) as pool, torch.no_grad():
+        with ThreadPoolExecutor(max(1, len(self.servers))) as pool:
             # `list` waits for all; `attempt` keeps failures, so that one does not hide those of others.
             list(pool.map(attempt, self.servers))
         self._drop(failures)
@@ -356,15 +298,15 @@ class VllmServerEngine:
         """Raise EngineError if no server is left."""
         if self.servers:
             return
-        remedy = "start them again, or others that rollout.vllm.urls then names (docs/engines.md)"
-        if not self.config.urls:
-            remedy = f"see why in {self._logs}/vllm-*.log"
+        remedy = f"start them again, or others that {self.setting.field}.urls then names (docs/engines.md)"
+        if not self.client.params.urls:
+            remedy = f"see why in {self._logs}"
         raise EngineError(
-            f"no server of vLLM is left of {self._num_servers}; {remedy}, then start the same command again: it "
-            "resumes from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
+            f"no server of {self.client.kind} is left of {self._num_servers}; {remedy}, then start the same command "
+            "again: it resumes from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
         )
 
-    def _drop(self, failures: dict[RemoteServer, str]) -> None:
+    def _drop(self, failures: dict[Server, str]) -> None:
         """Use the servers no more, and end those that this run started: a hung server would keep its memory."""
         with self._changes:
             # A server that another thread has dropped meanwhile is gone from the list.
@@ -373,9 +315,9 @@ class VllmServerEngine:
                 self.servers.remove(server)
                 self._lost_since[server.url] = why
         for server in lost:
-            self._leaving.append(server.close())
+            self._leaving.append(in_thread(server.close))
             # Only the first rank sends weights, so it alone decides which servers are used again.
-            if self.config.urls and self._is_first:
+            if self.client.params.urls and self._is_first:
                 self._may_return.append(server)
             for process in [p for p in self._processes if p.url == server.url]:
                 process.close()
@@ -385,16 +327,28 @@ class VllmServerEngine:
         for process in self._processes:
             process.close()
         self._processes = []
-        self._model.cleanup()
+        self.client.close()
 
 
-def _deal(
-    todo: deque[Place], requests: Sequence[Request], servers: Sequence[RemoteServer]
-) -> dict[RemoteServer, deque[Place]]:
+def _deal(todo: deque[Place], requests: Sequence[Request], servers: Sequence[Server]) -> dict[Server, deque[Place]]:
     """Move the responses with a key from `todo` to the queues of their servers. A loss deals the rest again."""
-    own: dict[RemoteServer, deque[Place]] = {server: deque() for server in servers}
+    own: dict[Server, deque[Place]] = {server: deque() for server in servers}
     for _ in range(len(todo)):
         i, j = todo.popleft()
         keys = requests[i].keys
         (own[servers[keys[j] % len(servers)]] if keys else todo).append((i, j))
     return own
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a daemon thread and return its future: if it hangs, the process can still end."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as exc:
+            result.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result

@@ -1,0 +1,45 @@
+"""The policy as an engine with weights of its own needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verizero.pipeline.rollout.weights import Weights, weights_of
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The facts about each token that the engine records, for training to replay."""
+
+    sampling: bool = False
+    """The set of tokens that each token was drawn from."""
+    routing: bool = False
+    """The experts that computed each token."""
+
+
+NOTHING = Records()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """The policy, its end tokens and its weights."""
+
+    model: Any
+    eos_ids: tuple[int, ...]
+    weights: Weights
+    records: Records = NOTHING
+    """The parts of its responses that the engine records."""
+
+    @classmethod
+    def of(
+        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
+    ) -> EngineModel:
+        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
+        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence in tokens; None if the model's config names none."""
+        return getattr(self.model.config, "max_position_embeddings", None)
