@@ -106,7 +106,7 @@ class Outputs:
 
     def empty(self) -> None:
         """Empty output and errors."""
-        for fd in (self.out, self.err):
+        for fd in self.both:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
 
@@ -124,9 +124,10 @@ class Outputs:
             os.close(self.left)
         self.left = left
 
-    def all(self) -> tuple[int, int, int]:
-        """Return the three descriptors."""
-        return self.out, self.err, self.left
+    @property
+    def both(self) -> tuple[int, int]:
+        """The descriptors of output and errors."""
+        return self.out, self.err
 
     def state(self, most: int) -> bytes | None:
         """Return the state that was left, None if there is none of at most `most` bytes."""
@@ -135,6 +136,6 @@ class Outputs:
 
     def close(self) -> None:
         """Close all."""
-        for fd in self.all():
+        for fd in (*self.both, self.left):
             if fd >= 0:
                 os.close(fd)

@@ -60,10 +60,15 @@ class Jail:
         return NAMESPACES in self.walls
 
     @property
+    def floods(self) -> bool:
+        """True if a run's processes may outlive its first one: no process namespace ends them, and they become ours."""
+        return bool(self.tools) and not self.has_namespaces
+
+    @property
     def worker_counts(self) -> bool:
         """True if the worker must bound a run's processes: no uid of the run's own and no cgroup does."""
         is_bounded = (self.counts_processes or self.cgroup is not None) and not self.sessions  # which share both
-        return bool(self.tools) and not self.has_namespaces and not is_bounded
+        return self.floods and not is_bounded
 
     @property
     def has_domains(self) -> bool:

@@ -15,7 +15,6 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from . import cells, disk, frames, jail, kernel, rooms, streams
@@ -92,7 +91,8 @@ class Keeper:
                     self.try_to(act)
             now = time.monotonic()
             for seat in [s for s in self.watched if s.watch is not None and s.watch.due <= now]:
-                self.try_to(partial(seat.look, now), seat)
+                assert seat.watch is not None
+                self.try_to(seat.watch.look, seat)
             for maker in self.makers.all:
                 with contextlib.suppress(OSError):  # the session that needs a process next is told why there is none
                     maker.refill()
@@ -100,7 +100,7 @@ class Keeper:
                 tick = now + _TICK_S
                 self.fold_some(now)
 
-    def try_to(self, act: Callable[[], None], seat: Any = None) -> None:
+    def try_to(self, act: Callable[[], object], seat: Any = None) -> None:
         """Call `act`. What it raises ends its own session alone: the keeper serves those of other clients too."""
         seat = getattr(act, "__self__", self) if seat is None else seat
         try:

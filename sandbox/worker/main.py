@@ -14,17 +14,13 @@ import select
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any
 
-from . import clocks, disk, forker, frames, harness, jail, keeper, kernel, process_flood, streams
+from . import disk, forker, frames, harness, jail, keeper, kernel, process_flood, streams
+from .watching import Allowed, Watch
 
-_CORES = len(os.sched_getaffinity(0))
-_DISK_EVERY_S = 0.05
-_COUNT_EVERY_S = 0.005
-"""Seconds between two counts of processes. A shell can double them within a millisecond, and a count is cheap."""
 _FIRST_IN_QUEUE = -20
-_PATIENCE = 20
-"""Multiple of its wall limit that a run may take while other work keeps it from a CPU."""
 
 
 def main() -> None:
@@ -60,9 +56,7 @@ class Supervisor:
 
     def __init__(self, caller: int, cell: jail.Jail, children: forker.Forker) -> None:
         self.sock, self.caller, self.cell, self.children = streams.CONTROL, caller, cell, children
-        self.forks = bool(cell.tools) and not cell.has_namespaces
-        """True if a run's processes may outlive its first one: no process namespace ends them, and they become ours."""
-        if self.forks:
+        if cell.floods:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         if cell.worker_counts:
             # Root, for whom the kernel has no bound of processes, may mostly raise its priority.
@@ -106,51 +100,31 @@ class Supervisor:
         """Return how the child ended. It is killed when it goes over a limit, or when the caller is gone."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
-        start = looked = time.monotonic()
-        native, namespaces = order.kind in (frames.NATIVE, frames.MANAGED), self.cell.has_namespaces
-        before = process_flood.total(self.cell.proc) if self.cell.worker_counts else 0
-        why, deadline = frames.ENDED, start + order.wall_s
-        often = _DISK_EVERY_S if native or not namespaces else order.wall_s
-        often = _COUNT_EVERY_S if self.forks else often
-        wait = min(order.wall_s, order.cpu_s / _CORES, often)
+        limits = Allowed(order.wall_s, order.cpu_s, order.memory_mib, order.output_kib, order.processes)
+        is_managed = order.kind == frames.MANAGED
+        # The limit of a file's size does not end it: the first process of a namespace outlives that signal.
+        outputs = (streams.OUT,) if is_managed or order.kind == frames.NATIVE else ()
+        watch = Watch(pid, limits, self.cell, partial(self.is_full, order.disk_mib), outputs, is_managed)
         while True:
-            ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
+            ready = {fd for fd, _ in self.poll.poll(max(0.0, watch.due - time.monotonic()) * 1000 + 1)}
             if child in ready:
                 break
             if self.caller in ready or self.sock in ready:  # no order comes during a run: the caller is gone
                 os.kill(pid, signal.SIGKILL)
                 self.ended(pid)
                 os._exit(0)
-            now, used = time.monotonic(), clocks.cpu_clock(pid)
-            if self.forks:
-                process_flood.bury(pid)  # the kernel counts the dead too
-            is_due = not namespaces and now >= looked + _DISK_EVERY_S
-            looked = now if is_due else looked
-            if used >= order.cpu_s:
-                why = frames.CPU
-            elif now >= deadline:
-                deadline = self.later(pid, start, now, used, order.wall_s)
-                why = frames.WALL if deadline <= now else why
-            elif self.cell.worker_counts and process_flood.is_over(self.cell.proc, pid, order.processes, before):
-                why = frames.PROCESSES
-            elif is_due and disk.is_over(self.cell.scratch, order.disk_mib << 20):
-                why = frames.DISK
-            elif order.kind == frames.MANAGED and clocks.resident_mib(self.cell.proc, pid) > order.memory_mib:
-                why = frames.MEMORY
-            elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
-                # The file size limit does not end it: the first process of a namespace outlives that signal.
-                why = frames.OUTPUT
-            if why != frames.ENDED:
-                os.kill(pid, signal.SIGKILL)
+            if watch.look():
                 break
-            wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES), often)
         self.poll.unregister(child)
         status, usage = self.ended(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
-        if why == frames.ENDED:
-            why = self._kernels_reason(order, status, cpu)
-        return frames.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+        why = watch.why if watch.why != frames.ENDED else self._kernels_reason(order, status, cpu)
+        return frames.Exit(status, why, cpu, time.monotonic() - watch.start, usage.ru_maxrss)
+
+    def is_full(self, disk_mib: int) -> bool:
+        """True if the scratch folder holds more than it may, where it is no file system of that size."""
+        return not self.cell.has_namespaces and disk.is_over(self.cell.scratch, disk_mib << 20)
 
     def _kernels_reason(self, order: frames.Order, status: int, cpu_s: float) -> int:
         """Return the limit for which the kernel ended a child, ENDED if there is none."""
@@ -164,16 +138,4 @@ class Supervisor:
 
     def ended(self, pid: int) -> tuple[int, resource.struct_rusage]:
         """Return status and usage of the child, which is dead or dying, and end all processes that it has started."""
-        if self.forks:
-            process_flood.kill(pid)
-        _, status, usage = os.wait4(pid, 0)
-        if self.forks:
-            process_flood.wait(pid)
-        return status, usage
-
-    def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:
-        """Return the time at which the run will have had its wall time, without its waits for a busy CPU."""
-        waited = clocks.cpu_wait(self.cell.proc, pid)
-        if waited is None:  # without /proc, a run that got some CPU is taken to have wanted more
-            waited = (now - start - used) * 0.8 if used > 0.05 * (now - start) else 0.0
-        return min(now + wall_s - (now - start - waited), start + _PATIENCE * wall_s)
+        return process_flood.end(pid) if self.cell.floods else os.wait4(pid, 0)[1:]

@@ -90,12 +90,7 @@ class Maker:
 
     def reap(self, pid: int) -> tuple[int, float]:
         """Return status and CPU seconds of a program that is dead or dying, and end all that it has started."""
-        floods = bool(self.cell.tools) and not self.cell.has_namespaces
-        if floods:
-            process_flood.kill(pid)
-        _, status, usage = os.wait4(pid, 0)
-        if floods:
-            process_flood.wait(pid)
+        status, usage = process_flood.end(pid) if self.cell.floods else os.wait4(pid, 0)[1:]
         if pid == self.last:  # it may have been killed before it read its order, which is nobody else's
             self.forker.discard()
         return status, usage.ru_utime + usage.ru_stime

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 
 _STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
@@ -69,11 +70,17 @@ def _signal(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def wait(leader: int) -> None:
-    """Wait until nothing of a killed group is left. Its orphans must become our children."""
+def end(leader: int) -> tuple[int, resource.struct_rusage]:
+    """Kill the group of a child of ours; return the child's status and usage once nothing of the group is left.
+
+    Its orphans must become our children.
+    """
+    kill(leader)
+    _, status, usage = os.wait4(leader, 0)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)
+    return status, usage
 
 
 def fields_of(proc: int, pid: int | str) -> list[bytes]:

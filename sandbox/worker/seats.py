@@ -58,7 +58,7 @@ class Seat:
             self.owner.reply({"broken": f"the session could not begin: {type(exc).__name__}: {exc!a:.300}"})
             self.close()
             raise
-        self.owner.reply({"scratch": self.own_room.scratch}, [self.outputs.out, self.outputs.err])
+        self.owner.reply({"scratch": self.own_room.scratch}, list(self.outputs.both))
 
     @property
     def own_room(self) -> Room:
@@ -147,7 +147,8 @@ class Seat:
             self.running, self.running_fd = interpreter.pid, interpreter.pidfd
         maker = self.host.makers.shell if self.line else self.host.makers.python
         assert maker is not None
-        self.watch = Watch(self.running, limits, maker.cell, self.own_room, (self.outputs.out, self.outputs.err))
+        outputs = self.outputs.both if self.line else ()  # a cell is told by the limit of a file's size
+        self.watch = Watch(self.running, limits, maker.cell, self.own_room.is_over, outputs)
         self.host.watched.add(self)
         if not self.line:
             interpreter.go_on()
@@ -173,7 +174,7 @@ class Seat:
         maker = self.host.makers.shell if kind == cells.LINE else self.host.makers.python
         assert maker is not None
         try:
-            files = [self.outputs.out, self.outputs.err, link if link >= 0 else left, left]
+            files = [*self.outputs.both, link if link >= 0 else left, left]
             pid = maker.spawn(self.own_room, (kind, self.state, self.order["seed"], text), files, limits)
         except BaseException:
             os.close(left)
@@ -182,14 +183,6 @@ class Seat:
         fd = os.pidfd_open(pid)
         self.host.listen(fd, self.died if kind != cells.LINE else self.line_died)
         return pid, fd
-
-    def look(self, now: float) -> None:
-        """Kill the call under way if it is over a limit."""
-        assert self.watch is not None
-        why = self.watch.look(now)
-        if why != frames.ENDED:
-            self.watch.why, self.watch.due = why, float("inf")
-            os.kill(self.running, signal.SIGKILL)  # its death is heard soon
 
     def heard_end(self) -> None:
         """Take the end of the present call; all else that comes on this descriptor is nobody's."""
