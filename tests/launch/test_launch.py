@@ -47,12 +47,12 @@ def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ran
 ) -> None:
     """Two ranks train until one hangs, then one until it is killed, then two until one is stopped, then one to the end.
 
-    Where rank 1 hangs or was stopped, rank 0 waits for it: for the tokens to train on, or the responses of a step.
+    Where rank 1 hangs or was stopped, rank 0 waits for it: for a sum of its update, or the responses of a step.
     """
     folder = recipe.parent / "runs" / "changing"
     log = folder / "logs" / "rank0.log"
     ends = [
-        (2, "hang", "round 1 step 2: update", "in all_to_all_single"),
+        (2, "hang", "round 1 step 2: update", "in all_reduce"),
         (1, "kill", "round 1 step 3: update", "from checkpoint"),
         (2, "stop", "round 1 step 4: generate", "in all_gather_object"),
     ]
