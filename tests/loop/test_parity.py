@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stages.recorded import CUT, EXPERTS, V32
-from tests.stages.sessions import Heard, session_of
+from tests.stages.sessions import Heard, display, session_of
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.parity import check_parity
@@ -30,8 +30,7 @@ class TestTheGate:
     def gap(self, folder: Path, action: str) -> tuple[Heard, Any]:
         with session_of(folder, rollout={"parity": {"action": action}}) as session:
             gap = parity_of(session)
-            assert isinstance(session.recorder.progress, Heard)
-            return session.recorder.progress, gap
+            return display(session), gap
 
     def test_off_is_the_default_of_the_embedded_engine(self, tmp_path: Path) -> None:
         assert self.gap(tmp_path, "auto")[1] is None

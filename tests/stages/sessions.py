@@ -16,7 +16,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.loop.steps import Wrap, plain, rl_steps
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Logged, Silent
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
@@ -57,8 +57,15 @@ def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Se
 
 def lines(session: Session) -> list[str]:
     """The lines that the session showed."""
-    assert isinstance(session.recorder.progress, Heard)
-    return session.recorder.progress.lines
+    return display(session).lines
+
+
+def display(session: Session) -> Heard:
+    """What the session shows on, under its log."""
+    log = session.recorder.progress
+    assert isinstance(log, Logged)
+    assert isinstance(log.shown, Heard)
+    return log.shown
 
 
 def round_of(session: Session, number: int = 1) -> Item:
