@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands.test_plan import recipe_of, seconds_of
 from tests.source import ROOT
 from tests.stages.servers import assert_gone, strike
 from tests.stages.sessions import replacing, run_all
@@ -21,6 +22,9 @@ from tests.stages.tiny import tiny
 from tests.test_documents import block
 from tests.warm import warm
 from verizero.pipeline import registry
+from verizero.pipeline.commands.plan.devices import DEVICES
+from verizero.pipeline.commands.plan.memory import peaks
+from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.fingerprints import recipe_fields
@@ -123,6 +127,16 @@ def test_where_servers_are_may_change_on_resume_and_what_they_compute_may_not() 
     assert fields() == fields(servers=3, threads=4, urls=["http://a:1"], health_timeout_s=9)
     other = tiny({"rollout": {"engine": "torch"}}).of_stage("rl")
     assert fields() != recipe_fields(other)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_plan_takes_them_for_servers_of_vllm() -> None:
+    theirs = recipe_of("Qwen/Qwen2.5-0.5B", rollout={"engine": "vllm_server", "vllm": {"servers": 2}})
+    ours = recipe_of("Qwen/Qwen2.5-0.5B", rollout={"engine": "toy", "server": {"servers": 2}})
+    assert seconds_of(ours) == seconds_of(theirs)
+    assert seconds_of(ours)["publish"] > 0
+    found, wanted = (peaks(config, shape_of(config), 8, DEVICES["h100"]) for config in (ours, theirs))
+    assert found == wanted
 
 
 @pytest.mark.usefixtures("installed")

@@ -275,6 +275,17 @@ def test_a_request_that_is_refused_is_nobodys_loss(stack: ExitStack) -> None:
     assert engine.counts()["servers/lost"] == 0
 
 
+def test_a_client_that_is_wrong_is_nobodys_loss(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*asked: Any) -> Any:
+        raise TypeError("a mistake in the client")
+
+    engine = engine_of(stack.enter_context(FakeServer()))
+    monkeypatch.setattr(engine.servers[0], "sample", wrong)
+    with pytest.raises(TypeError, match="a mistake in the client"):
+        engine.generate(REQUESTS, Sampling(9))
+    assert engine.counts()["servers/lost"] == 0
+
+
 def test_a_server_that_confirms_another_version_is_dropped(stack: ExitStack) -> None:
     stale, good = stack.enter_context(FakeServer("stale")), stack.enter_context(FakeServer())
     engine = engine_of(stale, good)
