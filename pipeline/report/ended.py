@@ -46,8 +46,9 @@ class Ended:
 
 def ended_by(exc: BaseException, where: str) -> Ended:
     """Return how a run ended that the exception ended in the step `where`."""
-    if isinstance(exc, KeyboardInterrupt):
-        return Ended("interrupted", where, "Ctrl-C; the same command continues from the last checkpoint")
+    if not isinstance(exc, Exception):  # Ctrl-C, or a signal or a cancelled flow that a library made an exception of
+        how = "Ctrl-C" if isinstance(exc, KeyboardInterrupt) else f"ended from outside ({type(exc).__name__})"
+        return Ended("interrupted", where, f"{how}; the same command continues from the last checkpoint")
     fault = machine_fault(exc)
     message = str(exc) if isinstance(exc, VerizeroError) else fault or told(exc)
     reason: Reason = "error"

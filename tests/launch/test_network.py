@@ -37,7 +37,7 @@ CUTS = [
     (1, "round 1 step 1: generate", "round 1 step 1: generate"),
     (0, "round 1 step 1: verify", "round 1 step 1: verify"),
     (1, "round 1 step 1: select", "round 1 step 1: update"),
-    (0, "round 1 step 1: publish", "round 1 step 1: publish"),
+    (0, "round 1 step 1: publish", "round 1 step 1: checkpoint"),
     (1, "round 1 step 1: checkpoint", "round 1 step 1: checkpoint"),
 ]
 """Whose cable is pulled as which phase begins, and the phase that waits for an answer: the same or the next to talk.

@@ -22,7 +22,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.cli import main
 from verizero.pipeline.errors import VerizeroError
 from verizero.pipeline.files import locked
-from verizero.pipeline.report.ended import Ended, end_of
+from verizero.pipeline.report.ended import Ended, end_of, ended_by
 from verizero.pipeline.whole_run import train
 
 ROUND = ["rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all"]
@@ -144,3 +144,12 @@ def test_a_run_that_is_under_way(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert end_of(tmp_path, {"ended": None}) == "The run is under way."
     assert "killed" in end_of(tmp_path, {"ended": None})
+
+
+def test_a_cancelled_flow_is_an_interruption() -> None:
+    class TerminationSignal(BaseException):
+        """As Prefect raises it for a cancelled flow."""
+
+    ended = ended_by(TerminationSignal(), "round 1 step 2")
+    assert (ended.reason, ended.where) == ("interrupted", "round 1 step 2")
+    assert ended.message.startswith("ended from outside (TerminationSignal)")
