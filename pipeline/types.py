@@ -357,13 +357,6 @@ class PromptOf(NamedTuple):
     row_tokens: int  # the length of the row, its prompt included
 
 
-class PackedAs(NamedTuple):
-    """Micro-batches whose rows lie one after another, without padding between them."""
-
-    tokens: int  # computed by a full micro-batch, whatever its rows
-    in_runs: bool  # attention is of variable length; else of pieces of similar size, which are padded
-
-
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     """Rows of prompt + response, right-padded; B rows of T tokens.
@@ -387,8 +380,7 @@ class TrainBatch:
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
     answers: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of `observation_mask`, where there is one
-    prompts: tuple[PromptOf, ...] | None = None  # of each row, where rows are computed one after another
-    packing: PackedAs | None = None
+    prompts: tuple[PromptOf, ...] | None = None  # of each row, where rows are packed; None: they are padded
 
 
 StepMetrics = dict[str, float]

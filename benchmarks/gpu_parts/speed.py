@@ -162,11 +162,11 @@ def update(machine: Machine) -> Iterator[Row]:
 def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
     """Return tokens/s, the share of the bound, which is the measured matrix product, and the peak of memory."""
     from verizero.pipeline.models.flops import update_flops
-    from verizero.pipeline.train.sharing import packing_of
+    from verizero.pipeline.train.sharing import packs_rows
 
     model = made(name, dtype, machine.device)
     backend = learner(model, device=str(machine.device), micro_batch_tokens=micro, **train)
-    packing = packing_of(backend)
+    packs = packs_rows(backend)
     num, prompt, response = machine.pick((4, 128, 896), (1, 4, 8))
     groups = groups_of(num, 8, prompt, response, model.config.vocab_size)
     rows = rows_of(groups)
@@ -179,7 +179,7 @@ def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dic
         "tokens/s": tokens / took,
         "bound, tokens/s": tokens / bound,
         "share of the bound": bound / took,
-        "rows": "padded" if packing is None else "in runs" if packing.in_runs else "in pieces",
+        "rows": "packed" if packs else "padded",
         "compiled": backend.compiling is not None and not backend.compiling.fallbacks,
         "peak, GiB": machine.peak_gib(),
     }

@@ -124,8 +124,9 @@ class TrainConfig(Section):
     )
     packing: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="RL: micro-batches of one fixed number of tokens, rows one after another without padding between "
-        "them; auto: on CUDA in bfloat16, where the policy passes a test; not with experts or sequence_parallel",
+        description="RL: rows one after another without padding between them, on a GPU in micro-batches of one fixed "
+        "number of tokens; auto: on CUDA in bfloat16, where the policy passes a test; not with experts or "
+        "sequence_parallel",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",

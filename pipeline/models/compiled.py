@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.proof import HALF
+from verizero.pipeline.models.kernels import HALF
 
 Forward = Callable[..., Any]
 MOST_GRAPHS = 64
@@ -43,9 +43,8 @@ class Compiling:
 
     def may(self, named: dict[str, Any]) -> bool:
         """True if a forward of a block with these arguments is one that may be compiled."""
-        layout = named.get("shared_prompts")
-        is_fixed = layout is not None and layout.runs is not None
-        return self.holds is not False and named.get("past_key_values") is None and (is_fixed or self.way == "on")
+        is_packed = named.get("runs") is not None
+        return self.holds is not False and named.get("past_key_values") is None and (is_packed or self.way == "on")
 
     def give_up(self, why: str) -> None:
         """Compute without compilation from here on, and say why. Raises: ConfigError for `on`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import shared_prompts, varlen
+from verizero.pipeline.models import runs
 from verizero.pipeline.models.chunked_logprobs import head_logprobs
 from verizero.pipeline.models.cpu import Blocks, blocks_of
-from verizero.pipeline.models.packed import packed_states
-from verizero.pipeline.models.proof import agree, evaluating, probe_ids
-from verizero.pipeline.models.routing import Rerouted, num_experts, replaying
+from verizero.pipeline.models.proof import Packed, agree, evaluating, packs, probe_ids
+from verizero.pipeline.models.routing import Rerouted, replaying
+from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.models.sequence_parallel import Pieces
 from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
@@ -45,8 +45,8 @@ class Targets:
 
     at: Tensor
     """int64 [N]: their places among B * T, row by row."""
-    shared: shared_prompts.SharedPrompts | None = None
-    """Rows lie one after another, and equal prompts are computed once. None: each row alone, with its padding."""
+    runs: Runs | None = None
+    """Rows lie one after another, and those that share a prompt compute it once. None: rows with their padding."""
     answers: Tensor | None = None
     """int64: the same places, and those of what answered the policy. None: nothing did, or nobody asks."""
 
@@ -57,23 +57,22 @@ class Targets:
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in the order in which `with_tensors` takes them."""
         answers = [] if self.answers is None else [self.answers]
-        return [self.at, *answers, *([] if self.shared is None else self.shared.tensors())]
+        return [self.at, *answers, *([] if self.runs is None else self.runs.tensors())]
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Targets:
         """Return the same targets with other tensors, such as copies on a device; they are taken from the iterator."""
         at = next(tensors)
         answers = None if self.answers is None else next(tensors)
-        return Targets(at, None if self.shared is None else self.shared.with_tensors(tensors), answers)
+        return Targets(at, None if self.runs is None else self.runs.with_tensors(tensors), answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The way in which a forward is computed; its results do not depend on it, but for rounding."""
 
-    lengths: Sequence[int] | None = None
-    """Tokens of each row: rows are packed, so that padding is not computed. None: rows are padded."""
     targets: Targets | None = None
-    """The tokens at `where`, if the host knows them. None: the host waits for a GPU that looks for them."""
+    """The tokens at `where`, if the host knows them, and how rows are packed. None: rows are padded, and the host waits
+    for a GPU that looks for the tokens."""
     chunk_tokens: int | None = None
     """At most so many rows of logits exist at once; None: all."""
     pieces: Pieces | None = None
@@ -102,12 +101,12 @@ def logprobs_at(
     known = _known(where, layout.targets)
     targets = input_ids.flatten().index_select(0, known.at)
     if layout.chunk_tokens is None:
-        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, known)
+        logits = logits_at(model, input_ids, where, replay.routing, rerouted, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
         return spread(values, where, known.at), spread(entropies, where, known.at) if entropy else None
     _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
     with _routed(model, replay.routing, rerouted):
-        hidden = _hidden_before(model, input_ids, where, layout.lengths, known)
+        hidden = states_before(model, input_ids, where, known, blocks_of(model))
     head, size = model.get_output_embeddings(), layout.chunk_tokens
     values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     return spread(values, where, known.at), None if chunked is None else spread(chunked, where, known.at)
@@ -154,30 +153,22 @@ def logits_at(
     where: Tensor,
     routing: Tensor | None = None,
     rerouted: Rerouted | None = None,
-    lengths: Sequence[int] | None = None,
     targets: Targets | None = None,
 ) -> Tensor:
     """Return logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
 
     input_ids: int64 [B, T], right-padded. `routing` [B, T, layers, top_k]: the experts to use (`routing.replaying`);
-    choices that the routers would have made differently are added to `rerouted`. `lengths`: tokens of each row; with
-    them the rows are packed, and padding is not computed. `targets`: as in `Layout`, with shared prompts only for a
-    model that `can_share`.
-
-    Raises: ConfigError for a model that cannot be packed.
+    choices that the routers would have made differently are added to `rerouted`. `targets`: as in `Layout`, with runs
+    only for a model that `can_pack`.
     """
     # No attention mask: with causal attention, padding on the right does not reach the tokens before it, and without a
     # mask the fastest attention kernels apply.
     is_plain_head = _has_plain_head(model)  # before `_routed`: its proof is a forward of its own
     with _routed(model, routing, rerouted):
         if is_plain_head:
-            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths, targets))
+            hidden = states_before(model, input_ids, where, targets, blocks_of(model))
+            picked: Tensor = model.get_output_embeddings()(hidden)
             return picked
-        if lengths is not None:
-            raise ConfigError(
-                f"packing: the head of model type {model.config.model_type!r} is more than a product; set packing: "
-                "false"
-            )
         _check_first(where)
         whole: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[where[:, 1:]]
         return whole
@@ -188,43 +179,16 @@ def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
 
     None for a model whose head is more than a product; `logits_at` has its logits.
     """
-    return _hidden_before(model, input_ids, where) if _has_plain_head(model) else None
+    return states_before(model, input_ids, where, None, blocks_of(model)) if _has_plain_head(model) else None
 
 
-def can_share(model: Any, in_runs: bool = False) -> bool:
-    """True if the model computes prompts that rows share once; tried on a few tokens at the first call.
-
-    `in_runs`: with attention of variable length. Not with experts, whose choices are recorded for each response and
-    counted.
-    """
-    if in_runs and not varlen.is_proved(model.device, model.dtype):
-        return False
-    if num_experts(model.config) is not None or not _has_plain_head(model):
-        return False
-    if in_runs:
-        return shared_prompts.is_proved(model, in_runs)
-    return blocks_of(model) is not None or shared_prompts.is_proved(model)
+def can_pack(model: Any) -> bool:
+    """True if rows of the model may be packed; tried on a few tokens at the first call."""
+    return _has_plain_head(model) and packs(model, _packed_by(blocks_of(model)))
 
 
-def _hidden_before(
-    model: Any,
-    input_ids: Tensor,
-    where: Tensor,
-    lengths: Sequence[int] | None = None,
-    targets: Targets | None = None,
-) -> Tensor:
-    """Return [N, H] hidden states from which the tokens at `where` are predicted, row by row."""
-    blocks = blocks_of(model)
-    if lengths is None:
-        return states_before(model, input_ids, where, targets, blocks)
-    _check_first(where)
-    shifted, ids = where[:, 1:], input_ids[:, :-1]
-    before = [n - 1 for n in lengths if n > 1]  # the last token of a row predicts nothing
-    real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
-    real = real.to(ids.device)
-    if blocks is not None:
-        return blocks.packed_states(model, ids[real], before)[shifted[real]]
-    return packed_states(model, ids[real], before)[shifted[real]]
+def _packed_by(blocks: Blocks | None) -> Packed:
+    return runs.states if blocks is None else blocks.packed_states
 
 
 def states_before(
@@ -236,12 +200,10 @@ def states_before(
     """
     _check_first(where)
     known = _known(where, targets)
-    if known.shared is not None:
-        shared = known.shared
-        tokens = input_ids.flatten().index_select(0, shared.source)
-        states = shared_prompts.states if blocks is None else blocks.shared_states
+    if known.runs is not None:
+        tokens, place = input_ids.flatten().index_select(0, known.runs.source), known.runs.place.flatten()
         # A token is predicted from the one before it, which is next to it among B * T.
-        return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, known.at - 1))
+        return _packed_by(blocks)(model, tokens, known.runs).index_select(0, place.index_select(0, known.at - 1))
     ids = input_ids[:, :-1]
     if blocks is not None:
         hidden: Tensor = blocks.hidden_states(model, ids)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.kernels import HALF
+from verizero.pipeline.models.runs import Runs, moved
+from verizero.pipeline.types import PromptOf
+
 STRIDE = 7919
 """A prime far from any vocabulary's structure: neighbouring probe tokens are far apart in the vocabulary."""
-HALF = (torch.bfloat16, torch.float16)
 ROUNDING, ROUNDING_IN_HALF = 1e-4, 2**-3
 """The most by which rounding may move states, as a share of the greatest.
 
@@ -20,6 +26,12 @@ Measured in bfloat16 on the CPU, with random weights of Qwen3-0.6B and Qwen2.5-0
 differ by 0.029 and 0.028 from plain ones, and plain ones by 0.020 and 0.028 from float32. Where texts see each other
 that should not, states differ by 1.5 and 1.6.
 """
+ROWS = (PromptOf(0, 3, 7), PromptOf(1, 2, 4), PromptOf(0, 3, 5), PromptOf(0, 3, 4), PromptOf(2, 0, 6))
+"""Rows of a packed forward that is tried: some share a prompt, others share nothing."""
+Packed = Callable[[Any, Tensor, Runs], Tensor]
+"""States [N, H] of a model for the N tokens of runs, ids int64 [N]."""
+
+_PACKS: weakref.WeakKeyDictionary[Any, dict[Packed, bool]] = weakref.WeakKeyDictionary()
 
 
 def probe_ids(model: Any, *shape: int) -> Tensor:
@@ -49,3 +61,33 @@ def agree(model: Any, ours: Tensor, theirs: Tensor) -> bool:
     """True if both are the same up to the rounding of the model's number type. NaN agrees with nothing."""
     allowed = ROUNDING_IN_HALF if model.dtype in HALF else ROUNDING
     return ours.shape == theirs.shape and difference(ours, theirs) <= allowed
+
+
+def packs(model: Any, packed: Packed) -> bool:
+    """True if packed rows have the states of the model's own padded forward; tried once for each model and function."""
+    known = _PACKS.setdefault(model, {})
+    if packed not in known:
+        known[packed] = _packs(model, packed)
+    return known[packed]
+
+
+def _packs(model: Any, packed: Packed) -> bool:
+    width, device = max(row.row_tokens for row in ROWS), model.device
+    ids = probe_ids(model, len(ROWS), width)
+    ids[2:4, :3] = ids[0, :3]
+    cut = Runs.of(ROWS, width, device=device)
+    runs = cut.with_tensors(moved(cut.tensors(), device))
+    try:
+        with evaluating(model):
+            padded = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            ours = packed(model, ids.flatten()[runs.source], runs)[runs.place]
+    except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):  # another architecture
+        return False
+    if all(agree(model, ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):
+        return True
+    warnings.warn(
+        f"packed rows of this {model.config.model_type} are not what they are alone, so rows are padded; "
+        "train.packing: off spares the trial",
+        stacklevel=2,
+    )
+    return False

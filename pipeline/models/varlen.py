@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from verizero.pipeline.models.kernels import proved
-from verizero.pipeline.models.proof import HALF
+from verizero.pipeline.models.kernels import HALF, proved
 
 
 class Piece(NamedTuple):
@@ -29,8 +28,8 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """All pieces of a micro-batch, in order. A query sees the keys before its own place, counted from the end."""
+class Ends:
+    """The ends of pieces that follow one another, for the kernel: a query sees keys up to its own, from the end."""
 
     queries: Tensor
     """int32 [P + 1]: the first token of each piece, and the number of all tokens."""
@@ -42,44 +41,40 @@ class Runs:
     max_keys: int
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Runs:
-        """Return the runs of pieces that follow one another, on the CPU; tensors are int64 until they are moved."""
-        sizes = torch.tensor([(p.size, p.num_before + p.size) for p in pieces])
-        ends = torch.cat([torch.zeros(1, 2, dtype=torch.int64), sizes.cumsum(0)])
-        source = None
+    def of(cls, pieces: Sequence[Piece], table: Tensor) -> Ends:
+        """Return the ends of all pieces; `table` [P, 4] has the same numbers on a device, which computes by itself."""
+        table = table.index_select(0, table[:, 0].argsort())  # as the tokens lie; the host waits for nothing
+        start, size, before, num_before = table.unbind(1)
+        num_keys = num_before + size
+        ends = F.pad(torch.stack([size, num_keys]).cumsum(1), (1, 0))
+        source, total = None, sum(p.num_before + p.size for p in pieces)
         if any(p.num_before for p in pieces):
-            spans = (
-                (begin, begin + size) for p in pieces for begin, size in ((p.before, p.num_before), (p.start, p.size))
-            )
-            source = torch.cat([torch.arange(begin, end) for begin, end in spans])
-        return cls(ends[:, 0], ends[:, 1], source, *sizes.amax(0).tolist())
+            place = torch.arange(total, device=table.device)
+            of = torch.searchsorted(ends[1, 1:], place, right=True)  # the piece of each key
+            place = place - ends[1].index_select(0, of)
+            first, second = (x.index_select(0, of) for x in (before, start - num_before))
+            source = torch.where(place < num_before.index_select(0, of), first, second) + place
+        most = max(p.size for p in pieces), max(p.num_before + p.size for p in pieces)
+        queries, keys = ends.to(torch.int32)
+        return cls(queries, keys, source, *most)
 
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors, in the order in which `with_tensors` takes them."""
-        return [self.queries, self.keys, *([] if self.source is None else [self.source])]
 
-    def with_tensors(self, tensors: Iterator[Tensor]) -> Runs:
-        """Return the same runs with other tensors, such as copies on a device; they are taken from the iterator."""
-        queries, keys = (next(tensors).to(torch.int32) for _ in range(2))
-        source = None if self.source is None else next(tensors)
-        return Runs(queries, keys, source, self.max_queries, self.max_keys)
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: float | None, window: int | None, kernel: Any = None
+) -> Tensor:
+    """Return [N, heads, D] for query [N, heads, D], key and value [N, key heads, D]; see `Runs.attend`.
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, kernel: Any = None
-    ) -> Tensor:
-        """Return [N, heads, D] for query [N, heads, D], key and value [N, key heads, D]; see `SharedPrompts.attend`.
-
-        `kernel`: takes the arguments of torch's `varlen_attn`; None for that itself.
-        """
-        if self.source is not None:
-            key, value = (x.index_select(0, self.source) for x in (key, value))
-        left = -1 if window is None or window >= self.max_keys else window - 1
-        named: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
-        if query.shape[1] != key.shape[1] and (kernel is not None or _asks_for_groups()):
-            named["enable_gqa"] = True
-        ends = (self.queries, self.keys, self.max_queries, self.max_keys)
-        out: Tensor = (kernel or _kernel())(query, key, value, *ends, **named)
-        return out
+    `kernel`: takes the arguments of torch's `varlen_attn`; None for that itself.
+    """
+    if ends.source is not None:
+        key, value = (x.index_select(0, ends.source) for x in (key, value))
+    left = -1 if window is None or window >= ends.max_keys else window - 1
+    named: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
+    if query.shape[1] != key.shape[1] and (kernel is not None or _asks_for_groups()):
+        named["enable_gqa"] = True
+    around = (ends.queries, ends.keys, ends.max_queries, ends.max_keys)
+    out: Tensor = (kernel or _kernel())(query, key, value, *around, **named)
+    return out
 
 
 def _kernel() -> Any:
@@ -109,14 +104,13 @@ def is_proved(device: torch.device, dtype: torch.dtype) -> bool:
 def gap(device: torch.device, dtype: torch.dtype, kernel: Any = None) -> float:
     """Return the greatest difference from plain attention in float32, as a share of the greatest number compared."""
     pieces = [Piece(0, 40), Piece(40, 1), Piece(41, 70, 0, 40), Piece(111, 17)]
-    cut = Runs.of(pieces)
-    runs = cut.with_tensors(iter([t.to(device) for t in cut.tensors()]))
+    ends = Ends.of(pieces, torch.tensor(pieces, device=device))
     draw = torch.Generator().manual_seed(0)
     numbers = (torch.randn(128, heads, 64, generator=draw).to(dtype).to(device) for heads in (4, 2, 2))
     query, key, value = (x.requires_grad_() for x in numbers)
     worst = 0.0
     for window in (None, 9):
-        ours = runs.attend(query, key, value, 0.2, window, kernel)
+        ours = attend(query, key, value, ends, 0.2, window, kernel)
         theirs = torch.cat([_plainly(p, query.float(), key.float(), value.float(), window) for p in pieces])
         pull = torch.sin(torch.arange(ours.numel(), device=device)).view_as(theirs)
         gradients = [torch.autograd.grad((x.float() * pull).sum(), (query, key, value)) for x in (ours, theirs)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 MULTIPLE = 64
+ALIKE = 0.8
+"""Rows shorter than this share of the longest one next to them would be padded much."""
 
 
 def forward_width(width: int, device: torch.device | str) -> int:
@@ -20,15 +22,16 @@ def padded_width(width: int, device: torch.device | str) -> int:
     return forward_width(width - 1, device) + 1
 
 
-def packed_width(tokens: int, most: int, rounded: bool) -> int:
+def packed_width(tokens: int, most: int, device: torch.device | str) -> int:
     """Return the number of tokens that a packed micro-batch of `tokens` is padded to, of which full ones have `most`.
 
-    A quarter, a half or all of that, or for a row that is longer a multiple of it, so that there are few shapes
-    whatever the rows. `rounded`: a multiple of 64.
+    On the CPU it is `tokens`. Elsewhere a quarter, a half or all of `most`, rounded up to a multiple of 64, or for a
+    row that is longer a multiple of that, so that there are few shapes whatever the rows.
     """
-    multiple = MULTIPLE if rounded else 1
+    if torch.device(device).type == "cpu":
+        return tokens
     for share in (4, 2, 1):
-        width = -(-most // share // multiple) * multiple
+        width = -(-most // share // MULTIPLE) * MULTIPLE
         if tokens <= width:
             return width
     return -(-tokens // width) * width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, Unsupported
 from verizero.pipeline.models.compiled import Compiling
-from verizero.pipeline.models.forward import Layout, Replay, Targets, can_share, logprobs_at
+from verizero.pipeline.models.forward import Layout, Replay, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.train.checkpoint import Rest
 from verizero.pipeline.train.ranks import Ranks
@@ -119,18 +119,16 @@ class Backend(Protocol):
         who: Who = "policy",
         entropy: bool = False,
         replay: Replay = NO_REPLAY,
-        lengths: Sequence[int] | None = None,
         targets: Targets | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and entropies if asked for.
 
         The policy's have a gradient outside `no_grad`. `replay.kept` cuts off the distributions of policy and reference
-        as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. With `lengths`, the
-        tokens of each row, rows are packed: padding is not computed. `targets`: the tokens at `where`, if the host
-        knows them; they share prompts only where `can_share_prompts`.
+        as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. `targets`: the
+        tokens at `where`, if the host knows them; they have runs only where `can_pack`.
         """
         own = replay if who == "policy" else Replay(replay.kept)
-        layout = Layout(lengths, targets, self.train_config.logits_chunk_tokens, self.ranks.pieces)
+        layout = Layout(targets, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
             # Training forwards alone are counted, each token once per update.
@@ -141,13 +139,10 @@ class Backend(Protocol):
 
         return self.compute(compute, who)
 
-    def can_share_prompts(self, in_runs: bool = False) -> bool:
-        """True if the policy computes rows one after another, and equal prompts of them once. Every rank must call it.
-
-        `in_runs`: with attention of variable length.
-        """
+    def can_pack(self) -> bool:
+        """True if rows of the policy may be packed, by a proof on its weights. Every rank must call it."""
         # A tensor: DeepSpeed's hooks refuse other plain results of a forward.
-        return bool(self.compute(lambda model: torch.tensor(can_share(model, in_runs))))
+        return bool(self.compute(lambda model: torch.tensor(can_pack(model))))
 
     def changed_routes(self) -> dict[str, float]:
         """Return the metric of routers' changed choices in this update, if any were counted."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.models.forward import Targets
-from verizero.pipeline.models.packed import ALIKE
-from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.models.widths import ALIKE, padded_width
 from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
 from verizero.pipeline.rows import rows as rows_of_rollout
 from verizero.pipeline.train.replay import recorded, rows_recorded
@@ -35,8 +34,8 @@ class Micro(NamedTuple):
     rows: Tensor
     """int64 [b]: its rows in the whole batch."""
     batch: TrainBatch
-    targets: Targets | None = None
-    """The tokens that train, where the host knows them. None: the forward looks for them."""
+    targets: Targets
+    """The tokens that train, and how rows are packed."""
 
 
 def collate(
@@ -180,43 +179,11 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut as `micro_batches` does, for rows without padding: at most `max_tokens` real tokens each, longest first."""
-    batches: list[list[int]] = []
-    tokens = 0
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or tokens + lengths[i] > max_tokens:
-            batches.append([])
-            tokens = 0
-        batches[-1].append(i)
-        tokens += lengths[i]
-    return batches
+def packed_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
+    """Cut as `micro_batches` does, where a micro-batch has no padding and computes each prompt once.
 
-
-def shared_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
-    """Cut as `packed_batches` does, where a micro-batch computes each prompt once; rows with equal ones stay together.
-
-    A prompt whose rows do not all fit is computed in several micro-batches.
-    """
-    batches: list[list[int]] = []
-    tokens = 0
-    for rows in by_prompt(range(len(lengths)), lengths, prompts):
-        size, is_here = prompts[rows[0]].tokens, False
-        for i in rows:
-            added = lengths[i] - size * is_here
-            if not batches or tokens + added > max_tokens:
-                batches.append([])
-                tokens, added = 0, lengths[i]
-            batches[-1].append(i)
-            tokens += added
-            is_here = True
-    return batches
-
-
-def filled_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
-    """Cut as `shared_batches` does, into micro-batches that are as full as can be: all cost as much as a full one.
-
-    A row goes to the fullest micro-batch that has its prompt and room for it, else to the fullest that has room.
+    Each is as full as can be: a row goes to the fullest micro-batch that has its prompt and room for it, else to the
+    fullest that has room. A prompt whose rows do not all fit is computed in several micro-batches.
     """
     batches: list[list[int]] = []
     room: list[int] = []
@@ -273,29 +240,22 @@ def _cost(rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[PromptO
 
 
 def deal(
-    lengths: Sequence[int],
-    max_tokens: int,
-    rank: int,
-    size: int,
-    packs: bool = False,
-    prompts: Sequence[PromptOf] | None = None,
-    fills: bool = False,
+    lengths: Sequence[int], max_tokens: int, rank: int, size: int, prompts: Sequence[PromptOf] | None = None
 ) -> tuple[list[list[int]], int]:
     """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
 
-    The rows are those of `owners`, so every rank computes the same. `packs`: without padding. `prompts`: without
-    padding, and equal prompts of a micro-batch are computed once; with `fills` micro-batches are as full as can be.
+    The rows are those of `owners`, so every rank computes the same. `prompts`: rows are packed; None: they are padded.
     """
-    owned = owners(lengths, size, prompts)
-    cut = packed_batches if packs else micro_batches
-    if prompts is None:
-        pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
-    else:
-        cut_shared = filled_batches if fills else shared_batches
-        pieces = [cut_shared([lengths[i] for i in o], [prompts[i] for i in o], max_tokens) for o in owned]
-    # A piece has indices among the rank's own rows; back to those of `lengths`.
-    own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
-    return own, max(map(len, pieces)) - len(own)
+    pieces = []
+    for rows in owners(lengths, size, prompts):
+        own = [lengths[i] for i in rows]
+        cut = (
+            micro_batches(own, max_tokens)
+            if prompts is None
+            else packed_batches(own, [prompts[i] for i in rows], max_tokens)
+        )
+        pieces.append([[rows[k] for k in piece] for piece in cut])
+    return pieces[rank], max(map(len, pieces)) - len(pieces[rank])
 
 
 def untrained(batch: TrainBatch) -> TrainBatch:

@@ -344,20 +344,16 @@ def predict(
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
 
 
-def _with_last(
-    critic: CriticBackend, micro: TrainBatch, where: Tensor, targets: Targets | None
-) -> tuple[Tensor, Tensor]:
+def _with_last(critic: CriticBackend, micro: TrainBatch, where: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return V [b, t] before the tokens at `where`, and [b] after the last token of each row, by one forward."""
     width = where.shape[1]
     # The state after the last token is the one before a token that would follow it, whose id is not read.
     longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
     ends = micro.attention_mask.sum(1)
     last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device).scatter_(1, ends[:, None], True)
-    both = None
-    if targets is not None:
-        after = torch.arange(len(ends), device=ends.device) * (width + 1) + ends
-        shared = None if targets.shared is None else targets.shared.in_longer_rows(width)
-        both = Targets(torch.cat([targets.at + targets.at // width, after]), shared)
+    after = torch.arange(len(ends), device=ends.device) * (width + 1) + ends
+    runs = None if targets.runs is None else targets.runs.in_longer_rows(width)
+    both = Targets(torch.cat([targets.at + targets.at // width, after]), runs)
     values = critic.values(longer, torch.nn.functional.pad(where, (0, 1)) | last, both).double()
     return values[:, :width], torch.where(last, values, 0.0).sum(1)
 

@@ -25,13 +25,11 @@ def micros_of(
     device = batch.rewards.device
     sizes = counted(batch)
     prompts = None if batch.prompts is None else [batch.prompts[i] for i in rows]
-    own_sizes = [sizes[i] for i in rows]
-    fills = batch.packing is not None
-    pieces, num_idle = deal(own_sizes, max_tokens, ranks.rank, ranks.size, prompts=prompts, fills=fills)
+    pieces, num_idle = deal([sizes[i] for i in rows], max_tokens, ranks.rank, ranks.size, prompts)
     own = [[rows[i] for i in piece] for piece in pieces]
     longest = [padded_width(max(sizes[i] for i in piece), device) for piece in own]
     # One copy to the device for all, because the host waits for each.
-    places, targets = targets_of(batch, own, longest, ends)
+    places, targets = targets_of(batch, own, longest, max_tokens, ends)
     parts = [rows_of(batch, p, at, width) for p, at, width in zip(own, places, longest, strict=True)]
     if not num_idle:
         return [*map(Micro, places, parts, targets)]
@@ -46,4 +44,4 @@ def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
 def counted(batch: TrainBatch) -> list[int]:
     """Return the tokens by which each row counts as it is dealt: its own, and padding where there is any."""
     lengths: list[int] = batch.attention_mask.sum(1).tolist()
-    return lengths if batch.packing is not None else [padded_width(n, batch.rewards.device) for n in lengths]
+    return lengths if batch.prompts is not None else [padded_width(n, batch.rewards.device) for n in lengths]

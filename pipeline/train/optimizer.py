@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import NonFiniteError
-from verizero.pipeline.models.proof import HALF
+from verizero.pipeline.models.kernels import HALF
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:

@@ -30,7 +30,7 @@ from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.records import has_records, with_own_records
 from verizero.pipeline.train.replay import replay_of
-from verizero.pipeline.train.sharing import packing_of, shared_prompts
+from verizero.pipeline.train.sharing import packed_prompts
 from verizero.pipeline.train.texts import Row
 from verizero.pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
 
@@ -179,11 +179,10 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     Records of sampling come to the ranks that train on them.
     """
-    packing = packing_of(backend)
-    prompts = shared_prompts(backend, parts, groups, packing)
-    groups = _with_own_records(backend, parts, groups, settings, prompts, packing is not None)
+    prompts = packed_prompts(backend, parts, groups)
+    groups = _with_own_records(backend, parts, groups, settings, prompts)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
-    collated = replace(collated, prompts=prompts, packing=packing)
+    collated = replace(collated, prompts=prompts)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
@@ -232,13 +231,12 @@ def _with_own_records(
     groups: Sequence[Group],
     settings: Settings,
     prompts: tuple[PromptOf, ...] | None,
-    packs: bool,
 ) -> Sequence[Group]:
     """Return the groups with the records of the rows that this rank computes, in minibatches and in whole passes."""
     if backend.ranks.size == 1 or not any(has_records(m.rollout) for g in groups for m in g.members):
         return groups
     lengths, group_of = row_lengths(groups)
-    sizes = lengths if packs else [padded_width(n, backend.model.device) for n in lengths]
+    sizes = lengths if prompts is not None else [padded_width(n, backend.model.device) for n in lengths]
     steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
     return with_own_records(backend.ranks, groups, sizes, [range(len(lengths)), *steps], prompts)
 

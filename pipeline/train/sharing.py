@@ -1,7 +1,6 @@
-"""Decides whether rows are packed and whether prompts are computed once, and finds the tokens that train.
+"""Decides whether rows are packed, with their prompts computed once or alone, and finds the tokens that train.
 
-With shared prompts the rows of one go to the same rank and the same micro-batch (`train.collate`), and
-`models.shared_prompts` computes them. It also computes rows that are packed.
+Rows that share a prompt go to the same rank and the same micro-batch (`train.collate`); `models.runs` computes them.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import varlen
 from verizero.pipeline.models.forward import Targets
-from verizero.pipeline.models.shared_prompts import SharedPrompts, moved
+from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import row_lengths
-from verizero.pipeline.types import Group, PackedAs, PromptOf, TrainBatch
+from verizero.pipeline.types import Group, PromptOf, TrainBatch
 
 MIN_SPARED, MIN_SPARED_ON_GPU = 0.1, 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too.
@@ -29,72 +30,79 @@ against 0.59 where 0.24 is. On a GPU nothing below 0.25 was measured.
 """
 
 
-def packing_of(backend: Backend) -> PackedAs | None:
-    """Return the way in which rows are packed by `train.packing`; None if they are padded. Every rank must call it.
+def packed_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
+    """Return the prompt of each row if rows are packed; None if they are padded. Every rank must call it.
+
+    A row that shares nothing has a prompt of no tokens. Rows are packed by `train.packing`, and also where sharing
+    prompts spares enough.
 
     Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
-    config = backend.train_config
-    is_gpu = backend.model.device.type == "cuda"
-    if config.packing == "off" or (config.packing == "auto" and not is_gpu) or backend.ranks.pieces is not None:
-        return None
-    if backend.can_share_prompts(in_runs=True):
-        return PackedAs(config.micro_batch_tokens, in_runs=True)
-    # In pieces of similar size attention has padding and new shapes: the GPU gains nothing by that.
-    if config.packing == "auto":
-        return None
-    if not backend.can_share_prompts():
-        raise ConfigError(
-            f"train.packing=on: model type {backend.model.config.model_type!r} has experts, a head that is more than "
-            "a product, or an attention that packed rows do not pass through; set train.packing: auto"
-        )
-    return PackedAs(config.micro_batch_tokens, in_runs=False)
-
-
-def shared_prompts(
-    backend: Backend, parts: Parts, groups: Sequence[Group], packing: PackedAs | None = None
-) -> tuple[PromptOf, ...] | None:
-    """Return the prompt of each row, or None if every row is padded and computed alone. Every rank must call it.
-
-    With `packing` a row that is computed alone has a prompt of no tokens.
-    """
-    alone = None
-    if packing is not None:
-        alone = tuple(PromptOf(i, 0, tokens) for i, tokens in enumerate(row_lengths(groups)[0]))
-    # A part of a sequence has no place for two responses, and without packing a critic computes each row alone.
-    has_critic = parts.critic is not None and packing is None
+    packs = packs_rows(backend)
+    alone = alone_of(row_lengths(groups)[0]) if packs else None
+    # A part of a sequence has no place for two responses. In padded updates a critic has forwards of its own.
+    has_critic = parts.critic is not None and not packs
     if not backend.train_config.share_prompts or has_critic or backend.ranks.pieces is not None:
         return alone
     prompts = row_prompts(groups)
     least = MIN_SPARED if backend.model.device.type == "cpu" else MIN_SPARED_ON_GPU
     if prompts is None or share_spared(prompts) < least:
         return alone
-    return prompts if packing is not None or backend.can_share_prompts() else None
+    return prompts if packs or _can_pack(backend) else None
+
+
+def packs_rows(backend: Backend) -> bool:
+    """True if `train.packing` packs all rows. Every rank must call it.
+
+    Raises: ConfigError for `packing: on` with a policy that cannot be packed.
+    """
+    wanted, model = backend.train_config.packing, backend.model
+    if wanted == "off" or backend.ranks.pieces is not None:
+        return False
+    # In calls attention has padding and new shapes: a GPU without the kernel gains nothing by that.
+    if wanted == "auto" and not varlen.is_proved(model.device, model.dtype):
+        return False
+    if _can_pack(backend):
+        return True
+    if wanted == "auto":
+        return False
+    raise ConfigError(
+        f"train.packing=on: model type {model.config.model_type!r} has experts, a head that is more than a product, or "
+        "an attention that packed rows do not pass through; set train.packing: auto"
+    )
+
+
+def _can_pack(backend: Backend) -> bool:
+    # Choices of experts are recorded and counted for each response.
+    return num_experts(backend.model.config) is None and backend.can_pack()
+
+
+def alone_of(lengths: Sequence[int]) -> tuple[PromptOf, ...]:
+    """Return the prompts of packed rows that share nothing."""
+    return tuple(PromptOf(i, 0, tokens) for i, tokens in enumerate(lengths))
 
 
 def targets_of(
-    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int], ends: bool = False
-) -> tuple[list[Tensor], list[Targets | None]]:
+    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int], most: int, ends: bool = False
+) -> tuple[list[Tensor], list[Targets]]:
     """Return for each micro-batch its rows, int64 [b], and the tokens that train, on the batch's device.
 
-    `pieces`: the rows of each micro-batch, `widths` what they are padded to. `ends`: the last token of each row is
-    computed too. Targets are None where the host does not know them.
+    `pieces`: the rows of each micro-batch, `widths` what they are padded to, `most` the tokens of a full one. `ends`:
+    where rows are packed, the last token of each is computed too.
     """
-    tensors = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
-    if batch.spans is None:
-        return list(moved(tensors, batch.rewards.device)), [None] * len(pieces)
-    made = []
+    assert batch.spans is not None
+    device, made = batch.rewards.device, []
     for rows, width in zip(pieces, widths, strict=True):
         spans = [batch.spans[i] for i in rows]
-        layout = answers = None
+        runs = answers = None
         if batch.prompts is not None:
-            layout = SharedPrompts.of([batch.prompts[i] for i in rows], width, batch.packing, ends)
+            prompts = [batch.prompts[i] for i in rows]
+            runs = Runs.of(prompts, width, ends=ends, most=most, device=device)
         if batch.answers is not None:
             answers = places_of([sorted({*own, *batch.answers[i]}) for own, i in zip(spans, rows, strict=True)], width)
-        made.append(Targets(places_of(spans, width), layout, answers))
-    for x in made:
-        tensors += x.tensors()
-    own = moved(tensors, batch.rewards.device)
+        made.append(Targets(places_of(spans, width), runs, answers))
+    tensors = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
+    own = moved([*tensors, *(t for x in made for t in x.tensors())], device)
     places = [next(own) for _ in pieces]
     return places, [x.with_tensors(own) for x in made]
 

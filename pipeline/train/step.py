@@ -20,6 +20,7 @@ from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
 from verizero.pipeline.train.replay import replay_at
+from verizero.pipeline.train.sharing import packs_rows
 from verizero.pipeline.train.texts import text_gradient
 from verizero.pipeline.types import Group, StepMetrics, TrainBatch
 
@@ -86,8 +87,7 @@ def _one_update(
     try:
         if not warming:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)
-            packing = prepared.batch.packing
-            metrics |= _text_gradient(backend, parts, number, settings, packing is not None and packing.in_runs)
+            metrics |= _text_gradient(backend, parts, number, settings)
         if parts.critic is not None:
             metrics |= _critic_gradient(backend, parts, prepared, micros)
             metrics["critic/warming_up"] = float(warming)
@@ -127,7 +127,7 @@ def _policy_gradient(
             "policy",
             True,
             replay,
-            targets=None if targets is None else targets.with_answers(),
+            targets=targets.with_answers(),
         )
         inputs = LossInputs(
             logprobs=logprobs,
@@ -171,7 +171,7 @@ def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> T
     return count(parts, micro.response_mask, micro.truncated, prepared.right[at], shares, observed)
 
 
-def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings, packs: bool) -> StepMetrics:
+def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
     """Accumulate the gradient of the loss of some demonstrations, drawn for each optimiser step; return its metrics."""
     coef = parts.terms.ptx_coef
     if coef == 0:
@@ -182,7 +182,7 @@ def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settin
         )
     draw = stream(settings.seed, "ptx", settings.step, number)
     chosen = [draw.choice(settings.texts) for _ in range(settings.texts_per_update)]
-    seen = text_gradient(backend, chosen, coef, settings.pad_id, settings.micro_batch_tokens, packs)
+    seen = text_gradient(backend, chosen, coef, settings.pad_id, settings.micro_batch_tokens, packs_rows(backend))
     return {"loss/ptx": coef * seen["loss"], "ptx/tokens": seen["tokens"]}
 
 

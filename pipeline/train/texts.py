@@ -9,15 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.errors import ConfigError, NonFiniteError
 from verizero.pipeline.models.forward import Targets
-from verizero.pipeline.models.shared_prompts import SharedPrompts, moved
+from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import deal, padded_ids
-from verizero.pipeline.train.sharing import places_of
-from verizero.pipeline.types import PackedAs, PromptOf
+from verizero.pipeline.train.sharing import alone_of, places_of
 
 
 class Row(NamedTuple):
@@ -49,14 +48,14 @@ def text_gradient(
     Return that loss and the number of tokens. Every rank gets the whole batch and takes its share of the rows.
     `packs`: rows are computed without padding; the loss and its gradient are the same.
 
-    Raises: NonFiniteError if the loss is not finite.
+    Raises: NonFiniteError if the loss is not finite; ConfigError if a policy cannot be packed that is to be.
     """
     device, total = backend.model.device, float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64, device=device)
-    for micro in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
-        where = torch.zeros(micro.ids.numel(), dtype=torch.bool, device=device)
-        where = where.index_fill_(0, micro.targets.at, True).view_as(micro.ids)
-        logprobs, _ = backend.logprobs(micro.ids, where, 1.0, lengths=micro.lengths, targets=micro.targets)
+    for ids, targets in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
+        where = torch.zeros(ids.numel(), dtype=torch.bool, device=device)
+        where = where.index_fill_(0, targets.at, True).view_as(ids)
+        logprobs, _ = backend.logprobs(ids, where, 1.0, targets=targets)
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
         loss += share.detach()
@@ -66,31 +65,26 @@ def text_gradient(
     return {"loss": mean, "tokens": total}
 
 
-class _Micro(NamedTuple):
-    ids: Tensor
-    """int64 [B, T], padded on the right."""
-    targets: Targets
-    lengths: list[int] | None
-    """Tokens of each row, which `backend.logprobs` packs. None: rows are padded, or `targets` has them packed."""
-
-
-def _micros(backend: Backend, batch: Sequence[Row], pad_id: int, most: int, packs: bool) -> list[_Micro]:
-    """Return this rank's micro-batches, on the device."""
+def _micros(
+    backend: Backend, batch: Sequence[Row], pad_id: int, most: int, packs: bool
+) -> list[tuple[Tensor, Targets]]:
+    """Return this rank's micro-batches on the device: int64 [B, T], padded on the right, and the tokens that train."""
     device, ranks, lengths = backend.model.device, backend.ranks.data, [len(row.ids) for row in batch]
-    # Every rank must ask. In runs nothing is padded, and shapes are few: see `models.varlen`.
-    in_runs = PackedAs(most, in_runs=True) if packs and backend.can_share_prompts(in_runs=True) else None
+    if packs and not backend.can_pack():  # every rank must ask
+        raise ConfigError(
+            f"packing: model type {backend.model.config.model_type!r} has a head that is more than a product, or its "
+            "packed texts would not be what they are alone; set packing: false"
+        )
+    prompts = alone_of(lengths) if packs else None
     sizes = lengths if packs else [padded_width(n, device) for n in lengths]
-    alone = None if in_runs is None else [PromptOf(i, 0, n) for i, n in enumerate(lengths)]
-    pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, packs, alone, fills=in_runs is not None)
+    pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, prompts)
     shortest = min(range(len(batch)), key=lengths.__getitem__)
     made = []
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
         rows = piece or [shortest]
         width = padded_width(max(lengths[i] for i in rows), device)
         ids = padded_ids([batch[i].ids for i in rows], pad_id, width=width)
-        layout = None if alone is None else SharedPrompts.of([alone[i] for i in rows], width, in_runs)
-        at = places_of([batch[i].spans for i in piece], width)
-        own = [lengths[i] for i in rows] if packs and in_runs is None else None
-        made.append(_Micro(ids, Targets(at, layout), own))
-    tensors = moved([x for micro in made for x in (micro.ids, *micro.targets.tensors())], device)
-    return [_Micro(next(tensors), micro.targets.with_tensors(tensors), micro.lengths) for micro in made]
+        runs = None if prompts is None else Runs.of([prompts[i] for i in rows], width, most=most, device=device)
+        made.append((ids, Targets(places_of([batch[i].spans for i in piece], width), runs)))
+    tensors = moved([x for ids, targets in made for x in (ids, *targets.tensors())], device)
+    return [(next(tensors), targets.with_tensors(tensors)) for _, targets in made]

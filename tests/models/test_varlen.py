@@ -11,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.oracles.varlen import varlen_attn
 from verizero.pipeline.models import varlen
-from verizero.pipeline.models.shared_prompts import SharedPrompts
-from verizero.pipeline.models.varlen import Piece, Runs, gap, is_proved
+from verizero.pipeline.models.runs import Runs
+from verizero.pipeline.models.varlen import Ends, Piece, gap, is_proved
 from verizero.pipeline.models.widths import packed_width
-from verizero.pipeline.types import PackedAs, PromptOf
+from verizero.pipeline.types import PromptOf
 
 ROWS = (
     PromptOf(0, 5, 9),
@@ -46,11 +46,11 @@ def test_no_kernel_is_tried_where_none_runs() -> None:
 def test_torch_takes_the_call() -> None:
     """Without a GPU: shapes and arguments of forward and backward are checked by torch's own rules for them."""
     pieces = [Piece(0, 4), Piece(4, 3, 0, 4)]
-    cut = Runs.of(pieces)
+    table = torch.tensor(pieces)
     with FakeTensorMode() as mode:
-        runs = cut.with_tensors(iter([mode.from_tensor(t) for t in cut.tensors()]))
+        ends = Ends.of(pieces, mode.from_tensor(table))
         query, key, value = (torch.empty(7, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
-        out = runs.attend(query, key, value, 0.1, 3, varlen._kernel())
+        out = varlen.attend(query, key, value, ends, 0.1, 3, varlen._kernel())
         assert out.shape == query.shape
         out.sum().backward()
         assert key.grad is not None
@@ -58,12 +58,17 @@ def test_torch_takes_the_call() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("tokens", [8, 29, 64])
-def test_runs_attend_as_calls_do(window: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens", [None, 8, 64])
+def test_the_kernel_attends_as_calls_do(
+    window: int | None, tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padding to the widths of a GPU, for micro-batches of so many tokens, and without."""
     monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
     results = []
-    for packing in (None, PackedAs(tokens, in_runs=False), PackedAs(tokens, in_runs=True)):
-        layout = SharedPrompts.of(ROWS, WIDTH, packing)
+    for most, by_kernel in ((None, False), (tokens, False), (tokens, True)):
+        monkeypatch.setattr(varlen, "is_proved", lambda device, dtype, by_kernel=by_kernel: by_kernel)
+        layout = Runs.of(ROWS, WIDTH) if most is None else Runs.of(ROWS, WIDTH, most=most, device="cuda")
+        assert most is None or len(layout.source) == 64
         layout = layout.with_tensors(iter(layout.tensors()))
         draw = torch.Generator().manual_seed(1)
         # One draw for each place of the rows, so that equal tokens of all layouts have equal numbers.
@@ -84,7 +89,7 @@ def test_runs_attend_as_calls_do(window: int | None, tokens: int, monkeypatch: p
 
 
 def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
-    layout = SharedPrompts.of(ROWS, WIDTH, PackedAs(64, in_runs=False), ends=True)
+    layout = Runs.of(ROWS, WIDTH, ends=True, most=64, device="cuda")
     longer = layout.in_longer_rows(WIDTH)
     ids = torch.arange(len(ROWS) * WIDTH).view(len(ROWS), WIDTH)
     more = torch.cat([ids, torch.full((len(ROWS), 1), -1)], 1)
@@ -98,7 +103,7 @@ def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
 
 
 def test_a_micro_batch_has_few_widths() -> None:
-    assert {packed_width(n, 4096, rounded=True) for n in range(1, 4097)} == {1024, 2048, 4096}
-    assert packed_width(9000, 4096, rounded=True) == 12288, "a row that is longer than a full micro-batch"
-    assert packed_width(10, 30, rounded=False) == 15
-    assert {packed_width(n, 100, rounded=True) % 64 for n in range(1, 200)} == {0}
+    assert {packed_width(n, 4096, "cuda") for n in range(1, 4097)} == {1024, 2048, 4096}
+    assert packed_width(9000, 4096, "cuda") == 12288, "a row that is longer than a full micro-batch"
+    assert {packed_width(n, 100, "cuda") % 64 for n in range(1, 200)} == {0}
+    assert packed_width(10, 4096, "cpu") == 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.train.batches import groups_of
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.models.packed import ALIKE
+from verizero.pipeline.models.widths import ALIKE
 from verizero.pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
 from verizero.pipeline.types import Group, Prompt
 

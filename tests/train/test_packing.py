@@ -19,17 +19,18 @@ from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of
 from tests.train.rank_threads import gradient_of
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import varlen
+from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train.collate import deal, filled_batches
+from verizero.pipeline.train.collate import deal, packed_batches
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.sharing import packing_of
+from verizero.pipeline.train.sharing import alone_of, packs_rows
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend
-from verizero.pipeline.types import Group, PackedAs, PromptOf
+from verizero.pipeline.types import Group, PromptOf
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
     "GRPO": ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}, lambda: stale(longer(groups_of(4)), 1, 0, 2)),  # noqa: E501
@@ -42,12 +43,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["pieces", "runs"])
+@pytest.fixture(params=["calls", "kernel"])
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Attention in pieces, as the CPU has it; or in runs, by the slow double in place of torch's kernel for CUDA."""
-    if request.param == "runs":
+    """Attention in calls, as the CPU has it; or by the slow double of torch's kernel, in the widths of a GPU."""
+    if request.param == "kernel":
         monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
         monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+        monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
     return str(request.param)
 
 
@@ -127,6 +129,7 @@ def test_the_micro_batches_of_all_ranks_add_up(attention: str) -> None:
     torch.testing.assert_close(ends[1][1], ends[0][1], rtol=1e-4, atol=1e-7)  # norms are in float32
 
 
+@pytest.mark.parametrize("attention", ["kernel"], indirect=True)
 def test_every_forward_has_one_of_few_shapes(attention: str) -> None:
     """Shapes of the blocks' inputs, over updates of batches of any lengths; one row alone is longer than the rest."""
     parts, shapes = parts_of("grpo", kl_coef=0.0), set()
@@ -135,7 +138,7 @@ def test_every_forward_has_one_of_few_shapes(attention: str) -> None:
     def seen(module: Any, inputs: Any) -> None:
         shapes.add(tuple(inputs[0].shape[:-1]))
 
-    packing_of(backend)  # its proof has a shape of its own
+    packs_rows(backend)  # its proof has a shape of its own
     backend.model.model.layers[0].register_forward_pre_hook(seen)
     for seed in range(3):
         update(backend, parts, longer(groups_of(3 + seed, 5, seed)), settings_of(parts, 256))
@@ -155,34 +158,24 @@ def test_micro_batches_are_nearly_full() -> None:
 
 def test_where_rows_are_packed() -> None:
     parts = parts_of("grpo")
-    assert packing_of(begun(parts)) is None, "auto on the CPU"
-    assert packing_of(begun(parts, packing="off")) is None
-    assert packing_of(begun(parts, packing="on", micro_batch_tokens=50)) == PackedAs(50, in_runs=False)
-    assert packing_of(begun(parts)) is None
-    backend = TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig(packing="on"))
-    with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
-        packing_of(backend)
+    assert not packs_rows(begun(parts)), "auto on the CPU"
+    assert not packs_rows(begun(parts, packing="off"))
+    assert packs_rows(begun(parts, packing="on"))
+    experts = ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2})
+    for family in (SLOW["gemma2 with softcapping"], experts):
+        with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
+            packs_rows(TorchBackend(build(*family), config=TrainConfig(packing="on")))
     with pytest.raises(ValueError, match=r"train\.packing=on with train\.sequence_parallel=2"):
         TrainConfig(packing="on", sequence_parallel=2)
 
 
-def test_auto_packs_where_attention_of_variable_length_was_proved() -> None:
-    """On a device that says it is CUDA's."""
-
-    class Elsewhere:
-        device = torch.device("cuda")
-
-    class Told(TorchBackend):
-        proved = True
-
-        def can_share_prompts(self, in_runs: bool = False) -> bool:
-            return not in_runs or self.proved
-
-    backend = Told(policy(), config=TrainConfig(micro_batch_tokens=64))
-    backend.model = Elsewhere()
-    assert packing_of(backend) == PackedAs(64, in_runs=True)
-    backend.proved = False
-    assert packing_of(backend) is None
+def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for by_kernel in (True, False):
+        monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
+        monkeypatch.setattr(varlen, "is_proved", lambda *_, by_kernel=by_kernel: by_kernel)
+        assert packs_rows(begun(parts_of("grpo"))) is by_kernel
+    monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+    assert not packs_rows(TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig()))
 
 
 @st.composite
@@ -197,7 +190,7 @@ def rows(draw: st.DrawFn) -> tuple[list[int], list[PromptOf]]:
 @given(rows(), st.integers(1, 120), st.integers(1, 4))
 def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[PromptOf]], budget: int, size: int) -> None:
     lengths, prompts = drawn
-    hands = [deal(lengths, budget, rank, size, prompts=prompts, fills=True) for rank in range(size)]
+    hands = [deal(lengths, budget, rank, size, prompts) for rank in range(size)]
     assert len({len(own) + idle for own, idle in hands}) == 1
     assert sorted(i for own, _ in hands for piece in own for i in piece) == list(range(len(lengths)))
     for piece in (piece for own, _ in hands for piece in own):
@@ -206,10 +199,10 @@ def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[Prom
 
 
 def test_rows_fill_the_gaps_that_longer_ones_leave() -> None:
-    alone = [PromptOf(i, 0, n) for i, n in enumerate([70, 60, 40, 30])]
-    assert filled_batches([70, 60, 40, 30], alone, 100) == [[0, 3], [1, 2]]
+    assert packed_batches([70, 60, 40, 30], alone_of([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
+    assert packed_batches([100], alone_of([100]), 64) == [[0]], "a row that is too long is alone"
     shared = [PromptOf(0, 20, 50), PromptOf(0, 20, 50), PromptOf(1, 0, 45), PromptOf(0, 20, 40)]
-    assert filled_batches([50, 50, 45, 40], shared, 100) == [[0, 1, 3], [2]], "a row goes where its prompt is"
+    assert packed_batches([50, 50, 45, 40], shared, 100) == [[0, 1, 3], [2]], "a row goes where its prompt is"
 
 
 def test_a_row_alone_sees_its_own_tokens(attention: str) -> None:

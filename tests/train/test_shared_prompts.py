@@ -16,9 +16,9 @@ from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare
-from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, row_lengths, shared_batches
+from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, packed_batches, row_lengths
 from verizero.pipeline.train.ranks import ALONE
-from verizero.pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, row_prompts, share_spared, shared_prompts
+from verizero.pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, packed_prompts, row_prompts, share_spared
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import PromptOf
@@ -89,11 +89,13 @@ def test_where_prompts_are_shared() -> None:
 @pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SPARED), ("cuda", MIN_SPARED_ON_GPU)])
 def test_the_least_that_is_spared_depends_on_the_device(device: str, least: float) -> None:
     class Elsewhere(TorchBackend):
-        def can_share_prompts(self, in_runs: bool = False) -> bool:
+        def can_pack(self) -> bool:
             return True
 
     class Model(torch.nn.Module):
         device: Any = None
+        dtype = torch.float32
+        config = policy().config
 
     model = Model()
     model.device = torch.device(device)
@@ -103,7 +105,7 @@ def test_the_least_that_is_spared_depends_on_the_device(device: str, least: floa
         groups = longer(groups_of(num, size, seed=5, lost=False), tokens)
         prompts = row_prompts(groups)
         assert prompts is not None
-        decided[share_spared(prompts)] = shared_prompts(backend, grpo, groups) is not None
+        decided[share_spared(prompts)] = packed_prompts(backend, grpo, groups) is not None
     assert decided == {spared: spared >= least for spared in decided}
     assert set(decided.values()) == {True, False}
 
@@ -149,7 +151,7 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(
     if len({p.number for p in prompts}) >= MIN_PROMPTS * size:
         ranks_of = [{prompts[i].number for i in own} for own in owned]
         assert sum(map(len, ranks_of)) == len({p.number for p in prompts}), "a prompt is on one rank"
-    hands = [deal(lengths, budget, rank, size, prompts=prompts) for rank in range(size)]
+    hands = [deal(lengths, budget, rank, size, prompts) for rank in range(size)]
     assert len({len(own) + idle for own, idle in hands}) == 1
     for (own, _), mine in zip(hands, owned, strict=True):
         assert sorted(i for piece in own for i in piece) == sorted(mine)
@@ -161,8 +163,8 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(
 
 def test_rows_of_a_prompt_are_neighbours() -> None:
     prompts = [PromptOf(i % 2, 5, 10) for i in range(8)]
-    assert shared_batches([10] * 8, prompts, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert shared_batches([10] * 8, prompts, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert packed_batches([10] * 8, prompts, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert packed_batches([10] * 8, prompts, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
 
 
 def test_log_probs_are_computed_of_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ norms' scales, the order of rotated pairs) is folded there, where it is small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,40 +17,19 @@ from torch.nn import functional as F
 from verizero.pipeline.models.cpu.llama import Sizes
 from verizero.pipeline.models.cpu.norms import normed
 from verizero.pipeline.models.cpu.onednn import outer, product, to_input
-from verizero.pipeline.models.packed import ALIKE
-from verizero.pipeline.models.shared_prompts import SharedPrompts
+from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.models.short_attention import attend, is_short
-
-MIN_SEGMENT_TOKENS = 512
-"""A segment with fewer tokens is not ended early: a call of attention costs as much as some padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Neighbouring rows of similar length, whose attention is computed together."""
-
-    begin: int
-    rows: int
-    longest: int
-    at: Tensor | None = None
-    """int64 [tokens]: each token's index among rows * longest; None if all rows are as long as the longest."""
-
-    @property
-    def end(self) -> int:
-        """The index of the first token after the segment."""
-        return self.begin + (self.rows * self.longest if self.at is None else len(self.at))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The tokens of one forward: rows * length of them, in segments whose rows attend to themselves only."""
+    """The tokens of one forward: rows * length of them."""
 
     sizes: Sizes
     rows: int
     length: int
-    segments: tuple[Segment, ...]
-    shared: SharedPrompts | None = None
-    """The tokens that attend to each other, in place of segments."""
+    runs: Runs | None = None
+    """The tokens that attend to each other. None: those of a row."""
 
 
 class _Weights(NamedTuple):
@@ -78,22 +56,13 @@ class Blocks:
     def hidden_states(self, model: Any, ids: Tensor) -> Tensor:
         """Return [B, T, H] after the last norm, for right-padded ids int64 [B, T]."""
         rows, length = ids.shape
-        shape = _Shape(self.sizes, rows, length, (Segment(0, rows, length),))
+        shape = _Shape(self.sizes, rows, length)
         return self._states(model, ids, self._rotations(length), shape).view(rows, length, -1)
 
-    def packed_states(self, model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return [N, H] after the last norm, for rows without padding: ids int64 [N], the rows one after the other.
-
-        A token sees its own row only. Products are over real tokens alone. Fastest if rows are sorted by length.
-        """
-        positions = torch.cat([torch.arange(n) for n in lengths])
-        rotation = self._rotations(max(lengths)).index_select(0, positions)
-        return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), segments_of(lengths)))
-
-    def shared_states(self, model: Any, ids: Tensor, layout: SharedPrompts) -> Tensor:
-        """Return [N, H] after the last norm, for the tokens that a layout computes once: ids int64 [N]."""
-        rotation = self._rotations(int(layout.positions.max()) + 1).index_select(0, layout.positions)
-        return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), (), layout))
+    def packed_states(self, model: Any, ids: Tensor, runs: Runs) -> Tensor:
+        """Return [N, H] after the last norm, for the tokens that runs compute: ids int64 [N]."""
+        rotation = self._rotations(int(runs.positions.max()) + 1).index_select(0, runs.positions)
+        return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), runs))
 
     def _states(self, model: Any, ids: Tensor, rotation: Tensor, shape: _Shape) -> Tensor:
         inner, hidden = model.model, self.sizes.hidden
@@ -123,27 +92,6 @@ class Blocks:
             turn = self.sizes.rotations(max(length, 256))
             self._rotation = turn[:, None].expand(-1, self.sizes.heads + self.sizes.kv_heads, -1).contiguous()
         return self._rotation[:length]
-
-
-def segments_of(lengths: Sequence[int]) -> tuple[Segment, ...]:
-    """Cut rows into segments: one ends where the next row would be padded much, or would pad the rows before it."""
-    cuts = [0]
-    tokens = 0
-    for i in range(1, len(lengths)):
-        tokens += lengths[i - 1]
-        longest, shortest = max(lengths[cuts[-1] : i + 1]), min(lengths[cuts[-1] : i + 1])
-        if tokens >= MIN_SEGMENT_TOKENS and shortest < ALIKE * longest:
-            cuts.append(i)
-            tokens = 0
-    segments, begin = [], 0
-    for first, last in zip(cuts, [*cuts[1:], len(lengths)], strict=True):
-        own = lengths[first:last]
-        longest = max(own)
-        even = min(own) == longest
-        at = None if even else torch.cat([torch.arange(n) + row * longest for row, n in enumerate(own)])
-        segments.append(Segment(begin, len(own), longest, at))
-        begin += sum(own)
-    return tuple(segments)
 
 
 class _Block(torch.autograd.Function):
@@ -201,32 +149,23 @@ class _Block(torch.autograd.Function):
 def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return [N, nq d] for q, k, v [rows, length, heads, d], and keep in `ctx` what the backward needs.
 
-    The backward of attention is autograd's own: inputs and outputs of each call are kept, with their graph.
+    The backward of attention is autograd's own: inputs and output are kept, with their graph.
     """
-    s: Sizes = ctx.shape.sizes
+    shape: _Shape = ctx.shape
     learns = any(ctx.needs_input_grad)
-    ctx.attention_inputs, ctx.attended = [], []
-    if ctx.shape.shared is not None:
-        with torch.set_grad_enabled(learns):
-            ctx.attention_inputs = [t[0].detach().requires_grad_(learns) for t in (q, k, v)]
-            ctx.attended = [ctx.shape.shared.attend(*ctx.attention_inputs)]
-        whole: Tensor = ctx.attended[0].detach().flatten(1)
-        return whole
-    attended: list[Tensor] = []
-    for segment in ctx.shape.segments:
-        with torch.set_grad_enabled(learns):
-            own_q, own_k, own_v = inputs = [_padded(t, segment).requires_grad_(learns) for t in (q, k, v)]
-            if is_short(q, segment.longest):
-                out = attend(own_q, own_k, own_v)
-            else:
-                own_q, own_k, own_v = (t.transpose(1, 2) for t in inputs)
-                gqa = s.heads != s.kv_heads
-                out = F.scaled_dot_product_attention(own_q, own_k, own_v, is_causal=True, enable_gqa=gqa)
-                out = out.transpose(1, 2)
-        ctx.attention_inputs += inputs
-        ctx.attended.append(out)
-        attended.append(_flat(out.detach(), segment))
-    return _joined(attended).flatten(1)
+    with torch.set_grad_enabled(learns):
+        ctx.attention_inputs = q, k, v = [t.detach().requires_grad_(learns) for t in (q, k, v)]
+        if shape.runs is not None:
+            ctx.attended = shape.runs.attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+        elif is_short(q, shape.length):
+            ctx.attended = attend(q, k, v)
+        else:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            gqa = shape.sizes.heads != shape.sizes.kv_heads
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+            ctx.attended = out.transpose(1, 2)
+    attended: Tensor = ctx.attended.detach().reshape(shape.rows * shape.length, -1)
+    return attended
 
 
 def _attention_backward(
@@ -235,14 +174,8 @@ def _attention_backward(
     """Return the gradients of the fused projection [N, (nq + 2 nkv) d] and of the scales of the heads' norms."""
     shape: _Shape = ctx.shape
     s = shape.sizes
-    grad = grad.view(shape.rows, shape.length, s.heads, s.head_dim)
-    if shape.shared is not None:
-        fused = torch.cat(torch.autograd.grad(ctx.attended, ctx.attention_inputs, [grad[0]]), 1)
-    else:
-        grads = [_padded(grad, segment) for segment in shape.segments]
-        to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grads)
-        to_qkv = [torch.cat(to_inputs[i : i + 3], 2) for i in range(0, len(to_inputs), 3)]
-        fused = _joined([_flat(x, segment) for x, segment in zip(to_qkv, shape.segments, strict=True)])
+    to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grad.view_as(ctx.attended))
+    fused = torch.cat(to_inputs, 2).flatten(0, 1)
     ctx.attended = ctx.attention_inputs = None
     to_qk = fused.view(shape.rows, shape.length, -1, s.head_dim)[:, :, : s.heads + s.kv_heads]
     _pairs(to_qk).mul_(rotation.conj())  # the inverse of a rotation is its conjugate
@@ -253,26 +186,6 @@ def _attention_backward(
         to_scales = each[: s.heads].sum(0), each[s.heads :].sum(0)
         to_qk.copy_(_norm_backward(to_qk * scale, unit, r))
     return fused.flatten(1), to_scales
-
-
-def _padded(x: Tensor, segment: Segment) -> Tensor:
-    """Return the segment's tokens of x [rows, length, heads, d] as [rows, longest, heads, d], padded with 0."""
-    own = x.flatten(0, 1)[segment.begin : segment.end]
-    if segment.at is not None:
-        room = own.new_zeros(segment.rows * segment.longest, *own.shape[1:])
-        own = room.index_copy_(0, segment.at, own)
-    return own.view(segment.rows, segment.longest, *own.shape[1:])
-
-
-def _flat(x: Tensor, segment: Segment) -> Tensor:
-    """Return [tokens, heads, d]: the segment's x [rows, longest, heads, d] without padding."""
-    flat = x.flatten(0, 1)
-    return flat if segment.at is None else flat.index_select(0, segment.at)
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    """Concatenate the pieces; a single one is not copied."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _norm_backward(grad: Tensor, unit: Tensor, r: Tensor) -> Tensor:

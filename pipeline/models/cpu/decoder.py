@@ -22,7 +22,8 @@ from verizero.pipeline.models.cpu.cache import Cache, Shared, room_of
 from verizero.pipeline.models.cpu.llama import Sizes, unsupported
 from verizero.pipeline.models.cpu.norms import rms_norm
 from verizero.pipeline.models.cpu.onednn import packed, product
-from verizero.pipeline.models.proof import HALF, evaluating, probe_ids
+from verizero.pipeline.models.kernels import HALF
+from verizero.pipeline.models.proof import evaluating, probe_ids
 
 
 @dataclass(slots=True)

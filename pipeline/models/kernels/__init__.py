@@ -20,6 +20,7 @@ import torch
 
 from verizero.pipeline.errors import ConfigError
 
+HALF = (torch.bfloat16, torch.float16)
 VARIABLE = "VERIZERO_KERNELS"
 WAYS = ("auto", "on", "off")
 """auto: on CUDA where triton is installed. on: always, and an error where they do not run. off: never."""

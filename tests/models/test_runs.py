@@ -1,4 +1,4 @@
-"""Prompts that rows share: log-probs, entropies and gradients are those of the rows one by one."""
+"""Packed rows, of which some share a prompt: log-probs, entropies and gradients are those of the rows one by one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.families import VOCAB, build, tiny
-from verizero.pipeline.models import shared_prompts
+from tests.models.families import FAST, SLOW, VOCAB, build, tiny
+from verizero.pipeline.models import proof
 from verizero.pipeline.models.cpu import blocks_of, use_onednn
-from verizero.pipeline.models.forward import Layout, Targets, can_share, logprobs_at
+from verizero.pipeline.models.forward import Layout, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.load import recompute_activations
-from verizero.pipeline.models.shared_prompts import MIN_CALL_TOKENS, SharedPrompts
+from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs, states
 from verizero.pipeline.types import PromptOf
 
 ROWS = ((9, (5, 3, 1, 0, 12)), (4, (7, 7)), (15, (2,)), (1, (4, 9)))
@@ -56,7 +56,7 @@ def one_by_one(model: Any, ids: Tensor, where: Tensor, prompts: list[PromptOf]) 
 
 
 def targets_of(where: Tensor, prompts: list[PromptOf]) -> Targets:
-    return Targets(where.flatten().nonzero()[:, 0], SharedPrompts.of(prompts, where.shape[1]))
+    return Targets(where.flatten().nonzero()[:, 0], Runs.of(prompts, where.shape[1]))
 
 
 def ours(model: Any, data: Batch, chunk: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -81,7 +81,7 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 def test_the_blocks_of_our_own(name: str, chunk: int | None) -> None:
     model, data = tiny(name), batch()
     use_onednn(model)
-    assert can_share(model)
+    assert can_pack(model)
     assert blocks_of(model) is not None
     logprobs, gradients = ours(model, data, chunk)
     wanted, wanted_gradients = one_by_one(model, *data)
@@ -95,7 +95,7 @@ def test_the_blocks_of_our_own(name: str, chunk: int | None) -> None:
 )
 def test_models_of_transformers_in_float64(name: str, recompute: bool) -> None:
     model, data = tiny(name, dtype=torch.float64), batch()
-    assert can_share(model)
+    assert can_pack(model)
     if recompute:
         recompute_activations(model)
     logprobs, gradients = ours(model, data)
@@ -108,7 +108,7 @@ def test_models_of_transformers_in_float64(name: str, recompute: bool) -> None:
 def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
     rows = ((40, (300, 290, 30, 20)), (10, (200, 25)))
     data = batch(rows)
-    calls = SharedPrompts.of(data[2], data[0].shape[1]).calls
+    calls, _ = Runs.of(data[2], data[0].shape[1])._calls
     assert len(calls) > 2, "the short responses have a call of their own"
     assert sum(n for _, own in rows for n in own) > MIN_CALL_TOKENS
     model = build("llama", {"max_position_embeddings": 512}, dtype=torch.float64)
@@ -120,22 +120,30 @@ def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
 
 def test_each_prompt_is_computed_once() -> None:
     ids, _, prompts = batch()
-    shared = SharedPrompts.of(prompts, ids.shape[1])
+    runs = Runs.of(prompts, ids.shape[1])
     # Of a response, all tokens but the last.
-    assert len(shared.source) == sum(size + sum(max(0, own - 1) for own in responses) for size, responses in ROWS)
+    assert len(runs.source) == sum(size + sum(max(0, own - 1) for own in responses) for size, responses in ROWS)
 
 
-def test_a_head_that_is_more_than_a_product_and_experts_are_left_alone() -> None:
-    assert not can_share(tiny("gemma2 with softcapping"))
-    assert not can_share(build("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}))
+def test_a_head_that_is_more_than_a_product_and_attention_that_is_not_torchs_are_padded() -> None:
+    assert not can_pack(tiny("gemma2 with softcapping"))
+    assert not can_pack(build("mamba", {"num_hidden_layers": 1, "state_size": 4}))
+    eager = tiny("gpt2")
+    eager.set_attn_implementation("eager")
+    assert not can_pack(eager)
+
+
+@pytest.mark.parametrize("name", [n for n in [*FAST, *SLOW] if n != "gemma2 with softcapping"])
+def test_all_other_families_pack(name: str) -> None:
+    assert can_pack(tiny(name))
 
 
 def test_a_model_whose_states_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
-    plain = SharedPrompts.attend
-    monkeypatch.setattr(SharedPrompts, "attend", lambda self, q, k, v, *rest: plain(self, q, k, 1.01 * v, *rest))
+    plain = Runs.attend
+    monkeypatch.setattr(Runs, "attend", lambda self, q, k, v, *rest: plain(self, q, k, 1.01 * v, *rest))
     with pytest.warns(UserWarning, match="packed rows of this gpt2 are not what they are alone, so rows are padded"):
-        assert not shared_prompts.is_proved(model)
+        assert not can_pack(model)
 
 
 @pytest.mark.parametrize(("part", "good"), [(1 + 2**-6, True), (0.5, False)])
@@ -143,14 +151,33 @@ def test_in_bfloat16_rounding_is_allowed_and_another_attention_is_not(
     part: float, good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("gpt2").to(torch.bfloat16)
-    plain = SharedPrompts.attend
-    monkeypatch.setattr(SharedPrompts, "attend", lambda self, q, k, v, *rest: plain(self, q, k, part * v, *rest))
+    plain = Runs.attend
+    monkeypatch.setattr(Runs, "attend", lambda self, q, k, v, *rest: plain(self, q, k, part * v, *rest))
     with contextlib.nullcontext() if good else pytest.warns(UserWarning, match="so rows are padded"):
-        assert shared_prompts.is_proved(model) is good
+        assert can_pack(model) is good
 
 
-def test_a_forward_without_prompts_is_what_it_was() -> None:
+def test_the_proof_is_of_the_forward_that_computes_and_is_made_once() -> None:
+    """Blocks of our own and those of transformers are proved each for itself."""
+    model, tried = tiny("qwen2 tied"), list[str]()
+
+    def wrong(model: Any, ids: Tensor, runs: Runs) -> Tensor:
+        tried.append("wrong")
+        return 0.9 * states(model, ids, runs)
+
+    def right(model: Any, ids: Tensor, runs: Runs) -> Tensor:
+        tried.append("right")
+        return states(model, ids, runs)
+
+    with pytest.warns(UserWarning, match="so rows are padded"):
+        assert not proof.packs(model, wrong)
+    assert proof.packs(model, right)
+    assert proof.packs(model, right)
+    assert tried == ["wrong", "right"]
+
+
+def test_a_forward_of_padded_rows_is_what_it_was() -> None:
     model, (ids, where, _) = tiny("gpt2"), batch()
     before = logprobs_at(model, ids, where, 1.0)[0]
-    assert can_share(model)
+    assert can_pack(model)
     assert torch.equal(logprobs_at(model, ids, where, 1.0)[0], before)

@@ -1,4 +1,4 @@
-"""Packed rows: loss and gradient are those of the rows one by one, and no text sees another."""
+"""Texts: loss and gradient are those of the rows one by one, packed and padded, and no text sees another."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.families import FAST, SLOW, VOCAB, build, tiny
+from tests.models.families import VOCAB, build, tiny
 from tests.oracles.varlen import varlen_attn
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import packed, varlen
-from verizero.pipeline.models.cpu.blocks import MIN_SEGMENT_TOKENS, Blocks, segments_of
+from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.cpu.onednn import use_onednn
-from verizero.pipeline.models.forward import logits_at
-from verizero.pipeline.models.packed import bins, check_packs, packed_states
+from verizero.pipeline.models.forward import Targets, logits_at
+from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs
 from verizero.pipeline.models.widths import packed_width
-from verizero.pipeline.train.collate import packed_batches
+from verizero.pipeline.train.sharing import alone_of
 from verizero.pipeline.train.texts import Row, row_after, text_gradient
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -69,7 +68,7 @@ def test_the_blocks_of_our_own(name: str) -> None:
     model = tiny(name)
     use_onednn(model)
     rows = texts(count=40)
-    assert sum(len(ids) for ids, _ in rows) > MIN_SEGMENT_TOKENS, "several segments are tried"
+    assert sum(len(ids) for ids, _ in rows) > MIN_CALL_TOKENS, "attention has several calls"
     wanted_loss, wanted = one_by_one(model, rows)
     for tokens in (200, 100_000):
         loss, found = ours(model, rows, True, tokens)
@@ -94,10 +93,10 @@ def test_models_of_transformers_in_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2 tied", "mistral with a sliding window"])
 @pytest.mark.parametrize("tokens", [100, 600])
-def test_in_runs_where_a_kernel_attends_to_texts_of_different_lengths(
+def test_where_a_kernel_attends_to_texts_of_different_lengths(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow double takes the place of the GPU's kernel. Micro-batches have the few widths of a packed update."""
+    """A slow double takes the place of the GPU's kernel. Micro-batches have the few widths that they have there."""
     asked = []
 
     @functools.wraps(varlen_attn)
@@ -107,29 +106,16 @@ def test_in_runs_where_a_kernel_attends_to_texts_of_different_lengths(
 
     monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
     monkeypatch.setattr(varlen, "is_proved", lambda device, dtype: True)
+    monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
     model = tiny(name, dtype=torch.float64)
     rows = texts(count=12)
     wanted_loss, wanted = one_by_one(model, rows)
     loss, found = ours(model, rows, True, tokens)
     assert loss == pytest.approx(wanted_loss, rel=1e-9)
     assert worst(found, wanted) <= 1e-6
-    shapes = {packed_width(n, tokens, rounded=True) for n in range(1, sum(len(row.ids) for row in rows))}
+    shapes = {packed_width(n, tokens, "cuda") for n in range(1, sum(len(row.ids) for row in rows))}
     layers = model.config.num_hidden_layers
     assert set(asked[-layers:]) <= shapes
-    assert model not in packed._PROVED, "the other way to pack was taken"
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_both_attentions_of_transformers(attention: str) -> None:
-    model = build("gemma2", {"head_dim": 8, "sliding_window": 4}, dtype=torch.float64)
-    model.set_attn_implementation(attention)
-    rows = texts(count=8, longest=20)
-    lengths = [len(ids) for ids, _ in rows]
-    found = packed_states(model, torch.tensor([t for ids, _ in rows for t in ids]), lengths)
-    for (ids, _), got in zip(rows, found.split(lengths), strict=True):
-        wanted = model.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
-        exact = 1e-9 if attention == "sdpa" else 1e-5  # eager's softmax is in float32
-        torch.testing.assert_close(got, wanted, rtol=exact, atol=exact)
 
 
 def test_a_text_does_not_see_its_neighbours() -> None:
@@ -138,61 +124,15 @@ def test_a_text_does_not_see_its_neighbours() -> None:
     ids = torch.randint(0, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1))
     where = torch.zeros(ids.shape, dtype=torch.bool)
     where[2, 1:6] = True
-    lengths = [9, 9, 6, 6]
-    first = logits_at(model, ids, where, lengths=lengths)
+    targets = Targets(where.flatten().nonzero()[:, 0], Runs.of(alone_of([9, 9, 6, 6]), 9))
+    first = logits_at(model, ids, where, targets=targets)
     others = ids.clone()
     others[[0, 1, 3]] = (others[[0, 1, 3]] + 1) % VOCAB
-    assert torch.equal(first, logits_at(model, others, where, lengths=lengths))
+    assert torch.equal(first, logits_at(model, others, where, targets=targets))
 
 
-def test_a_model_without_such_masks_is_refused() -> None:
-    model = build("mamba", {"num_hidden_layers": 1, "state_size": 4})
-    with pytest.raises(ConfigError, match=r"'mamba'.*packing: false"):
-        check_packs(model)
-    check_packs(tiny("gpt2"))
-
-
-def test_a_head_that_is_more_than_a_product_is_refused() -> None:
-    model = tiny("gemma2 with softcapping")
-    ids = torch.ones(1, 4, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="packing: false"):
-        logits_at(model, ids, ids.bool().index_fill(1, torch.tensor([0]), False), lengths=[4])
-
-
-def test_bins_hold_each_row_once_and_none_is_too_full() -> None:
-    lengths = [5, 1, 9, 4, 4, 3, 2, 9]
-    found = bins(lengths)
-    assert sorted(i for rows in found for i in rows) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in rows) <= 9 for rows in found)
-    assert len(found) == 5, "37 tokens in bins of 9"
-
-
-def test_micro_batches_count_real_tokens() -> None:
-    lengths = [30, 2, 2, 2, 2, 30, 30]
-    found = packed_batches(lengths, 64)
-    assert [sum(lengths[i] for i in rows) for rows in found] == [60, 38]
-    assert packed_batches([100], 64) == [[0]]
-
-
-def test_segments_cover_all_tokens_and_end_where_padding_would_be_much() -> None:
-    lengths = [100] * 6 + [50] * 20 + [49] * 3
-    found = segments_of(lengths)
-    assert [(s.begin, s.end) for s in found] == [(0, 600), (600, sum(lengths))]
-    assert found[0].at is None
-    assert found[1].at is not None
-
-
-@pytest.mark.parametrize("name", [*FAST])
-def test_packed_states_are_those_of_each_row(name: str) -> None:
-    model = tiny(name)
-    body = Blocks(model)
-    lengths = [20, 20, 17, 5, 1]
-    ids = torch.randint(0, VOCAB, (sum(lengths),), generator=torch.Generator().manual_seed(2))
-    found = body.packed_states(model, ids, lengths)
-    for row, got in zip(ids.split(lengths), found.split(lengths), strict=True):
-        torch.testing.assert_close(got, body.hidden_states(model, row[None])[0], rtol=1e-5, atol=1e-5)
-
-
-def test_slow_families_pack_too_or_say_no() -> None:
-    for name in SLOW:
-        check_packs(tiny(name))
+@pytest.mark.parametrize("name", ["gemma2 with softcapping", "mamba"])
+def test_a_model_that_cannot_be_packed_is_refused(name: str) -> None:
+    model = build("mamba", {"num_hidden_layers": 1, "state_size": 4}) if name == "mamba" else tiny(name)
+    with pytest.raises(ConfigError, match=rf"'{name.split()[0]}'.*packing: false"):
+        text_gradient(TorchBackend(model), texts(count=3), 1.0, 0, 100, packs=True)
