@@ -19,7 +19,17 @@ from typing import Any, Literal
 from verizero.pipeline.errors import ConfigError, UnknownName
 from verizero.pipeline.near import did_you_mean
 
-Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms", "servers"]
+Kind = Literal[
+    "algorithms",
+    "verifiers",
+    "preferences",
+    "generators",
+    "environments",
+    "tools",
+    "call_forms",
+    "servers",
+    "stages",
+]
 
 PACKAGES: dict[Kind, str] = {
     "algorithms": "verizero.pipeline.algorithms",
@@ -30,6 +40,7 @@ PACKAGES: dict[Kind, str] = {
     "tools": "verizero.pipeline.environments.tools",
     "call_forms": "verizero.pipeline.data.calls",
     "servers": "verizero.pipeline.rollout.servers",
+    "stages": "verizero.pipeline.stages",
 }
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""
@@ -41,8 +52,12 @@ def names(kind: Kind) -> list[str]:
     """All names of this kind that load here, files first, each once."""
     package = importlib.import_module(PACKAGES[kind])
     files = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg and _is_plugin(m.name)]
-    installed = [e.name for e in _installed(kind, tuple(sys.path))]
-    return list(dict.fromkeys([*sorted(files), *sorted(installed)]))
+    return list(dict.fromkeys([*sorted(files), *installed(kind)]))
+
+
+def installed(kind: Kind) -> list[str]:
+    """The names that entry points of installed packages give to plug-ins of this kind."""
+    return sorted(e.name for e in _installed(kind, tuple(sys.path)))
 
 
 def find(kind: Kind, name: str) -> Any:

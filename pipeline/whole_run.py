@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline import registry
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, RoundsConfig
@@ -22,7 +22,7 @@ from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
-from verizero.pipeline.run.schedule import Item, position, schedule
+from verizero.pipeline.run.schedule import EVALUATION, Item, position, schedule
 from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
@@ -44,12 +44,12 @@ def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
     run, state, recorder, left = session.run, session.state, session.recorder, list(items)
     while left:
         item = left.pop(0)
-        if item.kind != "evaluate":  # an evaluation has woken an engine that would sit on the trainer's GPU
+        if not item.is_evaluation:  # an evaluation has woken an engine that would sit on the trainer's GPU
             session.workers.rollouts.free_memory()
         is_entered = session.setup.config.stage_names == (item.stage,) and state.stage.name == item.stage
         if item.stage != BASE and not is_entered:
             session.setup = enter_stage(run, session.workers, state, recorder, item.stage)
-        if item.kind == "evaluate":
+        if item.is_evaluation:
             if state.evaluated_version == state.policy_version:
                 recorder.say(f"{item.label}: nothing was trained since the last evaluation")
             else:
@@ -57,13 +57,13 @@ def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
             state.evaluated_version, state.is_evaluated = state.policy_version, True
         else:
             try:
-                run_of(item.kind)(session, item, wrap)
+                registry.find("stages", item.kind).KIND.run(session, item, wrap)
             except RolledBack:
                 left = upcoming(run, state, items[-1])
                 continue
             state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
-        if not left or left[0].kind != "evaluate":
+        if not left or not left[0].is_evaluation:
             causes: list[str] = []
             if run.ranks.is_first:
                 is_over = not upcoming(run, state, schedule(run.recipe)[-1])
@@ -96,12 +96,6 @@ def upcoming(run: Run, state: RunState, last: Item) -> list[Item]:
     return items[position(items, state.num_done, state.is_evaluated) : items.index(last) + 1]
 
 
-def run_of(kind: str) -> Callable[[Session, Item, Wrap], None]:
-    """Return `run` of the module that does items of this kind of stage."""
-    run: Callable[[Session, Item, Wrap], None] = import_module(f"verizero.pipeline.stages.{kind}").run
-    return run
-
-
 def finish(session: Session) -> dict[str, Any]:
     """Write the final model, summary.json and report.html; return the summary."""
     run = session.run
@@ -111,9 +105,9 @@ def finish(session: Session) -> dict[str, Any]:
     if not run.ranks.is_first:
         return {}
     budgets = {
-        stage.name: (section.rounds * section.steps_per_round, section.max_tokens)
-        for stage in run.recipe.stages
-        if isinstance(section := run.recipe.section_of(stage), RoundsConfig) and section.max_tokens is not None
+        stage: (section.rounds * section.steps_per_round, section.max_tokens)
+        for stage, section in run.recipe.sections_of(RoundsConfig).items()
+        if section.max_tokens is not None
     }
     ended = ended_well(run.folder, budgets)
     record_end(run.folder, ended)
@@ -135,4 +129,4 @@ def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None 
     """Return the recipe's evaluation of the model that it names, by domain. Nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
         with opened(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
-            return evaluate(session, Item("evaluate", BASE, "evaluation"), plain)
+            return evaluate(session, Item(EVALUATION, BASE, "evaluation"), plain)

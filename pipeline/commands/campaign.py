@@ -27,8 +27,7 @@ from verizero.pipeline.commands.arguments import add_recipe
 from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
 from verizero.pipeline.config.data import FILE_TYPES, Source
 from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder
-from verizero.pipeline.config.run import most_tokens, parts_of
-from verizero.pipeline.config.stages import RlConfig
+from verizero.pipeline.config.rl import RlConfig, most_tokens, parts_of
 from verizero.pipeline.errors import ConfigError, InUse
 from verizero.pipeline.files import locked, write_atomic
 from verizero.pipeline.report.files import read_run
@@ -187,7 +186,7 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
 def check(config: CampaignConfig, request: Request) -> None:
     """Raise ConfigError for a recipe that a campaign cannot train or measure."""
     recipe = request.config
-    if [s.kind for s in recipe.stages].count("rl") != 1 or recipe.stages[-1].kind != "rl":
+    if list(recipe.sections_of(RlConfig)) != [recipe.stage_names[-1]]:
         raise ConfigError(
             f"recipe {recipe.name!r} has the stages {', '.join(recipe.stage_names)}; a campaign needs exactly one RL "
             "stage, at the end"
@@ -204,9 +203,7 @@ def tokens_of_a_step(request: Request) -> int:
 
 def _rl_of(request: Request) -> RlConfig:
     """Return the section of the RL stage, with the stage's own changes."""
-    rl = request.config.of_stage(request.config.stages[-1].name).rl
-    assert rl is not None
-    return rl
+    return request.config.sections_of(RlConfig)[request.config.stage_names[-1]]
 
 
 def read_record(folder: Path) -> dict[str, Any]:

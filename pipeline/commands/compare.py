@@ -14,6 +14,7 @@ from verizero.pipeline.child import end, start
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import Stage
 from verizero.pipeline.errors import ConfigError, RunError
@@ -22,7 +23,7 @@ from verizero.pipeline.own_programs import import_path, module_command
 from verizero.pipeline.report.memory import noted_peak
 from verizero.pipeline.shown import show
 
-SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
+SAME = ("stages", "model", "data", "rollout", "scoring", "evaluation")
 """Sections that must be equal in compared recipes, so that only their algorithms are compared."""
 RECORD = "compare.json"
 
@@ -114,17 +115,17 @@ def check_comparable(configs: Sequence[RunConfig]) -> None:
     if len(set(names)) < len(names):
         raise ConfigError(f"compared recipes need different names, got {', '.join(names)}; set name in each")
     for config in configs:
-        stages = config.stages_of("rl")
+        stages = config.sections_of(RlConfig)
         if not stages:
             raise ConfigError(f"recipe {config.name!r} has no RL stage; there is nothing to compare")
-        if len(stages) > 1 or config.stages[-1].kind != "rl":
+        if list(stages) != [config.stage_names[-1]]:
             raise ConfigError(
                 f"recipe {config.name!r} has the stages {', '.join(config.stage_names)}; compared recipes have one RL "
                 "stage, the last"
             )
         if not config.data.evaluation:
             raise ConfigError(f"recipe {config.name!r} has no data.evaluation; runs are compared on held-out prompts")
-        for section in SAME:
+        for section in (*SAME, *(s.kind for s in config.stages[:-1])):
             ours, theirs = getattr(configs[0], section), getattr(config, section)
             if section == "scoring":  # components may differ: they are rewards, and part of what is compared
                 ours, theirs = (x.model_copy(update={"components": ()}) for x in (ours, theirs))

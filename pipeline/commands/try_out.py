@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from verizero.pipeline.commands.before.checked import spread
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Lines, Progress
@@ -93,19 +94,19 @@ def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) 
 
 
 def _learns_first(config: RunConfig) -> list[str]:
-    first = config.stages[0]
-    if first.kind not in ("pretrain", "sft"):
+    if not config.learns_first:
         return []
-    return [f"stage {first.name} trains this model before any stage samples from it; --model FOLDER tries another"]
+    first = config.stage_names[0]
+    return [f"stage {first} trains this model before any stage samples from it; --model FOLDER tries another"]
 
 
 def _enter_rl(session: Session) -> list[str]:
     """Let the verifier of the first RL stage grade, if it has one; return a note where a stage has yet to make it."""
     from verizero.pipeline.run.graders import bind_grader
 
-    run, stage = session.run, next(iter(session.run.recipe.stages_of("rl")), None)
-    section = None if stage is None else run.recipe.of_stage(stage.name).rl
-    if stage is None or section is None or section.reward is None or session.state.stage.name == stage.name:
+    run = session.run
+    stage, section = next(iter(run.recipe.sections_of(RlConfig).items()), ("", None))
+    if section is None or section.reward is None or session.state.stage.name == stage:
         return []
     if section.reward.stage is not None:
         return [f"rl.reward is a model that stage {section.reward.stage} makes: here the rows' own verifiers graded"]

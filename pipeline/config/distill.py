@@ -10,15 +10,15 @@ Forms of a teacher:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
 from verizero.pipeline.config.sample import RequestConfig
 from verizero.pipeline.config.sections import ModelPath, OptimizerConfig, TrainConfig
-from verizero.pipeline.config.stages import RoundsConfig
-from verizero.pipeline.rl.divergences import Divergence, Objective, Over
+from verizero.pipeline.config.stages import POLICY, Recipe, RoundsConfig
+from verizero.pipeline.rl.divergences import Divergence, Objective, Over, explain
 
 
 class TeacherConfig(RequestConfig):
@@ -62,6 +62,8 @@ class TeacherConfig(RequestConfig):
 
 class DistillConfig(RoundsConfig):
     """Rounds of sampling responses and learning at each of their tokens from the distribution of a teacher."""
+
+    groups_differ: ClassVar[bool] = False
 
     teacher: TeacherConfig | None = Field(None, description="teacher of all domains that are not in `teachers`")
     teachers: dict[str, TeacherConfig] = Field({}, description="domain: its teacher")
@@ -141,6 +143,25 @@ class DistillConfig(RoundsConfig):
         by_domain = {f"teachers.{domain}": teacher for domain, teacher in self.teachers.items()}
         return by_domain if self.teacher is None else {"teacher": self.teacher, **by_domain}
 
+    @property
+    def teacher_paths(self) -> list[str]:
+        """Folders and hub ids of the teachers that have one."""
+        return [t.path for t in self.all_teachers.values() if t.path is not None]
+
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """Return the stages whose policies are teachers."""
+        return {f"{f}.stage": (t.stage, POLICY) for f, t in self.all_teachers.items() if t.stage is not None}
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
+        _check_servers(self, recipe.rollout)
+        _check_sampling(self, recipe.rollout)
+        _check_backend(recipe.train, recipe.rollout)
+
+    def explain(self, recipe: Recipe) -> str:
+        """Return the divergence that is minimised."""
+        return explain(self.objective(recipe.rollout.temperature))
+
     def objective(self, sampled_at: float) -> Objective:
         """Return the divergence that is minimised, for responses sampled at that temperature."""
         return Objective(
@@ -151,13 +172,6 @@ class DistillConfig(RoundsConfig):
             sampled_at if self.temperature is None else self.temperature,
             self.discount,
         )
-
-
-def check_distill(distill: DistillConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
-    """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
-    _check_servers(distill, rollout)
-    _check_sampling(distill, rollout)
-    _check_backend(train, rollout)
 
 
 def _check_servers(distill: DistillConfig, rollout: RolloutConfig) -> None:
@@ -209,15 +223,3 @@ def _check_backend(train: TrainConfig, rollout: RolloutConfig) -> None:
             "ones; set it to 1"
         )
     check_older_weights(rollout, train)
-
-
-def check_teacher_stages(index: int, name: str, section: object, before: Sequence[str]) -> None:
-    """Raise ValueError if a teacher is the policy of a stage that is not before the stage `name`."""
-    if not isinstance(section, DistillConfig):
-        return
-    for field, teacher in section.all_teachers.items():
-        if teacher.stage is not None and teacher.stage not in before:
-            raise ValueError(
-                f"stages.{index} ({name}): distill.{field}.stage: {teacher.stage} is no stage before it; "
-                + (f"name {', '.join(before)}" if before else "put that stage before it, or give the teacher's path")
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -72,16 +71,16 @@ def timed_settings(episodes: EpisodesConfig) -> list[str]:
     return timed + ([f"episodes.next_turn={episodes.next_turn}"] if episodes.next_turn == "as_ready" else [])
 
 
-def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig, kinds: Sequence[str]) -> None:
-    """Raise ValueError for a limit or a term of the loss that the ranks, or the `kinds` of stages, do not allow.
+def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig, has_rl: bool) -> None:
+    """Raise ValueError for a limit that the ranks do not allow, or a term of the loss that no stage has.
 
     A rank must not be ended while an episode still has time for its environment, and observations are in the loss of
     RL alone.
     """
-    if episodes.observation_coef > 0 and "rl" not in kinds:
+    if episodes.observation_coef > 0 and not has_rl:
         raise ValueError(
-            f"episodes.observation_coef={episodes.observation_coef:g} is a term of the loss of RL, and the stages are "
-            f"{', '.join(kinds)}; set it to 0, or add a stage of kind rl"
+            f"episodes.observation_coef={episodes.observation_coef:g} is a term of the loss of RL, and no stage is of "
+            "that kind; set it to 0, or add a stage of kind rl"
         )
     if launch.kind != "none" and episodes.wall_s is not None and episodes.wall_s >= launch.phase_timeout_s:
         raise ValueError(

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.config.rollout import RolloutConfig
-from verizero.pipeline.config.sections import OptimizerConfig, Section
-from verizero.pipeline.config.stages import RlConfig
-
-OF_OPTIMIZER = ("learning_rate", "max_grad_norm")
-ADAPTIVE = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
-"""Coefficients of algorithms, each with the parameter that makes it adapt by itself."""
+from verizero.pipeline.config.sections import Section
 
 
 class GuardConfig(Section):
@@ -70,46 +64,3 @@ class GuardConfig(Section):
             if factor <= 0 or factor == 1:
                 raise ValueError(f"guard.knob multiplies {name} by {factor:g}; give a factor above 0 that is not 1")
         return self
-
-
-def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int) -> tuple[RlConfig, RolloutConfig]:
-    """Return both sections with the number that the guard's knob names multiplied `times` times.
-
-    Raises: ValueError for a knob that is no such number; pydantic's own for a value that its section refuses.
-    """
-    for name, factor in guard.knob.items():
-        section, _, field = name.rpartition(".")
-        if section == "rl.optimizer" and field in OF_OPTIMIZER:
-            value = _number(name, getattr(rl.optimizer, field)) * factor**times
-            optimizer = OptimizerConfig.model_validate({**rl.optimizer.model_dump(), field: value})
-            rl = rl.model_copy(update={"optimizer": optimizer})
-        elif name == "rollout.temperature":
-            rollout = rollout.model_copy(update={"temperature": rollout.temperature * factor**times})
-        elif section == "rl.algorithm":
-            params = _params(rl)
-            if getattr(params, ADAPTIVE.get(field, ""), None) is not None:
-                raise ValueError(f"guard.knob: {name} follows {ADAPTIVE[field]} by itself; name another number")
-            value = _number(name, getattr(params, field, None)) * factor**times
-            rl = rl.model_copy(update={"algorithm": {**rl.algorithm, field: value}})
-        else:
-            known = ", ".join(f"rl.optimizer.{n}" for n in OF_OPTIMIZER)
-            raise ValueError(
-                f"guard.knob cannot turn {name}; it can {known}, rollout.temperature, or a number of rl.algorithm, "
-                "e.g. rl.algorithm.kl_coef"
-            )
-    return rl, rollout
-
-
-def _params(rl: RlConfig) -> Any:
-    from verizero.pipeline.algorithms.base import chosen, load_algorithm
-
-    return load_algorithm(*chosen(rl.algorithm))[0]
-
-
-def _number(name: str, value: Any) -> float:
-    """Return the value. Raises: ValueError if it cannot be multiplied, or if multiplying does not change it."""
-    if not isinstance(value, float) or value == 0:
-        raise ValueError(
-            f"guard.knob: {name} is {value!r} here, which is no number to multiply; set it, or name another"
-        )
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from verizero.pipeline.config.merge import merge
-from verizero.pipeline.config.run import RunConfig, kinds
+from verizero.pipeline.config.run import RunConfig, with_plugins
 from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
@@ -35,7 +35,7 @@ def only_stages(config: RunConfig, names: Sequence[str], base: Path | None = Non
     A name is that of one of its stages, or of a section that a stage can be made of.
     Raises: ConfigError for a name that it has not, or a stage that needs what one left out would leave for it.
     """
-    stages: dict[str, Any] = {k: k for k in kinds() if getattr(config, k) is not None}
+    stages: dict[str, Any] = {k: k for k in config.kinds() if getattr(config, k) is not None}
     stages |= {s.name: s.model_dump() for s in config.stages}
     for name in names:
         if name not in stages:
@@ -59,9 +59,10 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
     for text in overrides:
         _override(tree, text)
     try:
-        return RunConfig.model_validate(tree, context={"base": base})
+        recipe = with_plugins(_named(tree))
+        return recipe.model_validate(tree, context={"base": base})
     except ValidationError as exc:
-        raise ConfigError(f"{source}: " + "; ".join(_explain(e) for e in exc.errors())) from exc
+        raise ConfigError(f"{source}: " + "; ".join(_explain(e, recipe) for e in exc.errors())) from exc
     except ConfigError as exc:
         raise ConfigError(f"{source}: {exc}") from exc
 
@@ -109,6 +110,16 @@ def _unshared(value: Any) -> Any:
     return value
 
 
+def _named(tree: Tree) -> Iterator[str]:
+    """Yield all names of a recipe that may be kinds of stages: its keys, and what its stages say."""
+    yield from (key for key in tree if isinstance(key, str))
+    stages = tree.get("stages")
+    for stage in stages if isinstance(stages, list) else []:
+        kind = stage.get("kind", stage.get("name")) if isinstance(stage, dict) else stage
+        if isinstance(kind, str):
+            yield kind
+
+
 def _override(tree: Tree, text: str) -> None:
     name, equals, raw = text.partition("=")
     keys = name.strip().split(".")
@@ -138,14 +149,14 @@ def _index(items: list[Any], key: str, text: str) -> int:
     return int(key)
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, recipe: type[RunConfig]) -> str:
     """Return one validation error in words: field, value and remedy."""
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
-        section: type[BaseModel] = RunConfig
+        section: type[BaseModel] = recipe
         if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with, a section of that kind
-            section, parents = kinds()[kind], parents[3:]
+            section, parents = recipe.kinds()[kind], parents[3:]
         known = _fields(section, [str(p) for p in parents])
         hint = did_you_mean(str(key), known, f"known here: {', '.join(known)}")
         return f"unknown key {where!r}; {hint}"

@@ -27,6 +27,7 @@ class PreferenceConfig(StageSection):
     """Training on pairs of better and worse responses, or on labelled responses, from files or sampled by the stage."""
 
     in_rounds: ClassVar[bool] = True
+    learns_from_responses: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")

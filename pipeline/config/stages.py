@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
 
-from verizero.pipeline.config.choices import VerifierChoice
-from verizero.pipeline.config.sections import OptimizerConfig, Section, TrainConfig
+from verizero.pipeline.config.data import DataConfig
+from verizero.pipeline.config.episodes import EpisodesConfig
+from verizero.pipeline.config.guard import GuardConfig
+from verizero.pipeline.config.rollout import RolloutConfig
+from verizero.pipeline.config.scoring import ScoringConfig
+from verizero.pipeline.config.sections import ModelConfig, OptimizerConfig, Section, TrainConfig
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 """File that a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
 MODEL = "model"
 """Folder of a reward model that a stage leaves for graders."""
+POLICY = "policy"
+"""The policy at a stage's end, which every stage leaves."""
 BASE = "base"
 """Name, in place of a stage, of the model that the first stage starts from."""
 
@@ -61,15 +67,57 @@ class Stage(Section):
         return {"name": self.name, "kind": self.kind, **{k: v for k, v in more.items() if v}}
 
 
-class StageSection(Section):
-    """Base of the sections that define stages.
+class Recipe(Protocol):
+    """The sections of a recipe that all stages share, for the rules and the page of one stage."""
 
-    A kind of stage is such a section of the recipe under the kind's name, and a module of that name in
-    `pipeline/stages` whose `run(session, item, wrap)` does one item.
+    @property
+    def model(self) -> ModelConfig:
+        """The policy that the run starts from."""
+
+    @property
+    def data(self) -> DataConfig:
+        """Prompts, demonstrations and the template."""
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The engine, and the sampling of responses."""
+
+    @property
+    def episodes(self) -> EpisodesConfig:
+        """Limits of responses in several turns."""
+
+    @property
+    def scoring(self) -> ScoringConfig:
+        """The grading of responses."""
+
+    @property
+    def train(self) -> TrainConfig:
+        """The training backend."""
+
+    @property
+    def guard(self) -> GuardConfig:
+        """Signs of a collapse, and the action taken."""
+
+
+class StageSection(Section):
+    """Base of the sections that define stages, with all facts of a kind besides the code that does its items.
+
+    That is the `StageKind` of `pipeline/stages/<kind>.py`, or of a plug-in.
     """
 
+    title: ClassVar[str] = ""
+    """Name of the kind in charts; empty: the kind itself."""
     trains_policy: ClassVar[bool] = True
     """True if the stage changes the policy, so that an evaluation follows."""
+    learns_from_responses: ClassVar[bool] = False
+    """True if the policy learns from rewards, preferences or a teacher of responses, and not from texts.
+
+    Gains are measured from the evaluation before the first step of such a stage.
+    """
+    plays_episodes: ClassVar[bool] = False
+    """True if rows of the data may name an environment."""
+    lengths: ClassVar[tuple[str, ...]] = ()
+    """Fields of the stage's length with which it continues if the recipe asks for more of them."""
     in_rounds: ClassVar[bool] = False
     """True if the stage's items are rounds, named by number and evaluated every `evaluation.every_rounds`."""
     reads: ClassVar[frozenset[str]] = frozenset()
@@ -88,8 +136,25 @@ class StageSection(Section):
         return float(getattr(self, "steps", None) or getattr(self, "epochs", None) or 0)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return field -> (earlier stage that the field names, file needed from that stage's folder)."""
+        """Return field -> (earlier stage that the field names, file needed from that stage's folder, or `POLICY`)."""
         return {}
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """True if the stage trains on the data's demonstrations."""
+        return "demonstrations" in self.reads
+
+    @property
+    def teacher_paths(self) -> list[str]:
+        """Folders and hub ids of models besides the policy that the stage distils from."""
+        return []
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ValueError with the remedy for what does not fit in a recipe of this stage alone."""
+
+    def explain(self, recipe: Recipe) -> str:
+        """Return the page that `verizero explain` shows of the stage; empty for a stage without one."""
+        return ""
 
 
 TEXT_TYPES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -139,6 +204,9 @@ def check_one_length(name: str, steps: int | None, epochs: float | None) -> None
 class PretrainConfig(StageSection):
     """Next-token training on unlabelled text, of a new base model (R1-Zero) or on files of a domain."""
 
+    title: ClassVar[str] = "Pretraining"
+    plays_episodes: ClassVar[bool] = True
+    lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
     reads: ClassVar[frozenset[str]] = frozenset({"text"})
 
     steps: int | None = Field(None, ge=1)
@@ -161,6 +229,9 @@ class PretrainConfig(StageSection):
 class SftConfig(StageSection):
     """Supervised fine-tuning on demonstrations of the data, or of an earlier stage."""
 
+    title: ClassVar[str] = "SFT"
+    plays_episodes: ClassVar[bool] = True
+    lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
     reads: ClassVar[frozenset[str]] = frozenset({"demonstrations"})
 
     steps: int | None = Field(None, ge=1)
@@ -181,6 +252,11 @@ class SftConfig(StageSection):
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose demonstrations are trained on."""
         return {} if self.demonstrations is None else {"demonstrations": (self.demonstrations, DEMONSTRATIONS)}
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """True if they are not those of an earlier stage."""
+        return self.demonstrations is None
 
 
 class ReferenceConfig(Section):
@@ -221,6 +297,10 @@ class RoundsConfig(StageSection):
     """Base of stages that train in rounds of generate, verify, select, update."""
 
     in_rounds: ClassVar[bool] = True
+    learns_from_responses: ClassVar[bool] = True
+    lengths: ClassVar[tuple[str, ...]] = ("rounds", "steps_per_round")
+    groups_differ: ClassVar[bool] = True
+    """True if a group whose rewards are all equal teaches nothing, where no algorithm says so."""
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox", "guard"})
 
     rounds: int = Field(ge=1)
@@ -253,30 +333,3 @@ class RoundsConfig(StageSection):
     def steps_of_items(self) -> list[int]:
         """Return the steps of each round."""
         return [self.steps_per_round] * self.rounds
-
-
-class RlConfig(RoundsConfig):
-    """Rounds of generate, verify, select, update."""
-
-    algorithm: dict[str, Any] = Field(
-        description="{name: grpo, …}, or {path: my_algo.py, …} from the recipe's folder: an algorithm, its parameters"
-    )
-    reward: VerifierChoice | None = Field(
-        None,
-        description="verifier that grades the stage's responses instead of the rows' own, which still evaluate; a "
-        "reward model of an earlier stage: {name: reward_model, params: {model: stage:NAME}}",
-    )
-    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, if ptx_coef is above 0")
-    critic: OptimizerConfig | None = Field(
-        None,
-        description="optimiser of the critic; null: `optimizer`, at the algorithm's critic_learning_rate if it has one",
-    )
-
-    @field_validator("algorithm")
-    @classmethod
-    def _file(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return located(value, info)
-
-    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return the stage whose reward model grades."""
-        return {} if self.reward is None or self.reward.stage is None else {"reward": (self.reward.stage, MODEL)}

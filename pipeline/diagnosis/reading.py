@@ -12,19 +12,20 @@ from typing import Any
 
 import yaml
 
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.diagnosis.finding import Evidence
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.files import numbered_jsonl
-from verizero.pipeline.report.files import ROUNDS, require_run, undone
+from verizero.pipeline.report.files import require_run, undone
 from verizero.pipeline.report.rows import (
     CollapseAlarm,
     EvaluationRow,
     RolloutRow,
     StepRow,
-    kind_of,
     metrics_row,
     rollout_row,
+    section_of,
 )
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
@@ -220,7 +221,7 @@ def read(folder: Path, most_bytes: int | None = None) -> Reading:
     for number, line in numbered_jsonl(folder / METRICS):
         row = metrics_row(line, f"row {number} of {folder / METRICS}")
         if isinstance(row, StepRow):
-            (steps if kind_of(row) in ROUNDS else imitation).append((number, row))
+            (steps if issubclass(section_of(row), RoundsConfig) else imitation).append((number, row))
         elif isinstance(row, EvaluationRow):
             evaluations.append(Evaluated(number, row))
         elif isinstance(row, CollapseAlarm) and row.to_step is not None:

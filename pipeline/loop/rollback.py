@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import Collapsed
 from verizero.pipeline.report.rows import CollapseAlarm, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
@@ -47,7 +48,8 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
         return
     finish_checkpoint(run, session.workers)
     good = run.ranks.agree(lambda: last_good(run, state, setup))
-    may_turn_knobs = config.action == "roll_back" and item.kind == "rl"  # knobs are fields of RL's section
+    # Knobs are fields of RL's section.
+    may_turn_knobs = config.action == "roll_back" and isinstance(setup.section, RlConfig)
     if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good is None:
         alarm(session, item, signs, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
@@ -82,9 +84,8 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     session.setup = make_setup(session.run, session.workers, state)
     restore_in_flight(session.workers, session.setup, state)
     config = session.setup.config
-    assert config.rl is not None
     if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
-        backend.set_optimizer(config.rl.optimizer)
+        backend.set_optimizer(session.setup.rounds.optimizer)
     knobs = {name: _knob_value(session.setup, name) for name in config.guard.knob}
     alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knobs})
     changed = ", ".join(f"{name} is now {value:g}" for name, value in knobs.items())
@@ -132,8 +133,7 @@ def _listed(signs: Sequence[Sign]) -> str:
 def _knob_value(setup: StageSetup, name: str) -> float:
     """Return the present value of a field that the guard may change, e.g. "rl.optimizer.learning_rate"."""
     section, _, field = name.rpartition(".")
-    rl = setup.config.rl
-    assert rl is not None
+    rl = setup.section_as(RlConfig)
     if section == "rl.algorithm":
         return float(rl.algorithm[field])
     return float(getattr(rl.optimizer if section == "rl.optimizer" else setup.config.rollout, field))

@@ -5,6 +5,7 @@ A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, the pha
 
 from __future__ import annotations
 
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
 from verizero.pipeline.loop.batch import fill_batch
 from verizero.pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
@@ -156,7 +157,7 @@ def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
         backend.set_length((num_steps - warmup) * updates_each, num_steps * updates_each)
         return
     backend.start(rounds.optimizer, (num_steps - warmup) * updates_each)
-    if parts.critic is not None and setup.config.rl is not None:
+    if parts.critic is not None:
         rate = parts.critic.learning_rate or rounds.optimizer.learning_rate
-        optimizer = setup.config.rl.critic or rounds.optimizer.model_copy(update={"learning_rate": rate})
+        optimizer = setup.section_as(RlConfig).critic or rounds.optimizer.model_copy(update={"learning_rate": rate})
         backend.start_critic(parts.critic.shared, optimizer, num_steps * updates_each)

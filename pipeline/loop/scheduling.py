@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verizero.pipeline.config.run import most_tokens
+from verizero.pipeline.config.rl import most_tokens
 from verizero.pipeline.rollout.continuation import oldest_version
 from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.sampling import asked_of, temperature

@@ -204,7 +204,7 @@ def train_on_rewards(
         seed=run.seed,
         step=state.rl_step,
         texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
-        texts_per_update=0 if config.rl is None else config.rl.ptx_batch_size,
+        texts_per_update=setup.section.ptx_batch_size if uses_texts else 0,
         observation_coef=config.episodes.observation_coef,
     )
     return update(backend, parts, groups, settings)

@@ -9,8 +9,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.report.files import RunFiles
-from verizero.pipeline.report.rows import EvaluationRow, StepRow, kind_of
+from verizero.pipeline.report.rows import EvaluationRow, StepRow, kind_of, section_of
 from verizero.pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
@@ -195,11 +196,11 @@ def _machine(rows: list[StepRow]) -> list[Chart | None]:
 
 
 def _losses(steps: list[StepRow]) -> list[Chart | None]:
-    stages = {row.stage: kind_of(row) for row in steps if kind_of(row) != "rl"}
-    titles = {"sft": "SFT loss", "pretrain": "Pretraining loss"}
+    stages = {row.stage: row for row in steps if not issubclass(section_of(row), RlConfig)}
     charts = []
-    for stage, kind in stages.items():
-        title = titles.get(kind, f"{kind} loss")
+    for stage, last in stages.items():
+        kind = kind_of(last)
+        title = f"{section_of(last).title or kind} loss"
         rows = [row for row in steps if row.stage == stage]
         chart = _of_steps(rows, f"loss_{stage}", title if stage == kind else f"{title}: {stage}", {"loss": "loss"})
         charts.append(chart and replace(chart, x_label=f"{stage} step", unit="nats a token"))

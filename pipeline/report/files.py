@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import Row, iterate_jsonl, read_jsonl
 from verizero.pipeline.near import near_path
@@ -17,15 +18,10 @@ from verizero.pipeline.report.rows import (
     MetricsRow,
     RolloutRow,
     StepRow,
-    kind_of,
     metrics_row,
     rollout_row,
+    section_of,
 )
-
-ROUNDS = frozenset({"rl", "online_preference", "distill"})
-"""Kinds of stages whose every step samples, verifies and trains."""
-LEARNING = ROUNDS | {"preference"}
-"""Kinds of stages that learn from rewards or preferences, not from texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class RunFiles:
     @property
     def rl_steps(self) -> list[StepRow]:
         """Rows of RL steps, and of steps on preferences that are made as they are trained on; of all such stages."""
-        return [row for row in self.steps if kind_of(row) in ROUNDS]
+        return [row for row in self.steps if issubclass(section_of(row), RoundsConfig)]
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -70,7 +66,7 @@ def read_run(folder: Path) -> RunFiles:
             evaluations.append(row)
         elif isinstance(row, StepRow):
             # The last evaluation before the first such step is what a gain is measured from.
-            if base is None and kind_of(row) in LEARNING and evaluations:
+            if base is None and evaluations and section_of(row).learns_from_responses:
                 base = len(evaluations) - 1
             steps.append(row)
         elif isinstance(row, Alarm):

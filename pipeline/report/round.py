@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.algorithms.base import chosen
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.alarms import alarm_line
 from verizero.pipeline.report.curves import Chart, build_charts
@@ -65,8 +66,7 @@ def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]
 def run_tags(config: RunConfig) -> list[str]:
     """Return the tags that runs are searched by: the name, the model that it starts from, and its algorithms."""
     model = config.model.create.model_type if config.model.create else Path(config.model.path or "").name
-    sections = [config.of_stage(stage.name).rl for stage in config.stages_of("rl")]
-    algorithms = [Path(chosen(rl.algorithm)[0]).stem for rl in sections if rl is not None]
+    algorithms = [Path(chosen(rl.algorithm)[0]).stem for rl in config.sections_of(RlConfig).values()]
     return list(dict.fromkeys([config.name, model, *algorithms]))
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.estimates import decompose_gain
 from verizero.pipeline.report.files import RunFiles, read_run
 from verizero.pipeline.report.intervals import paired_difference
-from verizero.pipeline.report.rows import EvaluationRow, Numbers, StepRow, kind_of
+from verizero.pipeline.report.rows import EvaluationRow, Numbers, StepRow, section_of
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
@@ -94,7 +95,7 @@ def count_seconds(steps: list[StepRow], evaluations: list[EvaluationRow]) -> dic
     for row in steps:
         parts = phases_of(row.time)
         # Phases are shown for RL alone; other stages are one number.
-        if kind_of(row) != "rl":
+        if not issubclass(section_of(row), RlConfig):
             add(row.stage, sum(parts.values()))
             continue
         for phase, value in parts.items():

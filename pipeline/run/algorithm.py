@@ -7,8 +7,9 @@ from typing import Any
 
 from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.config.preference import loop_parts
+from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.rollout import RolloutConfig
-from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
+from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig
 from verizero.pipeline.config.stages import ReferenceConfig, RoundsConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.routing import num_experts, unreplayable
@@ -16,19 +17,18 @@ from verizero.pipeline.rl.parts import Parts
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
-    """Return the algorithm's parts with the recipe's numbers filled in; None for a recipe or stage not in rounds.
+    """Return the algorithm's parts with the recipe's numbers filled in; None for a stage not in rounds.
+
+    `config`: a recipe of that stage alone.
 
     Raise ConfigError for an algorithm that needs what this recipe, or `model` if it is given, cannot provide.
     """
-    if config.stages_of("online_preference"):
-        return loop_parts()
-    if config.stages_of("distill"):
-        return loop_parts(groups_differ=False)
-    if config.rl is None or not config.stages_of("rl"):
-        return None
+    section = config.section_of(config.stages[0])
+    if not isinstance(section, RlConfig):
+        return loop_parts(section.groups_differ) if isinstance(section, RoundsConfig) else None
     from verizero.pipeline.algorithms.base import weighted
 
-    parts = weighted(parts_of(config.rl), config.scoring.weights)
+    parts = weighted(parts_of(section), config.scoring.weights)
     if model is not None:
         check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
     longest = longest_response(config.rollout, config.episodes)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.rl import RlConfig, parts_of
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.servers import load_servers
-from verizero.pipeline.config.stages import RlConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
@@ -127,9 +127,9 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
 
     Raise ConfigError if the algorithm of any stage needs what the policy cannot provide.
     """
-    for stage in config.stages_of("rl"):
+    for stage in config.stage_names:
         # For all stages now: an error should not wait for hours of earlier stages.
-        resolve_parts(config.of_stage(stage.name), model)
+        resolve_parts(config.of_stage(stage), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     ranks = sharing_sequences(ranks, config.train.sequence_parallel)
@@ -196,8 +196,7 @@ def build_engine(
 
 def records_of(config: RunConfig, model: Any) -> Records:
     """Return what the engine must record for the stages of RL."""
-    sections = [config.section_of(s) for s in config.stages_of("rl")]
-    masks = [parts_of(s).masks for s in sections if isinstance(s, RlConfig)]
+    masks = [parts_of(section).masks for section in config.sections_of(RlConfig).values()]
     is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
     is_moe = num_experts(model.config) is not None
     return Records(is_cut and any(m.keep_sampling for m in masks), is_moe and any(m.keep_routing for m in masks))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from verizero.pipeline.config.guard import GuardConfig, turned
+from verizero.pipeline.config.guard import GuardConfig
+from verizero.pipeline.config.rl import RlConfig, turned
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.run.state import RunState
@@ -102,10 +103,12 @@ def observe(memory: dict[str, Any], row: StepMetrics, config: GuardConfig) -> li
 def with_turned_knobs(config: RunConfig, state: RunState) -> RunConfig:
     """Return a stage's recipe with its knobs turned once for each time that the stage was rolled back."""
     times = num_roll_backs(state)
-    if times == 0 or config.rl is None:
+    (stage,) = config.stages
+    section = config.section_of(stage)
+    if times == 0 or not isinstance(section, RlConfig):
         return config
-    rl, rollout = turned(config.rl, config.rollout, config.guard, times)
-    return config.model_copy(update={"rl": rl, "rollout": rollout})
+    rl, rollout = turned(section, config.rollout, config.guard, times)
+    return config.model_copy(update={stage.kind: rl, "rollout": rollout})
 
 
 def num_roll_backs(state: RunState) -> int:
@@ -130,8 +133,7 @@ def note_checkpoint(state: RunState, config: RunConfig) -> list[int]:
 
 def keeps_checkpoints(config: RunConfig) -> bool:
     """True if the guard may roll back in this stage, or name a checkpoint to restart from."""
-    section = getattr(config, config.stages[0].kind)
-    return config.guard.action in ("stop", "roll_back") and isinstance(section, RoundsConfig)
+    return config.guard.action in ("stop", "roll_back") and bool(config.sections_of(RoundsConfig))
 
 
 def max_delay(config: RunConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from verizero.pipeline.config.preference import PreferenceConfig, check_loss
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import PretrainConfig
 from verizero.pipeline.data.overlap import check_overlap
 from verizero.pipeline.data.pairs import PairsRead, read_pairs
 from verizero.pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
@@ -69,7 +70,10 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
         if overlap.matches and data.demonstrations:
             notes.append(f"demonstrations: {overlap}")
     forget_generated()
-    text = {s.name: stage_text(config.of_stage(s.name), base_dir, notes) for s in config.stages_of("pretrain")}
+    text = {
+        stage: stage_text(section, config, base_dir, notes)
+        for stage, section in config.sections_of(PretrainConfig).items()
+    }
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
     if room is not None:
@@ -89,10 +93,8 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs, tuple(left_out))
 
 
-def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
+def stage_text(section: PretrainConfig, config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
     """Return the texts of a pre-training stage: its files, else lines of the generators. Skips are added to `notes`."""
-    section = config.pretrain
-    assert section is not None
     text, skipped = read_texts(section.text, base_dir)
     notes += skipped
     return text or load_text(config.data.train, config.seed, section.num_lines)
@@ -135,18 +137,16 @@ def stage_pairs(
     Raise DataError as `read_pairs` does, and if a loss of pairs gets rows with labels.
     """
     by_stage: dict[str, PairsRead] = {}
-    for stage in [*config.stages_of("preference"), *config.stages_of("reward_model")]:
-        own = config.of_stage(stage.name)
-        section = own.preference if stage.kind == "preference" else own.reward_model
-        if section is None or not section.pairs:
+    for stage, section in config.sections_on_pairs.items():
+        if not section.pairs:
             continue
         read = read_pairs(section.pairs, config.seed, base_dir)
         kept, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
         # By object, as pairs of different sources may share an id.
         allowed = {id(prompt) for prompt in kept}
         read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
-        check_pairs(stage.name, section, read, renderer, context)
-        by_stage[stage.name] = read
+        check_pairs(stage, section, read, renderer, context)
+        by_stage[stage] = read
     return by_stage
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import Source
-from verizero.pipeline.config.stages import DEMONSTRATIONS
+from verizero.pipeline.config.stages import DEMONSTRATIONS, SftConfig
 from verizero.pipeline.data.demonstrated import episode_rows
 from verizero.pipeline.data.prompts import read_demonstrations
 from verizero.pipeline.data.render import Renderer
@@ -58,8 +58,8 @@ def demonstration_rows(
 
 def _demonstrations(run: Run, setup: StageSetup) -> tuple[list[Prompt], Sequence[tuple[Any, str]]]:
     """Return the demonstrations of the data, or those that an earlier stage left; and the rows that were left out."""
-    section = setup.config.sft if setup.kind == "sft" else None
-    if section is None or section.demonstrations is None:
+    section = setup.section
+    if not isinstance(section, SftConfig) or section.demonstrations is None:
         return run.data.demonstrations, run.data.left_out
     file = (run.stage_folder(section.demonstrations) / DEMONSTRATIONS).resolve()
     # SFT grades nothing, so a plain verifier replaces the rows' own, whose parameters are not in the file

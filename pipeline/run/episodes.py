@@ -24,8 +24,6 @@ from verizero.pipeline.types import Prompt
 
 AGENT = "agent"
 """The environment that starts a program, whose first request would be needed to know its tools."""
-PLAYED = frozenset({"pretrain", "sft", "rl"})
-"""Kinds of stages that can learn from prompts with an environment."""
 
 
 def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: int | None) -> Episodes | None:
@@ -124,11 +122,12 @@ def check_template(config: RunConfig, data: RunData, base_dir: Path, folder: Pat
 
 def check_stages(config: RunConfig) -> None:
     """Raise ConfigError for a stage, or an option of the engine, that cannot play prompts with an environment."""
-    odd = next((s for s in config.stages if s.kind not in PLAYED), None)
+    odd = next((s for s in config.stages if not config.section_of(s).plays_episodes), None)
     if odd is not None:
+        played = sorted(kind for kind, section in config.kinds().items() if section.plays_episodes)
         raise ConfigError(
             f"stage {odd.name!r} of kind {odd.kind} samples single responses, and rows of the data have an "
-            f"environment; use stages of kind {', '.join(sorted(PLAYED))}, or leave the rows out"
+            f"environment; use stages of kind {', '.join(played)}, or leave the rows out"
         )
     how = config.rollout
     if how.max_staleness > 0 and how.in_flight == "interrupt":

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.config.stages import MODEL
@@ -66,9 +67,8 @@ def build_graders(
     components = bind_components(config.scoring, base_dir)
     second = _second_opinions(config, data, base_dir)
     others: list[Grader] = [] if second is None else [second.bound]
-    sections = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
-    rewards = [r.reward for r in sections if r is not None and r.reward is not None]
-    others += [r.bind(base_dir) for r in rewards]
+    rewards = [section.reward for section in config.sections_of(RlConfig).values()]
+    others += [reward.bind(base_dir) for reward in rewards if reward is not None]
     played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say, played)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice.of_key(key, base_dir) for key in bound}

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.run import RunConfig, section_named
 from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.run.schedule import at_end_of_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train.optimizer import schedule
 
-ROUNDS = ("rounds", "steps_per_round")
-LENGTHS = {
-    **dict.fromkeys(("sft", "pretrain"), ("steps", "epochs")),
-    **dict.fromkeys(("rl", "distill", "online_preference"), ROUNDS),
-}
-"""Kind of stage -> the fields of its section with which it can continue."""
-
 
 def is_of_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
     """True if nothing but the length differs between two stages' fields, each with a number in both."""
-    names = {f"{kind}.{name}" for name in LENGTHS.get(kind, ())}
+    names = {f"{kind}.{name}" for name in section_named(kind).lengths}
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
 
 
 def obstacle(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
     """Return why the stage at `state` cannot continue with the new length, in words; None if it can."""
-    in_rounds = LENGTHS[kind] == ROUNDS
+    in_rounds = issubclass(section_named(kind), RoundsConfig)
     done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
     if done == 0:
         return None
@@ -56,7 +50,7 @@ def obstacle(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunS
 
 def _steps(kind: str, fields: dict[str, Any]) -> int | None:
     """Return the steps of the whole stage; None if they follow from the data."""
-    if LENGTHS[kind] == ROUNDS:
+    if issubclass(section_named(kind), RoundsConfig):
         return int(fields[f"{kind}.rounds"] * fields[f"{kind}.steps_per_round"])
     steps: int | None = fields[f"{kind}.steps"]
     return steps

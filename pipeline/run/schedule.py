@@ -9,13 +9,16 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, Stage, StageSection
 from verizero.pipeline.run.state import RunState
 
+EVALUATION = "evaluate"
+"""Kind of the items that measure the policy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """One item of a run: an evaluation, or one piece of a stage, done by the module of its kind."""
 
     kind: str
-    """"evaluate", or the kind of the stage."""
+    """`EVALUATION`, or the kind of the stage."""
     stage: str
     """Name of the stage. An evaluation belongs to the stage that it follows."""
     label: str
@@ -23,12 +26,17 @@ class Item:
     num_steps: int = 0
     """0: as many as the data make (epochs)."""
 
+    @property
+    def is_evaluation(self) -> bool:
+        """True if the item measures the policy, and does nothing of a stage."""
+        return self.kind == EVALUATION
+
 
 def schedule(config: RunConfig) -> list[Item]:
     """Return all items of the run, in order."""
     items: list[Item] = []
     if config.data.evaluation and config.evaluation.before_training:
-        items.append(Item("evaluate", BASE, "before training"))
+        items.append(Item(EVALUATION, BASE, "before training"))
     for stage in config.stages:
         items += _items(config, stage, config.section_of(stage))
     return items
@@ -45,7 +53,7 @@ def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[I
         yield Item(stage.kind, stage.name, label, round_, num_steps)
         due = not section.in_rounds or number % config.evaluation.every_rounds == 0 or number == len(sizes)
         if config.data.evaluation and section.trains_policy and due:
-            yield Item("evaluate", stage.name, f"after {label}", round_)
+            yield Item(EVALUATION, stage.name, f"after {label}", round_)
 
 
 def at_end_of_stage(config: RunConfig, state: RunState) -> bool:
@@ -62,8 +70,8 @@ def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:
     not counted in `num_done`, so that a run resumes at the same place if its recipe now evaluates more or less often.
     """
     for index, item in enumerate(items):
-        if num_done == 0 and not (item.kind == "evaluate" and is_evaluated):
+        if num_done == 0 and not (item.is_evaluation and is_evaluated):
             return index
         # At 0 all stages' items are passed, and an evaluation that follows is due unless it is done.
-        num_done -= item.kind != "evaluate"
+        num_done -= not item.is_evaluation
     return len(items)

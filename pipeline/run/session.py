@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.config.stages import RoundsConfig, StageSection
 from verizero.pipeline.data.ledger import PassRateLedger
 from verizero.pipeline.data.sampler import PromptSampler
 from verizero.pipeline.rl.parts import Parts
@@ -30,6 +30,8 @@ from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.teachers import Teacher
 from verizero.pipeline.train.texts import Row
+
+S = TypeVar("S", bound=StageSection)
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,15 @@ class StageSetup:
         """The recipe's section of the stage."""
         return getattr(self.config, self.kind)
 
+    def section_as(self, kind: type[S]) -> S:
+        """Return the recipe's section of the stage, which is of that class."""
+        assert isinstance(self.section, kind)
+        return self.section
+
     @property
     def rounds(self) -> RoundsConfig:
         """The recipe's section of a stage in rounds."""
-        assert isinstance(self.section, RoundsConfig)
-        return self.section
+        return self.section_as(RoundsConfig)
 
     @property
     def algorithm(self) -> Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.data.ledger import PassRateLedger
@@ -74,9 +75,10 @@ def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
     if controllers is not None and state.stage.controllers:
         controllers.load_state_dict(state.stage.controllers)
     keeps_routing = parts is not None and parts.masks.keep_routing and num_experts(model.config) is not None
-    reward = config.rl.reward if config.rl is not None and config.stages[0].kind == "rl" else None
+    setup = StageSetup(config, parts, controllers, keeps_routing)
+    reward = setup.section.reward if isinstance(setup.section, RlConfig) else None
     workers.graders.enter_stage(None if reward is None else bind_grader(run.shared, run.base_dir, reward))
-    return StageSetup(config, parts, controllers, keeps_routing)
+    return setup
 
 
 def sampler_at(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:

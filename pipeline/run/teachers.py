@@ -33,10 +33,8 @@ def check_domains(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     Raise it too for a teacher of a domain that no prompt has.
     """
     domains = sorted({p.domain for p in prompts})
-    for stage in config.stages_of("distill"):
-        section = config.section_of(stage)
-        assert isinstance(section, DistillConfig)
-        where = "distill" if stage.name == "distill" else f"stage {stage.name!r}: distill"
+    for stage, section in config.sections_of(DistillConfig).items():
+        where = "distill" if stage == "distill" else f"stage {stage!r}: distill"
         if (more := [d for d in section.teachers if d not in domains]) and domains:
             raise ConfigError(
                 f"{where}.teachers names the domain {more[0]!r}, and the training prompts are of {', '.join(domains)}; "
@@ -64,8 +62,7 @@ def stage_teachers(run: Run, workers: Workers, setup: StageSetup, state: RunStat
     Raise ConfigError for a model that does not load; CheckpointError if that of a stage is damaged.
     """
     if setup.teachers is None:
-        section = setup.section
-        assert isinstance(section, DistillConfig)
+        section = setup.section_as(DistillConfig)
         made: dict[TeacherConfig, Teacher] = {}
         for teacher in section.all_teachers.values():
             if teacher not in made:  # one that teaches several domains is held once

@@ -14,7 +14,7 @@ from verizero.pipeline.loop.steps import Wrap
 from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.report.rows import StepRow
 from verizero.pipeline.run.saving import save
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.schedule import EVALUATION, Item
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages.evaluate import evaluate
@@ -115,7 +115,7 @@ def train_tokens(
     for until in chunks(session, item, total, every):
         wrap("train", train_tokens_until)(session, item, rows, section, until)
         if until < total and every is not None and until % every == 0 and session.run.data.evaluation:
-            evaluate(session, replace(item, kind="evaluate", label=f"{item.label} step {until}"), wrap)
+            evaluate(session, replace(item, kind=EVALUATION, label=f"{item.label} step {until}"), wrap)
             session.recorder.progress.begin(item.label, until, total)
 
 
@@ -125,24 +125,24 @@ def train_tokens_until(
     """Do the steps up to `until`."""
 
     def update(indices: list[int]) -> StepMetrics:
-        return next_token_update(session, [rows[i] for i in indices], section.packing)
+        return next_token_update(session, [rows[i] for i in indices], section)
 
     for _ in train_steps(session, item, until, len(rows), section.batch_size, update):
         pass
     session.state.policy_version += 1
 
 
-def next_token_update(session: Session, batch: Sequence[Row], packs: bool) -> StepMetrics:
+def next_token_update(session: Session, batch: Sequence[Row], section: SftConfig | PretrainConfig) -> StepMetrics:
     """Do one optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
     backend, most = session.workers.backend, session.setup.config.train.micro_batch_tokens
     rows = [(len(row.ids), row.num_trained) for row in batch]
     session.recorder.work.add("update", sum(n for n, _ in rows), update_flops(backend.model, rows))
     try:
-        metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, packs)
+        metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, section.packing)
     except NonFiniteError:
         backend.discard()
         raise
-    shown = rows_metrics(session, batch) if session.setup.kind == "sft" else {}
+    shown = rows_metrics(session, batch) if isinstance(section, SftConfig) else {}
     return {**metrics, **shown, **backend.step()}
 
 

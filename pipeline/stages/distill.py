@@ -22,6 +22,7 @@ from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
 from verizero.pipeline.scoring.select import Reason
+from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
 from verizero.pipeline.types import Group, Prompt, StepMetrics
 
@@ -53,8 +54,7 @@ def train_on_teachers(
 
     Raise NonFiniteError if the update was refused.
     """
-    section, config = setup.section, setup.config
-    assert isinstance(section, DistillConfig)
+    section, config = setup.section_as(DistillConfig), setup.config
     teachers = stage_teachers(run, workers, setup, state)
     rows, left_out = distill_rows(run, section, groups, workers.context)
     metrics = left_out if section.has_reference else {}
@@ -108,3 +108,6 @@ def teachers_prompt(prompt: Prompt, teacher: TeacherConfig) -> Prompt | None:
             return None
         question = hinted_question(prompt, teacher.hint)
     return replace(prompt, question=question, system=prompt.system if teacher.system is None else teacher.system)
+
+
+KIND = StageKind(DistillConfig, run)

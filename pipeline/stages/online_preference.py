@@ -21,6 +21,7 @@ from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._pairs import loss_of, update_settings
+from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.preference import (
     PreferenceBatch,
     PreferenceRow,
@@ -40,8 +41,7 @@ def online_preference_steps(session: Session) -> Steps:
     """Return the steps of RL, with a ranking after `verify` and an update on pairs."""
     run, workers, state = session.run, session.workers, session.state
     recorder, setup, steps = session.recorder, session.setup, rl_steps(session)
-    section = setup.config.online_preference
-    assert section is not None
+    section = setup.section_as(OnlinePreferenceConfig)
 
     def verify_and_rank(prompts: Sequence[Prompt], generated: Generated) -> tuple[list[Group], GradingTally]:
         groups, tally = steps.verify(prompts, generated)
@@ -85,3 +85,6 @@ def train_on_pairs(
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
     metrics = {"pairs": float(len(rows)), "reward/mean": sum(rewards) / len(rewards)}
     return {**metrics, **preference_update(backend, params, loss, batch, settings)}
+
+
+KIND = StageKind(OnlinePreferenceConfig, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.loop.steps import Wrap
@@ -11,6 +12,7 @@ from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
+from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
 from verizero.pipeline.types import StepMetrics
 
@@ -21,8 +23,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     At its first step the pairs are made and the reference's log-probs are computed, once. Both are files in the stage's
     folder, with which an interrupted part continues. The reference is the policy that the part begins with.
     """
-    section = session.setup.config.preference
-    assert section is not None
+    section = session.setup.section_as(PreferenceConfig)
     begins = session.state.step == 0
     rows = make_rows(session, item, section, wrap) if begins else kept_rows(session.run, item)
     total = num_steps(section.steps, section.epochs, len(rows), section.batch_size)
@@ -72,3 +73,6 @@ def train_until(session: Session, item: Item, table: ReferenceTable, batch_size:
     for _ in train_steps(session, item, until, len(table.rows), batch_size, update, order):
         pass
     session.state.policy_version += 1
+
+
+KIND = StageKind(PreferenceConfig, run)

@@ -19,6 +19,7 @@ from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import pair_lines
+from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.reward_model import RewardModel, Sides
 from verizero.pipeline.types import Attempt, StepMetrics
 from verizero.verifiers.reward_model import REWARD, RewardModelParams, shown_ids
@@ -37,8 +38,8 @@ class Divided:
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:
     """Make the pairs, train on them from the step that the state names, measure on held-out pairs, keep the model."""
-    section, run, workers, state = session.setup.config.reward_model, session.run, session.workers, session.state
-    assert section is not None
+    section = session.setup.section_as(RewardModelConfig)
+    run, workers, state = session.run, session.workers, session.state
     path = run.stage_folder(item.stage) / "pairs.jsonl"
     if state.step == 0:
         write_lines(run, path, pair_lines(session, item, section, wrap))
@@ -151,3 +152,6 @@ def keep_model(
     else:
         model.write(folder / MODEL, run.tokenizer, is_first=False)
     run.ranks.barrier()
+
+
+KIND = StageKind(RewardModelConfig, run)

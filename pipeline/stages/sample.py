@@ -32,6 +32,7 @@ from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.scoring.score import GradingTally, Scorer
 from verizero.pipeline.seeds import stream
+from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
 HINTED = "/hinted"
@@ -44,7 +45,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     Raise DataError if nothing was kept.
     """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
-    section = section_of(session)
+    section = session.setup.section_as(SampleConfig)
     prompts = chosen_prompts(run, item, section)
     if section.endpoint is None and workers.rollouts.engine.version != state.policy_version:
         wrap("publish", publish)(workers, state, recorder)
@@ -65,13 +66,6 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     join_pieces(run, recorder, item, total)
 
 
-def section_of(session: Session) -> SampleConfig:
-    """Return the recipe's section of the stage."""
-    section = session.setup.config.sample
-    assert section is not None
-    return section
-
-
 def chosen_prompts(run: Run, item: Item, section: SampleConfig) -> list[Prompt]:
     """Return the training prompts that this stage asks: all in order, or a choice drawn for this stage."""
     train = run.data.train
@@ -84,7 +78,7 @@ def sample_piece(
     session: Session, item: Item, prompts: Sequence[Prompt], wrap: Wrap
 ) -> tuple[list[dict[str, Any]], StepMetrics]:
     """Return lines of the answers that are kept, and counts of everything that was asked."""
-    section = section_of(session)
+    section = session.setup.section_as(SampleConfig)
     names = ("prompts", "solved", "responses", "correct", "unwritable", *REASONS, "kept")
     metrics: StepMetrics = dict.fromkeys(names, 0.0)
     metrics["prompts"] = float(len(prompts))
@@ -105,7 +99,8 @@ def sample_piece(
 
 def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: StepMetrics) -> list[Group]:
     """Return the prompts with their graded answers; count them in `metrics`, and report failures of graders."""
-    run, workers, recorder, section = session.run, session.workers, session.recorder, section_of(session)
+    run, workers, recorder = session.run, session.workers, session.recorder
+    section = session.setup.section_as(SampleConfig)
     if section.endpoint is None:
         groups, tally = sample_groups(run, workers, session.setup, recorder, prompts, section.samples, item.stage)
     else:
@@ -169,7 +164,7 @@ def keep(
 
     `originals`: id of the prompt that was asked -> the prompt without a hint, which the line has.
     """
-    section = section_of(session)
+    section = session.setup.section_as(SampleConfig)
     lines: list[dict[str, Any]] = []
     solved: set[str] = set()
     for group in groups:
@@ -186,7 +181,7 @@ def keep(
 
 def line_of(session: Session, item: Item, prompt: Prompt, m: ScoredRollout, hinted: bool) -> dict[str, Any]:
     """Return a row in the default format, and where its demonstration comes from."""
-    endpoint, how = section_of(session).endpoint, session.setup.config.rollout
+    endpoint, how = session.setup.section_as(SampleConfig).endpoint, session.setup.config.rollout
     source = {
         "stage": item.stage,
         "model": "policy" if endpoint is None else endpoint.model,
@@ -238,3 +233,6 @@ def join_pieces(run: Run, recorder: Recorder, item: Item, total: int) -> None:
     run.ranks.barrier()
     number = content.count(b"\n")
     recorder.say(f"{item.label}: kept {number} answers; {DEMONSTRATIONS} of this stage has them")
+
+
+KIND = StageKind(SampleConfig, run)

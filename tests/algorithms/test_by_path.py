@@ -14,7 +14,8 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import TREE
 from tests.test_documents import CONTRIBUTING, block
 from verizero.pipeline.config.load import dump, load_recipe, parse
-from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.rl import parts_of
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.run.fingerprints import recipe_fields
 

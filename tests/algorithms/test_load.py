@@ -13,9 +13,8 @@ from tests.source import code_files, relative
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import AlgorithmParams, PolicyParams, explain_algorithm, load_algorithm, weighted
 from verizero.pipeline.config.preference import loop_parts
-from verizero.pipeline.config.run import check_rl, parts_of
+from verizero.pipeline.config.rl import RlConfig, check_rl, parts_of
 from verizero.pipeline.config.scoring import ScoringConfig
-from verizero.pipeline.config.stages import RlConfig
 from verizero.pipeline.errors import ConfigError, UnknownName
 from verizero.pipeline.rl.parts import Mismatch, Parts
 from verizero.pipeline.rl.rules import check

@@ -83,6 +83,10 @@ def test_recipes_of_different_jobs_are_refused() -> None:
     for override, section in (("evaluation.k=3", "evaluation"), ("rollout.temperature=0.5", "rollout")):
         with pytest.raises(ConfigError, match=f"'{section}'"):
             check_comparable([tiny(), tiny(overrides=["name=b", override])])
+    mined = {"stages": ["sft", "sample", "rl"], "sample": {"samples": 4}}
+    for changes, override, section in (({}, "sft.steps=9", "sft"), (mined, "sample.samples=5", "sample")):
+        with pytest.raises(ConfigError, match=f"'{section}'"):
+            check_comparable([tiny(changes), tiny(changes, ["name=b", override])])
     check_comparable([tiny(), tiny(overrides=["name=b", "scoring.components=[{verifier: length}]"])])
     with pytest.raises(ConfigError, match="'scoring'"):
         check_comparable([tiny(), tiny(overrides=["name=b", "scoring.no_answer=-1"])])

@@ -154,8 +154,8 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, url="http://x"), ["needs model"]),
     (["distill"], taught(path=None, url="x:80", model="m"), ["http://", "'x:80'"]),
     (["distill"], taught(path=None, hint="The answer is {answer}."), ["hint must hold {question}"]),
-    (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage: rl"]),
-    (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage: sfd", "name sft"]),
+    (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage names 'rl'"]),
+    (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage names 'sfd'", "name sft"]),
     (["distill"], served(), ["distill.teacher.url", "over=vocabulary", "top_k: 20"]),
     (["distill"], served(over="top_k", top_k=5, temperature=0.7), ["temperature of 0.7", "distill.temperature: 1"]),
     (

@@ -10,7 +10,7 @@ import yaml
 
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.config.load import dump, load_recipe, only_stages, parse
-from verizero.pipeline.config.run import kinds
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 
 AGAIN: list[Any] = [
@@ -63,11 +63,11 @@ def test_the_written_recipe_reads_back_the_same() -> None:
 
 
 def test_every_kind_is_a_section_and_a_module() -> None:
-    from verizero.pipeline.whole_run import run_of
+    from verizero.pipeline.registry import find, names
 
-    assert set(kinds()) >= {"pretrain", "sft", "rl"}
-    for kind in kinds():
-        assert callable(run_of(kind))
+    kinds = RunConfig.kinds()
+    assert {kind: find("stages", kind).KIND.section for kind in kinds} == kinds
+    assert set(names("stages")) == {*kinds, "evaluate"}
 
 
 @pytest.mark.parametrize(

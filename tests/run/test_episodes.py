@@ -15,7 +15,7 @@ from verizero.pipeline.commands.plan.devices import DEVICES
 from verizero.pipeline.commands.plan.estimate import plan, plan_lines
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.commands.plan.shape import shape_of
-from verizero.pipeline.config.run import most_tokens
+from verizero.pipeline.config.rl import most_tokens
 from verizero.pipeline.environments.elsewhere import Here, Processes, Service
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Silent
@@ -147,7 +147,7 @@ def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
 
 
 def test_observations_train_only_where_rl_plays_episodes(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"episodes\.observation_coef=0\.1 is a term of the loss of RL, and the stages"):
+    with pytest.raises(Exception, match=r"episodes\.observation_coef=0\.1 is a term of the loss of RL, and no stage"):
         tiny({"stages": ["sft"], "episodes": {"observation_coef": 0.1}})
     with pytest.raises(Exception, match=r"episodes\.observation_coef"):
         games("guess", episodes={"observation_coef": -0.1})

@@ -11,7 +11,7 @@ from tests.stages.broken import killed
 from tests.stages.kill_driver import IN_EACH_STAGE
 from tests.stages.start import start
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import kinds
+from verizero.pipeline.config.run import RunConfig
 
 STAGES = [
     "stages=[pretrain, sft, rl, preference, online_preference, distill, reward_model, sample, "
@@ -30,7 +30,7 @@ STAGES = [
 
 def test_every_kind_is_tried() -> None:
     stages = tiny(overrides=STAGES).stages
-    assert {s.kind for s in stages} == set(kinds())
+    assert {s.kind for s in stages} == set(RunConfig.kinds())
     assert [s.name for s in stages] == list(IN_EACH_STAGE)
 
 

@@ -75,11 +75,6 @@ class AtHand:
         """True if the recipe makes its model from nothing."""
         return self.config.model.create is not None
 
-    @property
-    def learns_first(self) -> bool:
-        """True if a stage trains the model on texts before any stage samples from it."""
-        return self.config.stages[0].kind in ("pretrain", "sft")
-
 
 def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
     """Return what this machine has of the recipe.

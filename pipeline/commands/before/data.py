@@ -12,7 +12,7 @@ from verizero.pipeline.commands.before.graders import grader_of, is_cheap
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.config.reward_model import RewardModelConfig
-from verizero.pipeline.config.stages import Stage
+from verizero.pipeline.config.stages import PretrainConfig
 from verizero.pipeline.data.overlap import check_overlap
 from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, read_pairs
 from verizero.pipeline.data.prompts import load_text
@@ -41,10 +41,10 @@ def look(recipe: AtHand) -> Checked:
     told = [f"{len(rows.prompts)} rows of {field}" for field, rows in parts[:2] if rows.prompts]
     findings = [refused(field, text) for field, rows in parts for text in rows.refused.values()]
     absent = [text for _, rows in parts for text in rows.absent.values()]
-    for stage in config.stages_of("pretrain"):
-        findings += _texts(recipe, stage)
-    for stage in (*config.stages_of("preference"), *config.stages_of("reward_model")):
-        text, more = _pairs(recipe, stage)
+    for stage, section in config.sections_of(PretrainConfig).items():
+        findings += _texts(recipe, stage, section)
+    for stage, on_pairs in config.sections_on_pairs.items():
+        text, more = _pairs(recipe, stage, on_pairs)
         findings += more
         told += [text] if text else []
     if not told and not findings:
@@ -66,16 +66,14 @@ def refused(field: str, text: str) -> Finding:
     return Finding(REFUSED, "problem", 1.0, f"A run refuses {field}: {what.rstrip('.')}.", (shown,), remedy)
 
 
-def _texts(recipe: AtHand, stage: Stage) -> list[Finding]:
-    section = recipe.config.of_stage(stage.name).pretrain
-    assert section is not None
+def _texts(recipe: AtHand, stage: str, section: PretrainConfig) -> list[Finding]:
     bounded = [s.model_copy(update={"limit": min(s.limit or MOST_ROWS, MOST_ROWS)}) for s in section.text]
     findings: list[Finding] = []
     for source in bounded:
         try:
             read_texts([source], recipe.base_dir)
         except DataError as exc:
-            findings.append(refused(f"{stage.name}.text", str(exc)))
+            findings.append(refused(f"{stage}.text", str(exc)))
     if not bounded:
         try:
             load_text(recipe.config.data.train, recipe.config.seed, min(section.num_lines, FEW_LINES))
@@ -84,18 +82,16 @@ def _texts(recipe: AtHand, stage: Stage) -> list[Finding]:
     return findings
 
 
-def _pairs(recipe: AtHand, stage: Stage) -> tuple[str, list[Finding]]:
+def _pairs(recipe: AtHand, stage: str, section: PreferenceConfig | RewardModelConfig) -> tuple[str, list[Finding]]:
     """Return a line about the pairs of files of a stage, and what a run would refuse in them."""
-    own = recipe.config.of_stage(stage.name)
-    section = own.preference if stage.kind == "preference" else own.reward_model
-    if section is None or not section.pairs:
+    if not section.pairs:
         return "", []
-    field, places = f"{stage.name}.pairs", dict[str, str]()
+    field, places = f"{stage}.pairs", dict[str, str]()
     try:
         read = read_pairs([_bounded(s) for s in section.pairs], recipe.config.seed, recipe.base_dir, places)
         check_overlap([p.prompt for p in read.pairs], recipe.evaluation.prompts, recipe.config.data.overlap)
         renderer = None if recipe.tokenizer is None else Renderer(recipe.tokenizer, recipe.config.data.template)
-        check_pairs(stage.name, section, read, renderer, recipe.context)
+        check_pairs(stage, section, read, renderer, recipe.context)
         _check_enough(section, read)
         findings = _graded(recipe, section, read.pairs, places)
     except DataError as exc:

@@ -180,7 +180,7 @@ def _untried(recipe: AtHand) -> str | None:
     """Return the reason for which nothing can be sampled; None if it can."""
     if recipe.is_made_here:
         return "the model is made in this run"
-    if recipe.learns_first:
+    if recipe.config.learns_first:
         return f"stage {recipe.config.stages[0].name} trains the model before any stage samples from it"
     if recipe.tokenizer is None:
         return recipe.no_tokenizer

@@ -60,7 +60,7 @@ def look(recipe: AtHand) -> Checked:
 def _recorded(recipe: AtHand) -> list[Finding]:
     """Find that the model's folder names another template than the recipe, by the rule for runs."""
     own = template_of(recipe.config.model.path)
-    if own is None or recipe.learns_first:
+    if own is None or recipe.config.learns_first:
         return []
     tree = recipe.config.model_dump(mode="json")
     finding = other_template.look(Reading(tree, (), (), (), info={"model_template": own}))
@@ -83,7 +83,7 @@ def _unknown(recipe: AtHand, marks: Marks) -> list[Finding]:
         "template of another model."
     )
     remedy = f"{PLAIN}, or put the model's own chat_template into its {SETTINGS}"
-    return [_finding(recipe, "warning" if recipe.learns_first else "problem", 0.9, sentence, remedy)]
+    return [_finding(recipe, "warning" if recipe.config.learns_first else "problem", 0.9, sentence, remedy)]
 
 
 def _twice(recipe: AtHand, marks: Marks) -> list[Finding]:
@@ -108,7 +108,7 @@ def _not_chat(recipe: AtHand) -> list[Finding]:
     """Find that the model was trained to end turns of a chat, and is asked in another form."""
     how = recipe.config.data.template
     marks = try_marks(recipe)
-    if marks is None or recipe.learns_first:
+    if marks is None or recipe.config.learns_first:
         return []
     ids = recipe.tokenizer.convert_tokens_to_ids(list(marks.ends))
     has_own = any(name in (how.text or "") for name in marks.ends)

@@ -18,6 +18,7 @@ from verizero.pipeline.commands.plan.shares import Share
 from verizero.pipeline.config.backend import with_backend
 from verizero.pipeline.config.episodes import names_episodes
 from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 
@@ -151,7 +152,7 @@ def plans(
     config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_prompt: float | None = None
 ) -> dict[str, Plan]:
     """Return a plan of each RL stage by name; without RL, of the last stage, with memory and no times."""
-    stages = [s.name for s in config.stages_of("rl")] or [config.stages[-1].name]
+    stages = list(config.sections_of(RlConfig)) or [config.stages[-1].name]
     return {name: plan(config.of_stage(name), gpus, gpu, mean_share, mean_prompt) for name in stages}
 
 
@@ -165,8 +166,8 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
     if gpus < 1:
         raise ConfigError(f"--gpus must be >= 1, got {gpus}")
     config = with_backend(config, gpus, "cuda")
-    if not config.stages_of("rl"):
-        config = config.model_copy(update={"rl": None})  # the section of a stage that is not done takes no memory
+    # The section of a stage that is not done takes no memory.
+    config = config.model_copy(update={"rl": next(iter(config.sections_of(RlConfig).values()), None)})
     shape, device = shape_of(config), DEVICES[gpu]
     turned, changed = fitting(config, shape, gpus, device)
     phases: dict[str, float] = {}

@@ -13,7 +13,8 @@ from verizero.pipeline.commands.plan.adapters import adapters_of
 from verizero.pipeline.commands.plan.devices import Device
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.config.episodes import most_sampled, names_episodes
-from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.rl import parts_of
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.models.cpu import habits_of, room_of
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS

@@ -13,7 +13,8 @@ from verizero.pipeline.commands.plan.memory import divided_by, longest_of, promp
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
 from verizero.pipeline.config.episodes import names_episodes
-from verizero.pipeline.config.run import RunConfig, parts_of
+from verizero.pipeline.config.rl import parts_of
+from verizero.pipeline.config.run import RunConfig
 
 OWN_TOKEN_S = 0.05e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""
