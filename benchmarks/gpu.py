@@ -1,7 +1,7 @@
 """Proves and measures on a GPU what the tests can only show on a CPU; docs/gpu.md has what each part shows.
 
     python3 benchmarks/gpu.py correctness --out DIR       the same tokens, log-probs, updates and bytes as on the CPU
-    python3 benchmarks/gpu.py speed --out DIR             decoding, updates, memory and waits against what is possible
+    python3 benchmarks/gpu.py speed --out DIR             kernels, updates, memory and waits against what is possible
     python3 benchmarks/gpu.py speed --dry --out DIR       all of it in small form on the CPU
     python3 benchmarks/gpu.py page --from DIR             write the results into docs/gpu.md
 

@@ -1,4 +1,4 @@
-"""Parts that measure speed on a GPU: attention of new shapes, decoding, the update, and the cost of determinism."""
+"""Parts that measure speed on a GPU: attention of new shapes, the update, and the cost of determinism."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_parts.bound import decode_bound_s, seconds, weight_bytes
-from benchmarks.gpu_parts.correct import NO_END, requests_of
+from benchmarks.gpu_parts.bound import seconds, weight_bytes
 from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, made, rows_of, train_once
 from benchmarks.gpu_parts.part import Part, Row, in_child
 
 NAMES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B")
-PROMPT, RESPONSE = 64, 512
-DECODE_GOALS = {"Qwen/Qwen3-0.6B": 0.6}
-"""The share of the bound of weights and KV cache that a decode step of 64 to 256 rows is to reach, by model."""
 ATTENTION: dict[str, dict[str, str]] = {
     "torch's choice": {},
     "cuDNN last": {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"},
@@ -56,71 +52,6 @@ def new_shapes(machine: Machine, label: str) -> Iterator[Row]:
         second.append(1e3 * seconds(both, machine.device, 1, warm=0))
     # The first shapes of a process also pay for what is loaded once.
     yield {"way": label, "new shape, ms": statistics.median(first[1:]), "known shape, ms": statistics.median(second)}
-
-
-def decode(machine: Machine) -> Iterator[Row]:
-    """Time decode steps of the embedded engine by rows, and transformers' generate at 128 rows; goals come first."""
-    from verizero.pipeline.rollout.engine import Sampling
-    from verizero.pipeline.rollout.torch_engine import TorchEngine
-
-    most = machine.ceilings()
-    prompt, tokens = machine.pick((PROMPT, RESPONSE), (4, 6))
-    for name in machine.shapes(*NAMES):
-        if name in DECODE_GOALS or machine.dry:
-            yield {"model": name, "goal, share of the bound at 64 to 256 rows": DECODE_GOALS.get(name, 0.6)}
-        model = made(name, torch.bfloat16, machine.device)
-        for rows in machine.pick((32, 64, 128, 256, 512), (4, 8)):
-            engine = TorchEngine(model, NO_END, 0, rows)
-            requests = requests_of(rows, prompt, model.config.vocab_size, min(8, rows))
-
-            def generate(length: int, engine: Any = engine, requests: Any = requests) -> None:
-                engine.generate(requests, Sampling(length))
-
-            publish_s = seconds(lambda engine=engine: engine.publish(1), machine.device)
-            generate(4)
-            first = seconds(partial(generate, 1), machine.device, warm=0)
-            step = (seconds(partial(generate, tokens), machine.device, warm=0) - first) / (tokens - 1)
-            # Prompts have 3/4 of the longest prompt's tokens on average, and responses half of theirs at any step.
-            bound = decode_bound_s(model, rows, 0.75 * prompt + tokens / 2, most)
-            yield {
-                "model": name,
-                "engine": "embedded",
-                "rows": rows,
-                "fast path": engine.is_fast,
-                "step, ms": 1e3 * step,
-                "tokens/s": rows / step,
-                "prefill, s": first,
-                "publish, s": publish_s,
-                "bound, ms": 1e3 * bound,
-                "share of the bound": bound / step,
-            }
-            del engine
-            machine.empty()
-        yield with_transformers(machine, name, model, machine.pick(128, 8), prompt, machine.pick(128, 6))
-        del model
-        machine.empty()
-
-
-def with_transformers(machine: Machine, name: str, model: Any, rows: int, prompt: int, tokens: int) -> Row:
-    """Time transformers' own generate."""
-    ids = torch.randint(2, model.config.vocab_size, (rows, prompt), device=machine.device)
-
-    def generate(length: int) -> None:
-        with torch.inference_mode():
-            model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=length,
-                min_new_tokens=length,
-                pad_token_id=0,
-            )
-
-    generate(2)
-    first = seconds(partial(generate, 1), machine.device, warm=0)
-    step = (seconds(partial(generate, tokens), machine.device, warm=0) - first) / (tokens - 1)
-    return {"model": name, "engine": "transformers", "rows": rows, "step, ms": 1e3 * step, "tokens/s": rows / step}
 
 
 PADDED: dict[str, Any] = {"packing": "off", "compile": "off", "share_prompts": False}
@@ -234,14 +165,6 @@ PARTS = (
         attention,
     ),
     Part(
-        "decode",
-        "A decode step of the embedded engine against the bound of weights and KV cache; transformers at 128 rows.",
-        "goal: 60 % of the bound at 0.6B with 64 to 256 rows; estimated on an H100 without graphs: 64 rows 4.4 to "
-        "5.5 ms (25 %), 256 rows 11 to 14 ms (28 %); transformers 20 to 35 ms",
-        200,
-        decode,
-    ),
-    Part(
         "update",
         "An update on rows of 1,000 tokens, padded, packed and compiled: tokens/s, and the share of the bound, "
         "which is the measured matrix product.",
@@ -260,7 +183,7 @@ PARTS = (
     Part(
         "TRL",
         "A GRPO step against TRL's GRPOTrainer: 32 prompts, 8 responses each of 256 tokens, bfloat16.",
-        "estimated: TRL takes 2 to 3 times as long (decoding 3 to 5 times, update 0.9 to 1.1)",
+        "estimated: TRL's update takes 0.9 to 1.1 of the time of ours; not known for generating",
         120,
         against_trl,
         ("trl", "datasets"),

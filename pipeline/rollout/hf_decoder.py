@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verizero.pipeline.models.cpu.decoder import ON_CPU
 from verizero.pipeline.models.routing import recording, routers
 
 
@@ -74,7 +73,6 @@ class HfDecoder:
     def __init__(self, model: Any, pad_id: int = 0) -> None:
         self.source = model
         self.pad_id = pad_id
-        self.habits = ON_CPU
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.has_routers = bool(routers(self.model))
 

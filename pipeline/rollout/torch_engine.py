@@ -14,7 +14,6 @@ import torch
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
 from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from verizero.pipeline.rollout.graphs import Graphs, record_of
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import pick, pick_kept
 from verizero.pipeline.rollout.sampling_record import Recorder
@@ -37,8 +36,6 @@ class TorchEngine:
         self.fallback_reason: str | None = None
         self.read_every = habits_of(model.device).read_every
         """Steps between two looks at the rows that have ended: each look waits for all work of the device."""
-        self.record = record_of(model.device)
-        """Records steps as graphs; None: they are not."""
         self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
@@ -110,9 +107,6 @@ class _Decode:
         self.recorder = Recorder(self.queue.total, slots, sampling.max_tokens)
         self.done: list[tuple[Seat, tuple[int, ...], tuple[float, ...]]] = []
         self.begun = self.newest = 0
-        # Attention without the kernel has another shape at each step.
-        can = isinstance(self.decoder, Decoder) and self.decoder.by_kernel
-        self.graphs = Graphs(engine.record) if engine.record is not None and can else None
 
     def made(self) -> dict[tuple[int, int], Completion]:
         """Decode all; return each completion by (index of the request, index of the seed)."""
@@ -121,7 +115,8 @@ class _Decode:
             if self._refill():
                 pass
             elif self.seats.taken:
-                self._step(self.seats.rows)
+                rows = self.seats.rows
+                self._draw(self.decoder.step(self.written.last[:rows], self.cache), self.index[:rows])
             else:
                 break
             unseen += 1
@@ -131,15 +126,6 @@ class _Decode:
                 self._look()
                 unseen = 0
         return self._completions()
-
-    def _step(self, rows: int) -> None:
-        last, index = self.written.last[:rows], self.index[:rows]
-        if self.graphs is None:
-            self._draw(self.decoder.step(last, self.cache), index)
-            return
-        assert isinstance(self.decoder, Decoder)
-        compute, upto = self.decoder.compute, self.cache.open_column()
-        self.graphs.run(rows, lambda: self._draw(compute(last, self.cache, upto), index))
 
     def _drawn(self, begun: int) -> int:
         """Return how many tokens a row has drawn that began after so many steps, unless it has ended."""
@@ -206,11 +192,10 @@ class _Decode:
             self._resize(alive)
 
     def _resize(self, needed: int) -> None:
-        rows = min(self.decoder.habits.bucket(needed), len(self.seats.seats))
-        sources, targets = self.seats.closed_up(rows)
+        sources, targets = self.seats.closed_up(needed)
         self.cache.move(sources, targets)
         self.written.move(sources, targets)
-        self.cache.resize(rows)
+        self.cache.resize(needed)
 
     def _reason(self, ids: tuple[int, ...]) -> FinishReason:
         return "stop" if ids[-1] in self.ends else "length"

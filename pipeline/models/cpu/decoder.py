@@ -72,19 +72,15 @@ class Habits:
     align: int = 1
     """Attention reads, and a cache holds, a multiple of so many columns."""
     on_gpu: bool = False
-    """Rows share a prompt wherever two do, the number of rows of a step is one of few (`bucket`), and all tensors keep
-    their addresses. Else weights are packed for oneDNN, and rows lie as close to each other as their columns allow."""
+    """Rows share a prompt wherever two do. Else weights are packed for oneDNN, and rows lie as close to each other as
+    their columns allow."""
     read_every: int = 1
     """Steps between two looks of the host at the rows that have ended."""
-
-    def bucket(self, rows: int) -> int:
-        """Return the number of rows that a step computes where `rows` are needed."""
-        return 1 << (rows - 1).bit_length() if self.on_gpu and rows else rows
 
 
 ON_CPU = Habits(align=16)
 ON_GPU = Habits(align=64, on_gpu=True, read_every=8)
-"""Never measured. Kernels want aligned rows, each look at the device is a wait, and a graph has one number of rows."""
+"""Never measured. Kernels want aligned rows, and each look at the device is a wait."""
 
 
 def habits_of(device: torch.device) -> Habits:
@@ -234,14 +230,7 @@ class Decoder:
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return logits [B, V] after one more token in each row of the cache; tokens: int64 [B]."""
-        return self.compute(tokens, cache, cache.open_column())
-
-    def compute(self, tokens: Tensor, cache: Cache, upto: int) -> Tensor:
-        """Do the device's part of a step: with a kernel it has one shape for each number of rows, so it can be a graph.
-
-        `upto`: as from `open_column`.
-        """
-        b = tokens.numel()
+        b, upto = tokens.numel(), cache.open_column()
         assert self._rotations is not None
         rotation = self._rotations.index_select(0, cache.positions()).view(b, 1, 1, -1)
         bias, places = cache.spread_bias(upto), cache.next_places()
