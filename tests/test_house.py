@@ -66,8 +66,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """file:function -> why it is long."""
 WIDE_FUNCTIONS: dict[str, str] = {
     "flows/campaigns.py:rl_rounds": "each parameter is a field of the form and of schedules that people have made",
-    "pipeline/models/kernels/attention.py:_attend": "a kernel takes pointers, sizes and strides one by one",
-    "pipeline/models/kernels/attention.py:_merge": "a kernel takes pointers, sizes and strides one by one",
     "pipeline/models/kernels/log_probs.py:_forward": "a kernel takes pointers, sizes and strides one by one",
     "pipeline/models/kernels/log_probs.py:_logits": "a kernel takes pointers, sizes and strides one by one",
     "pipeline/models/kernels/log_probs.py:_to_logits": "a kernel takes pointers, sizes and strides one by one",

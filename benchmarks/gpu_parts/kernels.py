@@ -13,20 +13,19 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts.bound import Ceilings, seconds
-from benchmarks.gpu_parts.correct import NO_END, requests_of
-from benchmarks.gpu_parts.machine import Machine, check, made, settings_of
+from benchmarks.gpu_parts.machine import Machine, check, settings_of
 from benchmarks.gpu_parts.part import Part, Row
 
 NAMES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B")
 TEMPERATURE = 0.7
-LOGPROB_GAP, GRADIENT_GAP, ATTENTION_GAP = 2e-3, 2**-6, 2**-6
-"""Nats; shares of the greatest number. Gradients and results are rounded to bfloat16, which has 8 digits, twice."""
+LOGPROB_GAP, GRADIENT_GAP = 2e-3, 2**-6
+"""Nats; a share of the greatest number. Gradients are rounded to bfloat16, which has 8 digits, twice."""
 CHUNK = 1024
 """Rows of logits that the twin has at once: those of the part `update`."""
 
 
 def kernels(machine: Machine) -> Iterator[Row]:
-    """Compare log-probs, decode attention and whole decode steps, with the kernel and with the twin."""
+    """Compare log-probs with the kernel and with the twin, by model."""
     from verizero.pipeline.models.kernels import VARIABLE
 
     os.environ[VARIABLE] = "on"
@@ -35,10 +34,6 @@ def kernels(machine: Machine) -> Iterator[Row]:
         _, sizes = settings_of(name)
         yield from log_probs(machine, name, sizes, most)
         machine.empty()
-        yield from attention(machine, name, sizes, most)
-        machine.empty()
-    for name in machine.shapes(*NAMES[:2]):
-        yield from steps(machine, name)
 
 
 def log_probs(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings) -> Iterator[Row]:
@@ -101,78 +96,11 @@ def compared(head: Any, hidden: Any, targets: Any, compute: Callable[[Any, Any],
     return max(gaps[:2]), max(gaps[2] / greatest[2], gaps[3] / greatest[3])
 
 
-def attention(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings) -> Iterator[Row]:
-    """Compare attention of one layer of a decode step over rows of different lengths."""
-    heads, kv = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    d = sizes.get("head_dim") or sizes["hidden_size"] // heads
-    for rows, longest in machine.pick(((32, 512), (256, 512), (32, 8192)), ((3, 20),)):
-        caches, q, keys_read = filled(machine, rows, heads, kv, d, longest)
-        results = {}
-        bound = keys_read * kv * d * 2 * 2 / most.bytes_per_s
-        for way, cache in caches.items():
-            upto = cache.open_column()
-            bias = cache.spread_bias(upto)
-            results[way] = cache.attend(0, q, bias, upto).float()
-            row: Row = {"model": name, "what": "attention", "way": way, "rows": rows, "longest": longest}
-            yield row | spent(machine, partial(cache.attend, 0, q, bias, upto), bound, 50)
-        gap = float((results["kernel"] - results["twin"]).abs().max() / results["twin"].abs().max())
-        label = f"{name}, attention of {rows} rows of up to {longest}: gap from the twin"
-        yield check(label, gap, at_most=ATTENTION_GAP)
-
-
-def filled(machine: Machine, rows: int, heads: int, kv: int, d: int, longest: int) -> tuple[dict[str, Any], Any, int]:
-    """Return caches for both ways with the same keys and values, a query a row, and the number of real columns.
-
-    Rows have half to all of `longest` columns, and no shared prompts; the one that a step writes is filled too.
-    """
-    from verizero.pipeline.models.cpu.cache import Cache
-    from verizero.pipeline.models.cpu.decoder import ON_GPU
-
-    wide = -(-longest // ON_GPU.align) * ON_GPU.align
-    device, dtype = machine.device, torch.bfloat16
-    keys, values = torch.randn(2, 1, rows, kv, wide, d, device=device, dtype=dtype)
-    q = torch.randn(rows, heads, d, device=device, dtype=dtype)
-    lengths = (longest - 1 - torch.randint(0, longest // 2, (rows,))).tolist()
-    caches = {
-        "kernel": Cache(keys, values, None, ON_GPU.align, True),
-        "twin": Cache(keys, values, None, ON_GPU.align),
-    }
-    for cache in caches.values():
-        cache.admit(lengths, [1] * rows, range(rows))
-    return caches, q, sum(lengths) + rows
-
-
-def steps(machine: Machine, name: str) -> Iterator[Row]:
-    """Compare whole decode steps of the embedded engine: a kernel that is faster alone may cost more to launch."""
-    from verizero.pipeline.models.kernels import VARIABLE
-    from verizero.pipeline.rollout.engine import Sampling
-    from verizero.pipeline.rollout.torch_engine import TorchEngine
-
-    model = made(name, torch.bfloat16, machine.device)
-    prompt, tokens = machine.pick((64, 256), (4, 3))
-    for rows in machine.pick((64, 256), (4,)):
-        for way, word in (("kernel", "on"), ("twin", "off")):
-            os.environ[VARIABLE] = word
-            engine = TorchEngine(model, NO_END, 0, rows)
-            engine.publish(0)
-            requests = requests_of(rows, prompt, model.config.vocab_size)
-
-            def generate(length: int, engine: Any = engine, requests: Any = requests) -> None:
-                engine.generate(requests, Sampling(length))
-
-            generate(2)
-            first = seconds(partial(generate, 1), machine.device, warm=0)
-            step = (seconds(partial(generate, tokens), machine.device, warm=0) - first) / (tokens - 1)
-            yield {"model": name, "what": "decode step", "way": way, "rows": rows, "ms": 1e3 * step}
-            del engine
-            machine.empty()
-
-
-def spent(machine: Machine, work: Callable[[], Any], bound: float, times: int = 3) -> Row:
+def spent(machine: Machine, work: Callable[[], Any], bound: float) -> Row:
     """Return the time of a call, its share of the bound, and the memory above what was allocated before."""
     machine.empty()
     before = machine.allocated_gib()
-    took = seconds(work, machine.device, machine.pick(times, 1))
+    took = seconds(work, machine.device, machine.pick(3, 1))
     peak = machine.peak_gib()
     above = None if peak is None or before is None else peak - before
     return {"ms": 1e3 * took, "bound, ms": 1e3 * bound, "share of the bound": bound / took, "peak above, GiB": above}
@@ -182,7 +110,7 @@ PARTS = (
     Part(
         "kernels",
         "Triton kernels against their twins of torch: equal numbers, time, memory, and the share of the bound.",
-        "log-probs within 2e-3 nats of float32, gradients and attention within 1/64 of the greatest; time not known: "
+        "log-probs within 2e-3 nats of float32, gradients within 1/64 of the greatest; time not known: "
         "log-probs make the logits twice, so 75 % of the bound at most",
         120,
         kernels,

@@ -94,12 +94,10 @@ class Shared:
             self._longest[g] = n
         self.lengths.copy_(torch.tensor(self._longest, device=self.lengths.device))
 
-    def arrange(self, rows: int, by_kernel: bool) -> None:
+    def arrange(self, rows: int) -> None:
         """Note which rows read which prompt, of the first `rows` rows, after a change of `readers`."""
         device = self.lengths.device
         self.of_row.copy_(torch.tensor([max(0, g) for g in self.readers], device=device))
-        if by_kernel:
-            return
         members: list[list[int]] = [[] for _ in self._longest]
         for row, g in enumerate(self.readers[:rows]):
             if g >= 0:
@@ -148,24 +146,16 @@ class Shared:
 class Cache:
     """Keys and values [L, S, kv, T, d] of S slots; a row is a slot among the first `rows`.
 
-    With `by_kernel` a kernel attends, which reads a row's own columns alone: no bias, no alignment. Memory keeps its
-    address for the life of a cache. With `dense` rows begin close to each other, and are moved apart as they grow.
+    With `dense` rows begin close to each other, and are moved apart as they grow.
     """
 
     def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        shared: Shared | None = None,
-        align: int = 1,
-        by_kernel: bool = False,
-        dense: bool = False,
+        self, keys: Tensor, values: Tensor, shared: Shared | None = None, align: int = 1, dense: bool = False
     ) -> None:
         slots, device = keys.shape[1], keys.device
         self._all = keys, values
         self.shared = shared
-        self.align = 1 if by_kernel else align
-        self.by_kernel = by_kernel
+        self.align = align
         self.rows = 0
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         """int64 [S]: own columns in use."""
@@ -252,17 +242,14 @@ class Cache:
         begun = [x + self.steps for x in self._begun if x is not None] or [0]
         self._shortest, self._longest = min(begun), max(begun)
         if self.shared is not None:
-            self.shared.arrange(rows, self.by_kernel)
+            self.shared.arrange(rows)
 
     def open_column(self) -> int:
         """Return the number of own columns that the next step attends to, with the column that it writes."""
         self.steps += 1
         self._shortest, self._longest = self._shortest + 1, self._longest + 1
         self._spread(self._longest)
-        room = self.keys.shape[3]
-        if self.by_kernel:  # it reads lengths on the device, so a step has the same shape at all lengths
-            return room
-        return min(room, -(-self._longest // self.align) * self.align)
+        return min(self.keys.shape[3], -(-self._longest // self.align) * self.align)
 
     @property
     def is_even(self) -> bool:
@@ -277,12 +264,7 @@ class Cache:
         return own + self.shared.lengths.index_select(0, self.shared.of_row[: self.rows])
 
     def spread_bias(self, upto: int) -> Tensor | None:
-        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number.
-
-        For the kernel, int64 [B]: the own columns of each row, with the one that the step writes.
-        """
-        if self.by_kernel:
-            return self.lengths[: self.rows] + 1
+        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number."""
         if self.is_even and upto == self._longest:
             return None
         hidden = self.columns[None, :upto] > self.lengths[: self.rows, None]
@@ -290,7 +272,7 @@ class Cache:
 
     def next_places(self) -> Tensor | None:
         """Return int64 [B kv]: where `write` puts each row's next key and value; None: all of them in one column."""
-        if self.is_even and not self.by_kernel:
+        if self.is_even:
             return None
         return (self._firsts[: self.rows] + self.lengths[: self.rows, None]).flatten()
 
@@ -312,15 +294,6 @@ class Cache:
         bias: as from `spread_bias`.
         """
         (b, heads, d), kv = q.shape, self.keys.shape[2]
-        if self.by_kernel:
-            from verizero.pipeline.models.kernels.attention import attend
-
-            theirs = None
-            if (shared := self.shared) is not None:
-                theirs = shared.keys[layer].mT, shared.values[layer], shared.of_row[:b], shared.lengths
-            keys, values = self.keys[layer, :b].mT, self.values[layer, :b]
-            assert bias is not None
-            return attend(q, keys, values, bias, upto, theirs).flatten(1)
         # Heads that share keys become query rows, so the cache is read once.
         q = q.reshape(b * kv, heads // kv, d) * (d**-0.5)
         keys, values = (held[layer, :b].view(b * kv, -1, d)[:, :upto] for held in (self.keys, self.values))

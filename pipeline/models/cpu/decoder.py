@@ -1,9 +1,8 @@
 """A decode path for the Llama family (Llama, Mistral, Qwen2, Qwen3) that reads the weights of a transformers model.
 
 transformers' own forward spends most of a small model's decode step in Python. Here a step is a handful of fused
-products over a preallocated key/value cache. It works on any device and pays most on the CPU; on CUDA a kernel attends
-(`models/kernels/attention.py`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
-hand, that both compute the same logits.
+products over a preallocated key/value cache. It works on any device and pays most on the CPU. `check_parity` proves, on
+the weights at hand, that both compute the same logits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from verizero.pipeline.models import kernels
 from verizero.pipeline.models.cpu.cache import Cache, Shared, room_of
 from verizero.pipeline.models.cpu.llama import Sizes, unsupported
 from verizero.pipeline.models.cpu.norms import rms_norm
@@ -97,7 +95,6 @@ class Decoder:
         self.model = model
         self.sizes = Sizes.of(model.config)
         self.habits = habits or habits_of(model.device)
-        self.by_kernel = self._attends_by_kernel()
         self._rotations: Tensor | None = None
         with torch.no_grad():
             inner = model.model
@@ -127,15 +124,6 @@ class Decoder:
         for held, layer in zip(self.layers, inner.layers, strict=True):
             held.take(self._read(layer))
 
-    def _attends_by_kernel(self) -> bool:
-        """True if the kernel is wanted on the model's device, and was proved there for heads like these."""
-        device, dtype, s = self.model.device, self.model.dtype, self.sizes
-        if not kernels.wanted(device):
-            return False
-        from verizero.pipeline.models.kernels.attention import is_proved
-
-        return is_proved(device, dtype, s.heads, s.kv_heads, s.head_dim)
-
     def _is_tied(self) -> bool:
         head, embedding = self.model.lm_head.weight, self.model.model.embed_tokens.weight
         return head is embedding or head.data_ptr() == embedding.data_ptr()
@@ -162,7 +150,7 @@ class Decoder:
         if room.prompts:
             shared = Shared(*self._columns(room.prompts, room.prompt_columns), room.rows)
         self._rotation(max(lengths, default=0) + max_new_tokens)
-        return Cache(keys, values, shared, self.habits.align, self.by_kernel, dense=not self.habits.on_gpu)
+        return Cache(keys, values, shared, self.habits.align, dense=not self.habits.on_gpu)
 
     def _columns(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [L, rows, kv, T, d] of zeros, with T at least `columns`."""

@@ -20,13 +20,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from verizero.pipeline.models.kernels import attention, log_probs
+from verizero.pipeline.models.kernels import log_probs
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-WHOLE = dict.fromkeys(("TARGETS", "STOPS", "PROMPT", "P_LENGTHS"), "*i64")
-ALIGNED = ("width", "wide", "q_row", "q_head", "k_row", "k_head", "k_col", "v_row", "v_head", "v_col")
-ALIGNED += ("pk_row", "pk_head", "pv_row", "pv_head")
-"""Sizes and strides that are multiples of 16 in real models; triton looks at the numbers that it is called with."""
+ALIGNED = ("width", "wide")
+"""Sizes that are multiples of 16 in real models; triton looks at the numbers that it is called with."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -38,14 +36,6 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[str, ...], dict[str, 
     model = ("HIDDEN", "WEIGHT")
     yield log_probs._forward, model, {**named, "ENTROPY": True, "SPAN": tiles.span}, options
     yield log_probs._to_logits, (*model, "OUT"), {**named, "ENTROPY": True}, options
-    shape = {"DIM": 128, "D": 128, "SPAN": attention.SPAN}
-    group = {"KV": 8, "GROUP": 2, "G": 16, "BLOCK": attention.BLOCK, "RAISE": False}
-    near = {"q_dim": 1, "k_dim": 1, "v_dim": 1}
-    launch = {"num_warps": attention.WARPS, "num_stages": attention.STAGES}
-    for whole in (True, False) if dtype == torch.bfloat16 else (False,):
-        own = ("Q", "KEYS", "VALUES", "P_KEYS", "P_VALUES", *(("OUT", "TOPS", "TOTALS") if whole else ()))
-        yield attention._attend, own, {**shape, **group, **near, "WHOLE": whole, "SHARED": not whole}, launch
-    yield attention._merge, ("OUT",), {**shape, "HEADS": 16, "SHARED": True}, {"num_warps": 1}
 
 
 def main(capabilities: list[int]) -> None:
@@ -62,11 +52,13 @@ def compiled(
     signature, aligned = {}, {}
     for i, name in enumerate(kernel.arg_names):
         is_pointer = name.isupper() and name not in constants
-        signature[name] = "constexpr" if name in constants else WHOLE.get(name, "*fp32") if is_pointer else "i32"
+        signature[name] = "constexpr" if name in constants else "*fp32" if is_pointer else "i32"
         if name in own:
             signature[name] = TYPES[dtype]
-        if name in ("scale", "per_temperature"):
+        if name == "per_temperature":
             signature[name] = "fp32"
+        if name == "TARGETS":
+            signature[name] = "*i64"
         if is_pointer or name in ALIGNED:
             aligned[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)

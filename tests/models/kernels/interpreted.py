@@ -20,7 +20,6 @@ MODULES = (
     "transformers.models.qwen2.modeling_qwen2",
     "verizero.pipeline.rollout.torch_engine",
     "verizero.pipeline.models.forward",
-    "verizero.pipeline.models.kernels.attention",
     "verizero.pipeline.models.kernels.log_probs",
 )
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VERIZERO_KERNELS": "on"}
