@@ -21,12 +21,13 @@ from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.collect import Count, Generation
 from verizero.pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
 from verizero.pipeline.run.dealing import share_of
-from verizero.pipeline.run.own_stream import HERE, OwnStream
 from verizero.pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
 from verizero.pipeline.run.state import InFlightBatch
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Prompt, Rollout
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Asynchronous(Synchronous):
         ranks: Ranks,
         tokens_per_version: int | None,
         engine_copy: Any = None,
-        stream: OwnStream = HERE,
+        device: torch.device = CPU,
     ) -> None:
         """Make the source and its thread.
 
@@ -53,10 +54,10 @@ class Asynchronous(Synchronous):
         continues it; None: a version samples whole responses.
         `engine_copy`: the module that the engine reads weights from, if that is not the trainer's. Then new weights can
         be published while a batch is being generated: a copy waits for its end. Otherwise publishing waits for it.
-        `stream`: where the thread computes.
+        `device`: where the policy is.
         """
         super().__init__(generation, ranks)
-        self._tokens_per_version, self._engine_copy, self._stream = tokens_per_version, engine_copy, stream
+        self._tokens_per_version, self._engine_copy, self._device = tokens_per_version, engine_copy, device
         self._queue: deque[_InFlight] = deque()
         self._thread = ThreadPoolExecutor(1, "generation")
         self._last: Future[None] | None = None
@@ -166,7 +167,7 @@ class Asynchronous(Synchronous):
         continue_batch(batch, self.generation, max_new_tokens)
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
-        before, self._last = self._last, self._thread.submit(self._stream.bound(_unless_failed(self._last, work)))
+        before, self._last = self._last, self._thread.submit(_on(self._device, _unless_failed(self._last, work)))
         if before is not None and before.done():
             before.result()  # report an earlier error now instead of at the next wait
         return self._last
@@ -198,5 +199,25 @@ def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Cal
         # Gradient mode belongs to a thread, and this one does not inherit the trainer's.
         with torch.no_grad():
             work()
+
+    return run
+
+
+def _on(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """Return the work for another thread: after all that this one has started on a GPU, and finished when it returns.
+
+    A new thread begins with the first GPU, whatever its rank uses, and vLLM may give each thread a CUDA stream.
+    """
+    if device.type != "cuda":
+        return work
+    # Weights that this thread is still copying must be there before the other thread reads them.
+    torch.cuda.synchronize(device)
+
+    def run() -> None:
+        torch.cuda.set_device(device)
+        try:
+            work()
+        finally:
+            torch.cuda.synchronize(device)
 
     return run

@@ -32,7 +32,6 @@ from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.ahead import Asynchronous
 from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
 from verizero.pipeline.run.data import RunData
-from verizero.pipeline.run.own_stream import own_stream
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource, Synchronous
 from verizero.pipeline.run.session import Run
@@ -222,9 +221,8 @@ def build_source(
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1
     engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy)
-    own = own_stream(backend.model.device)
     generation = Generation(engine, data.renderer, config.seed, episodes)
-    return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, own)
+    return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
 
 
 def build_recorder(run: Run, state: RunState, backend: Backend, progress: Progress) -> Recorder:

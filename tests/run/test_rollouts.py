@@ -1,15 +1,21 @@
-"""The asynchronous source: batches in flight of several ranks are saved and continued by any number."""
+"""The asynchronous source: batches in flight of several ranks are saved and continued by any number; its thread."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+import torch
+
+from tests.rollout.test_collect import EOS, Letters, answer
 from tests.stages.sessions import session_of
 from verizero.pipeline.rollout.collect import Generation
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.ahead import Asynchronous
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
@@ -65,3 +71,28 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
             sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]
             assert [r.prompt_id for r in greedy] == [prompts[i].id for i in places]
             assert sampled == [r for i in places for r in whole.rollouts[0][3 * i : 3 * i + 3]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_for(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, torch.device | None, bool]] = []
+    trainer = threading.get_ident()
+
+    def note(what: str, device: torch.device | None = None) -> None:
+        calls.append((what, device, threading.get_ident() == trainer))
+
+    def work() -> None:
+        note("work")
+        if fails:
+            raise ValueError("no")
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: note("set", device))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: note("wait", device))
+    gpu = torch.device("cuda", 3)
+    source = Asynchronous(Generation(ScriptedEngine(answer, EOS), Letters(), 0), Ranks(), None, device=gpu)
+    error = source._submit(work).exception()
+    source.close()
+    assert isinstance(error, ValueError) == fails
+    assert calls == [("wait", gpu, True), ("set", gpu, False), ("work", None, False), ("wait", gpu, False)]
