@@ -1,4 +1,4 @@
-"""Every recipe in a tiny form on the make-believe accelerator, and the waits of a decode step and of a micro-batch.
+"""Every recipe in a tiny form on the make-believe accelerator, and the waits of a micro-batch.
 
 Run by `test_fake_device.py` as `python -m tests.fake_device_runs`: one process for all recipes, because the device is
 installed for the life of a process. Prints one JSON object.
@@ -40,8 +40,6 @@ from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.rollout.engine import Request, Sampling
-from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_policy, build_tokenizer
 from verizero.pipeline.run.opening import opened
@@ -91,7 +89,6 @@ AT_MOST = {
     "critic_warmup_steps": 1,
 }
 """Field -> the most that it is in a tiny run, in whatever section."""
-MANY_STEPS = 16
 MOST_TOKENS = 1024
 """So many that an update is a single micro-batch."""
 LAYERS_OF_WAITS = 2
@@ -232,22 +229,6 @@ def by_file(waits: Counter[tuple[str, str]], times: int) -> dict[str, float]:
     return {name: count / times for name, count in sorted(out.items()) if count}
 
 
-def decode_waits(folder: Path, sampling: Sampling, listens: bool) -> dict[str, float]:
-    """The waits of one step of decoding in which no response ends: what a longer response waits more."""
-    config = tiny("demo", folder, LAYERS_OF_WAITS)
-    engine = TorchEngine(build_policy(config, build_tokenizer(config), None), (-1,), 0)
-    requests = [Request((3, 4, 5), (1, 2)), Request((6, 7), (3, 4))]
-    hear = (lambda _: None) if listens else None
-
-    def waits(tokens: int) -> Counter[tuple[str, str]]:
-        long = replace(sampling, max_tokens=tokens)
-        return fake_device.waits_of(lambda: [engine.generate(requests, long, hear)])
-
-    waits(4)
-    # An engine may read the ends of responses once in some steps, so that a step has a part of a wait.
-    return by_file(waits(4 + MANY_STEPS) - waits(4), MANY_STEPS)
-
-
 def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     """The waits of one micro-batch more in an update of the same rows. `how`: fields of `train`."""
     config = tiny(name, folder, LAYERS_OF_WAITS)
@@ -323,11 +304,7 @@ def main() -> None:
             cases[recipe] = attempt(lambda work=work, recipe=recipe: work(recipe, folder))
         result = {"recipes": cases, "planted": attempt(lambda: planted(folder))["error"]}
         if not asked or "waits" in asked:
-            greedy, cut = Sampling(1), Sampling(1, top_p=0.9, max_kept=64)
             result["waits"] = {
-                "decode step": decode_waits(folder, greedy, False),
-                "decode step, graded while decoding": decode_waits(folder, greedy, True),
-                "decode step, sampled sets kept": decode_waits(folder, cut, False),
                 "micro-batch, GRPO": micro_batch_waits("demo", folder),
                 "micro-batch, GRPO, each row alone": micro_batch_waits("demo", folder, share_prompts=False),
                 "micro-batch, GRPO, packed": micro_batch_waits("demo", folder, packing="on"),

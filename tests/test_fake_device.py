@@ -20,9 +20,6 @@ from tests.warm import LIBRARIES, warm
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = {
-    "decode step": 0.125,
-    "decode step, graded while decoding": 0.125,
-    "decode step, sampled sets kept": 0.125,
     "micro-batch, GRPO": 0,
     "micro-batch, GRPO, each row alone": 2,
     "micro-batch, GRPO, packed": 0,

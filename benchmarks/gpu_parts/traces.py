@@ -1,4 +1,4 @@
-"""Parts that look inside: memory against the plan, kernels by time and launches a step, and waits of the host."""
+"""Parts that look inside: memory against the plan, kernels by time and launches, and waits of the host."""
 
 from __future__ import annotations
 
@@ -91,45 +91,30 @@ def measured_gib(
 
 
 def traces(machine: Machine) -> Iterator[Row]:
-    """Profile one decode step and one micro-batch: launches, and the kernels that take most of the time."""
-    for what, work, times in works(machine):
+    """Profile a micro-batch: launches, and the kernels that take most of the time."""
+    work = micro_batch(machine)
+    work()
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [] if machine.dry else [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
         work()
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        kinds += [] if machine.dry else [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=kinds) as profile:
-            work()
-            machine.wait()
-        events = profile.key_averages()
-        names = LAUNCHES if not machine.dry else tuple(e.key for e in events if e.key.startswith("aten::"))
-        launches = sum(e.count for e in events if e.key in names)
-        yield {"what": what, "launches": round(launches / times, 1)}
-        field = "self_cpu_time_total" if machine.dry else "self_device_time_total"
-        # On a GPU the kernels alone: an operation's own row repeats the time of the kernels that it launched.
-        kernels = [e for e in events if machine.dry or e.device_type == torch.autograd.DeviceType.CUDA]
-        for event in sorted(kernels, key=lambda e: -getattr(e, field))[:TOP]:
-            yield {
-                "what": what,
-                "kernel": event.key[:100],
-                "times": round(event.count / times, 1),
-                "us": round(getattr(event, field) / times, 1),
-            }
+        machine.wait()
+    events = profile.key_averages()
+    names = LAUNCHES if not machine.dry else tuple(e.key for e in events if e.key.startswith("aten::"))
+    yield {"launches": sum(e.count for e in events if e.key in names)}
+    field = "self_cpu_time_total" if machine.dry else "self_device_time_total"
+    # On a GPU the kernels alone: an operation's own row repeats the time of the kernels that it launched.
+    kernels = [e for e in events if machine.dry or e.device_type == torch.autograd.DeviceType.CUDA]
+    for event in sorted(kernels, key=lambda e: -getattr(e, field))[:TOP]:
+        yield {"kernel": event.key[:100], "times": event.count, "us": round(getattr(event, field), 1)}
 
 
-def works(machine: Machine) -> Iterator[tuple[str, Callable[[], Any], int]]:
-    """Yield a decode of some steps and an update of some micro-batches, each with their number."""
-    from verizero.pipeline.rollout.engine import Sampling
-    from verizero.pipeline.rollout.torch_engine import TorchEngine
-
+def micro_batch(machine: Machine) -> Callable[[], Any]:
+    """Return an update of one micro-batch."""
     model = made(machine.pick(NAME, "small"), torch.bfloat16, machine.device)
-    vocab = model.config.vocab_size
-    engine = TorchEngine(model, NO_END, 0)
-    engine.publish(0)
-    requests = requests_of(machine.pick(128, 4), machine.pick(64, 4), vocab)
-    steps = 8
-    yield f"decode step, {machine.pick(128, 4)} rows", partial(engine.generate, requests, Sampling(steps)), steps
     backend = learner(model, device=str(machine.device))
-    groups = groups_of(1, 4, machine.pick(128, 4), machine.pick(896, 8), vocab)
-    yield "micro-batch", partial(train_once, backend, groups, machine.pick(4096, 64)), 1
+    groups = groups_of(1, 4, machine.pick(128, 4), machine.pick(896, 8), model.config.vocab_size)
+    return partial(train_once, backend, groups, machine.pick(4096, 64))
 
 
 def waits(machine: Machine) -> Iterator[Row]:
@@ -137,42 +122,38 @@ def waits(machine: Machine) -> Iterator[Row]:
     if machine.dry:
         yield from make_believe_waits(machine.out)
         return
-    for what, work, times in works(machine):
-        work()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        lines: Counter[str] = Counter()
-        for w in (w for w in told if "synchronizing CUDA operation" in str(w.message)):
-            path = Path(w.filename)
-            name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-            lines[f"{name}:{w.lineno}"] += 1
-        yield {"what": what, "waits": round(sum(lines.values()) / times, 1)}
-        for place, count in lines.most_common(TOP):
-            yield {"what": what, "line": place, "waits": round(count / times, 1)}
+    work = micro_batch(machine)
+    work()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    lines: Counter[str] = Counter()
+    for w in (w for w in told if "synchronizing CUDA operation" in str(w.message)):
+        path = Path(w.filename)
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+        lines[f"{name}:{w.lineno}"] += 1
+    yield {"waits": sum(lines.values())}
+    for place, count in lines.most_common(TOP):
+        yield {"line": place, "waits": count}
 
 
 def make_believe_waits(folder: Path) -> Iterator[Row]:
-    """Count the waits of a decode step and of a micro-batch on the make-believe device, by file."""
+    """Count the waits of a micro-batch on the make-believe device, by file."""
     from tests import fake_device
 
     fake_device.install()  # in this process alone, which has imported nothing of the project's own so far
     from tests import fake_device_runs as runs
-    from verizero.pipeline.rollout.engine import Sampling
 
     runs.let_recipes_name_it()
     (folder / "parity.py").write_text(runs.VERIFIER)
     with fake_device.Mode():
-        for what, seen in (
-            ("decode step", runs.decode_waits(folder, Sampling(1), False)),
-            ("micro-batch", runs.micro_batch_waits("demo", folder)),
-        ):
-            yield {"what": what, "waits": sum(seen.values())}
-            yield from ({"what": what, "line": name, "waits": count} for name, count in seen.items())
+        seen = runs.micro_batch_waits("demo", folder)
+        yield {"waits": sum(seen.values())}
+        yield from ({"line": name, "waits": count} for name, count in seen.items())
 
 
 PARTS = (
@@ -185,15 +166,15 @@ PARTS = (
     ),
     Part(
         "traces",
-        "Launches and the kernels that take most time, of a decode step and of a micro-batch of 0.6B.",
-        "520 to 690 launches a decode step",
+        "Launches and the kernels that take most time, of a micro-batch of 0.6B.",
+        "not known",
         60,
         traces,
     ),
     Part(
         "waits",
-        "How often the host waits for the GPU, by line; a GPU idles in each wait.",
-        "a wait in 8 decode steps; tests/test_fake_device.py holds the budgets",
+        "How often the host waits for the GPU in a micro-batch, by line; a GPU idles in each wait.",
+        "tests/test_fake_device.py holds the budgets",
         60,
         waits,
     ),

@@ -19,7 +19,6 @@ class HfCache:
     def __init__(self, slots: int) -> None:
         self.places = slots
         """Prompts that can be added at a time."""
-        self.steps = 0
         self.inner: Any = None
         self.pad = torch.empty(0)
         self.length = 0
@@ -115,7 +114,6 @@ class HfDecoder:
         positions = (cache.length - cache.pad)[:, None]
         # Before the forward: its mask must cover the new column.
         cache.length += 1
-        cache.steps += 1
         return self._forward(tokens[:, None], positions, cache)
 
     def _forward(self, ids: Tensor, positions: Tensor, cache: HfCache) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,8 @@ BLOCKS_FROM = 8192
 """The least vocabulary that is drawn from by blocks. By blocks and whole, on one thread of a CPU: 64 rows of 2,000
 tokens 0.64 and 0.53 ms, 64 rows of 49,152 8.1 and 14.3 ms, 32 rows of 151,936 19 and 37 ms. 256 rows of 50 tokens take
 0.1 ms whole."""
+NUMBERS_AT_ONCE = 64
+"""Numbers of a seed that are drawn ahead; how many changes none of them."""
 
 
 def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -38,7 +39,7 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The sets that tokens were drawn from, in tensors whose shapes depend on no logits."""
+    """The sets that tokens were drawn from."""
 
     ids: Tensor
     """int32 [B, n]: each row's tokens in the order of the vocabulary, then -1; n is the most that a set may have."""
@@ -48,18 +49,13 @@ class Kept:
     """bool [B]: `max_kept` left out some."""
 
 
-Draw = Callable[[Tensor, Tensor, Sampling], tuple[Any, ...]]
-"""`pick` or `pick_kept`."""
-
-
 def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:
     """Return tokens and log-probs as `pick`, and the set drawn from: at most the `max_kept` most likely tokens."""
     cut = cut_off(_scaled(logits, sampling), sampling.top_k, sampling.top_p)
     vocab = cut.shape[1]
     most = min(sampling.max_kept, vocab)
     bounded = (cut > -math.inf).sum(1) > most
-    # Bounded before the draw: log-probs are then of the set that is recorded. To bound only the rows that need it, the
-    # host would have to wait for the device.
+    # Bounded before the draw: log-probs are then of the set that is recorded.
     cut = most_likely(cut, most)
     tokens, logprobs = _draw(cut, uniforms)
     counts = (cut > -math.inf).cumsum(1, dtype=torch.int32)
@@ -146,8 +142,9 @@ def most_likely(logits: Tensor, most: int) -> Tensor:
     return logits.masked_fill(~stays, -math.inf)
 
 
-def uniforms(seeds: list[int], count: int, device: torch.device) -> Tensor:
-    """Return float64 [count, B]: column b is the stream of seeds[b]."""
+def uniforms(seed: int) -> Iterator[float]:
+    """Yield the stream of a seed, float64 in [0, 1), without end."""
     # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
-    columns = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
-    return torch.stack(columns, 1).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, generator=generator).tolist()

@@ -1,9 +1,10 @@
-"""The host's side of a decode: responses that wait, and the slot of each that is being written."""
+"""Responses that wait, and the slot of each that is being written."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from verizero.pipeline.rollout.engine import Request
@@ -34,8 +35,7 @@ class Queue:
     def __init__(self, requests: Sequence[Request], most: int) -> None:
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         self._waiting = deque((i, 0, requests[i]) for i in order if requests[i].seeds)
-        self.total = sum(len(r.seeds) for r in requests)
-        self.slots = min(most, self.total)
+        self.slots = min(most, sum(len(r.seeds) for r in requests))
         self.least = max(1, int(self.slots * REFILL_SHARE))
         """Slots that must be free before any is refilled."""
         self._piece = max(1, int(self.slots * PIECE_SHARE))
@@ -60,47 +60,65 @@ class Queue:
         return parts
 
 
-class Seat(NamedTuple):
-    """A response that is being written."""
+@dataclass(slots=True)
+class Seat:
+    """A response in a slot."""
 
     place: tuple[int, int]
     """Index of the request, and of the seed."""
-    row: int
-    """Its number among all responses of the call."""
-    begun: int
-    """Steps that had been taken before its first token was drawn."""
+    numbers: Iterator[float]
+    """The uniform numbers by which its tokens are drawn."""
+    number: float = 0.0
+    """The number of the next token."""
+    last: int = 0
+    """The token drawn last. A response that has ended is computed until its slot is taken or given up."""
+    has_ended: bool = False
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """Size of the set that each token was drawn from; 0: the whole vocabulary."""
+    sets: bytearray = field(default_factory=bytearray)
+    """The sets, one after another, int32."""
+    num_bounded: int = 0
+    """Sets that `max_kept` left tokens out of."""
+    experts: bytearray = field(default_factory=bytearray)
+    """The experts of its prompt and of its tokens but the last, int16 [tokens, layers, top_k]."""
+
+    def __post_init__(self) -> None:
+        self.number = next(self.numbers)
 
 
 class Seats:
     """Which response is in which slot."""
 
     def __init__(self, slots: int) -> None:
-        self.seats: list[Seat | None] = [None] * slots
-        self.rows = 0
-        """The slots that a step computes: the first so many."""
+        self.slots = slots
+        self.seats: list[Seat] = []
+        """The responses that a step computes, in the first slots."""
 
     @property
     def free(self) -> list[int]:
-        """The slots without a response, in order."""
-        return [slot for slot, seat in enumerate(self.seats) if seat is None]
+        """The slots without a response that is being written, in order."""
+        ended = [slot for slot, seat in enumerate(self.seats) if seat.has_ended]
+        return [*ended, *range(len(self.seats), self.slots)]
 
     @property
     def taken(self) -> list[int]:
-        """The slots with a response, in order."""
-        return [slot for slot, seat in enumerate(self.seats) if seat is not None]
+        """The slots with a response that is being written, in order."""
+        return [slot for slot, seat in enumerate(self.seats) if not seat.has_ended]
 
-    def leave(self, slots: Sequence[int]) -> list[Seat]:
-        """Free slots; return what was in them."""
-        left = [seat for slot in slots if (seat := self.seats[slot]) is not None]
-        for slot in slots:
-            self.seats[slot] = None
-        return left
+    def take(self, new: Sequence[Seat]) -> list[int]:
+        """Put responses into the first free slots, and return those."""
+        slots = self.free[: len(new)]
+        for slot, seat in zip(slots, new, strict=True):
+            self.seats[slot : slot + 1] = [seat]
+        return slots
 
     def closed_up(self, rows: int) -> tuple[list[int], list[int]]:
         """Move responses into the first `rows` slots; return the slots that they left and those that they took."""
         sources = [slot for slot in self.taken if slot >= rows]
         targets = self.free[: len(sources)]
         for a, b in zip(sources, targets, strict=True):
-            self.seats[b], self.seats[a] = self.seats[a], None
-        self.rows = rows
+            self.seats[b] = self.seats[a]
+        del self.seats[rows:]
         return sources, targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_many_draws_have_the_distribution(sampling: Sampling) -> None:
     allowed = sorted(kept(logits, sampling.temperature, sampling.top_k, sampling.top_p))
     p = softmax([logits[i] for i in allowed], sampling.temperature)
     n = 40_000
-    numbers = uniforms(list(range(200)), n // 200, torch.device("cpu")).reshape(-1)
+    numbers = torch.tensor([x for seed in range(200) for x in islice(uniforms(seed), n // 200)], dtype=torch.float64)
     tokens, _ = pick(torch.tensor([logits]).expand(n, -1), numbers, sampling)
     counts = torch.bincount(tokens, minlength=len(logits)).tolist()
     assert sum(counts[i] for i in allowed) == n
@@ -142,13 +143,13 @@ def test_a_top_k_beyond_the_vocabulary_and_a_top_p_of_one_cut_nothing() -> None:
     assert torch.equal(cut_off(logits, 9, 1.0), logits)
 
 
-def test_streams_depend_on_their_seed_and_not_on_their_length_or_neighbours() -> None:
-    device = torch.device("cpu")
-    together = uniforms([5, 2**63 - 1, 7], 6, device)
-    assert together.dtype == torch.float64
-    for column, seed in enumerate([5, 2**63 - 1, 7]):
-        assert torch.equal(uniforms([seed], 9, device)[:6, 0], together[:, column])
-    assert len({tuple(c) for c in together.t().tolist()}) == 3
+def test_a_stream_is_that_of_its_seed_whatever_its_length_and_whoever_draws_in_between() -> None:
+    streams = {seed: uniforms(seed) for seed in (5, 2**63 - 1, 7)}
+    taken = [[next(stream) for stream in streams.values()] for _ in range(300)]
+    for seed, numbers in zip(streams, zip(*taken, strict=True), strict=True):
+        once = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert list(numbers) == once.tolist()
+    assert len(set(zip(*taken, strict=True))) == 3
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.cpu.test_decoder import lie_about_rotation
 from tests.models.families import SLOW, next_logits, scatter, tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.models.cpu.decoder import ON_GPU, Decoder
-from verizero.pipeline.rollout import sampling_record
 from verizero.pipeline.rollout.engine import Completion, Ended, Request, Sampling
-from verizero.pipeline.rollout.sampling import pick, uniforms
+from verizero.pipeline.rollout.sampling import pick, pick_kept, uniforms
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -37,16 +36,20 @@ def engine_of(name: str, max_rows: int = 1024, publish: bool = True) -> TorchEng
     return engine
 
 
+def numbers_of(seed: int, count: int) -> torch.Tensor:
+    """The first numbers of a seed, float64 [count, 1]."""
+    return torch.tensor([*islice(uniforms(seed), count)], dtype=torch.float64)[:, None]
+
+
 def slowly(model: Any, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> tuple[Completion, bool]:
     """One response by forwards over the whole row, token by token; and that no draw was within rounding of another."""
     ids, logprobs = list(prompt), []
     clear = True
-    numbers = uniforms([seed], sampling.max_tokens, torch.device("cpu"))
-    for t in range(sampling.max_tokens):
+    for number in numbers_of(seed, sampling.max_tokens):
         logits = next_logits(model, ids)[None]
-        token, logprob = pick(logits, numbers[t], sampling)
+        token, logprob = pick(logits, number, sampling)
         for shift in (1e-5, -1e-5):
-            nudged = (numbers[t] + shift).clamp(0, 1 - 2.0**-53)
+            nudged = (number + shift).clamp(0, 1 - 2.0**-53)
             if sampling.temperature > 0 and pick(logits, nudged, sampling)[0] != token:
                 clear = False
         ids.append(int(token))
@@ -127,13 +130,9 @@ def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
                 same(found, alone[request.prompt_ids, seed])
 
 
-@pytest.mark.parametrize("read_every", [3, 8, 100])
 @pytest.mark.parametrize("sampling", [Sampling(MAX), Sampling(MAX, 1.0, 0.9, 6, 3)])
-def test_rows_looked_at_less_often_and_the_habits_of_a_gpu_give_the_same_responses(
-    read_every: int, sampling: Sampling
-) -> None:
+def test_the_habits_of_a_gpu_give_the_same_responses(sampling: Sampling) -> None:
     engine, other = engine_of("qwen2 tied"), engine_of("qwen2 tied")
-    other.read_every = read_every
     other._decoder = Decoder(other.model, ON_GPU)
     heard: list[Ended] = []
     wanted = engine.generate(REQUESTS, sampling)
@@ -147,55 +146,25 @@ def test_rows_looked_at_less_often_and_the_habits_of_a_gpu_give_the_same_respons
     assert len(heard) == len(told)
 
 
-class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for a device: numbers and lists of tensors, `nonzero`, boolean indices, `cpu`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.count = self.moved = 0
-        tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
-
-        def listed(x: torch.Tensor) -> Any:
-            self.count += 1
-            return tolist(x)
-
-        def moved(x: torch.Tensor) -> torch.Tensor:
-            self.count += 1
-            self.moved += x.nbytes
-            return cpu(x)
-
-        monkeypatch.setattr(torch.Tensor, "tolist", listed)
-        monkeypatch.setattr(torch.Tensor, "cpu", moved)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        masks = [i for i in args[1] if i is not None and i.dtype == torch.bool] if func is aten.index.Tensor else []
-        self.count += bool(masks) or func in (aten.nonzero.default, aten._local_scalar_dense.default)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("sampling", [Sampling(40), Sampling(40, 1.0, 0.9, 0, 8), Sampling(40, 1.0, 0.5)])
-def test_decoding_waits_for_a_device_every_few_steps(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TorchEngine(tiny("qwen2 tied"), (-1,), 0)
-    engine.read_every = 8
-    with Waits(monkeypatch) as waits:
-        engine.generate(REQUESTS, sampling, lambda ended: None)
-    looks, once = 40 // 8, 12
-    assert waits.count <= looks + once
-
-
-def test_of_kept_sets_only_the_tokens_leave_the_device_a_few_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, most = engine_of("qwen2 tied"), 3
-    sampling = Sampling(MAX, 1.0, 0.9, 0, most)
-    wanted = [c.kept for completions in engine.generate(REQUESTS, sampling) for c in completions]
-    slots = sum(len(request.seeds) for request in REQUESTS)
-    monkeypatch.setattr(sampling_record, "SETS_AT_ONCE", 4 * slots * (most + 1))  # the room of four steps
-    with Waits(monkeypatch) as waits:
-        answers = engine.generate(REQUESTS, sampling)
-    assert [c.kept for completions in answers for c in completions] == wanted
-    assert all(k is not None and len(k.ids) == 4 * sum(k.sizes) > 0 for k in wanted)
-    # a row's number comes with its tokens, four bytes each
-    assert 0 < waits.moved <= 4 * slots * (most + 1) * MAX
+@pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])
+@pytest.mark.parametrize("sampling", [Sampling(MAX, 1.0, 0.9, 0, 3), Sampling(MAX, 1.0, 0.5, 0, 64)])
+def test_the_sets_of_a_response_are_those_of_forwards_over_the_whole_row(name: str, sampling: Sampling) -> None:
+    engine = engine_of(name, 5)  # so few that slots are taken again
+    sizes, num_bounded = set(), 0
+    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, sampling), strict=True):
+        for seed, found in zip(request.seeds, completions, strict=True):
+            ids, told = list(request.prompt_ids), []
+            for number, token in zip(numbers_of(seed, MAX), found.token_ids, strict=False):
+                told.append(pick_kept(next_logits(engine.model, ids)[None], number, sampling)[2])
+                ids.append(token)
+            assert found.kept is not None
+            assert found.kept.sizes == tuple(int(kept.sizes) for kept in told)
+            assert found.kept.ids == b"".join(kept.ids[0, : int(kept.sizes)].numpy().tobytes() for kept in told)
+            assert found.kept.num_bounded == sum(bool(kept.bounded) for kept in told)
+            sizes |= {*found.kept.sizes}
+            num_bounded += found.kept.num_bounded
+    assert (num_bounded > 0) == (sampling.max_kept == 3)
+    assert (len(sizes) > 1) == (sampling.max_kept == 64)
 
 
 def watched(engine: TorchEngine) -> tuple[list[list[int]], list[int]]:

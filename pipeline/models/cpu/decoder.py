@@ -72,13 +72,11 @@ class Habits:
     on_gpu: bool = False
     """Rows share a prompt wherever two do. Else weights are packed for oneDNN, and rows lie as close to each other as
     their columns allow."""
-    read_every: int = 1
-    """Steps between two looks of the host at the rows that have ended."""
 
 
 ON_CPU = Habits(align=16)
-ON_GPU = Habits(align=64, on_gpu=True, read_every=8)
-"""Never measured. Kernels want aligned rows, and each look at the device is a wait."""
+ON_GPU = Habits(align=64, on_gpu=True)
+"""Never measured. Kernels want aligned rows."""
 
 
 def habits_of(device: torch.device) -> Habits:
