@@ -265,7 +265,7 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     # Nothing trains, so no token has a record of its sampling to repeat.
     extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
     nothing = torch.zeros_like(shortest.response_mask)
-    return replace(shortest, response_mask=nothing, extras=extras, recorded=None)
+    return replace(shortest, response_mask=nothing, extras=extras, recorded=None, spans=((),), answers=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, width: int | None = None) -> TrainBatch:
@@ -278,6 +278,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         at = torch.tensor(list(rows), dtype=torch.int64, device=device)
     if width is None:
         width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
+    of_rows: dict[str, Any] = {"spans": batch.spans, "answers": batch.answers, "prompts": batch.prompts}
     return TrainBatch(
         input_ids=batch.input_ids[at, :width],
         attention_mask=batch.attention_mask[at, :width],
@@ -290,6 +291,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         recorded=rows_recorded(batch.recorded, rows, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
+        **{name: own and tuple(own[i] for i in rows) for name, own in of_rows.items()},
     )
 
 

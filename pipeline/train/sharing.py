@@ -1,4 +1,4 @@
-"""Decides whether rows are packed, with their prompts computed once or alone, and finds the tokens that train.
+"""Decides whether rows are packed, and whether they share their prompts.
 
 Rows that share a prompt go to the same rank and the same micro-batch (`train.collate`); `models.runs` computes them.
 """
@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import varlen
-from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import row_lengths
-from verizero.pipeline.types import Group, PromptOf, TrainBatch
+from verizero.pipeline.types import Group, PromptOf
 
 MIN_SPARED, MIN_SPARED_ON_GPU = 0.1, 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too.
@@ -80,37 +75,6 @@ def _can_pack(backend: Backend) -> bool:
 def alone_of(lengths: Sequence[int]) -> tuple[PromptOf, ...]:
     """Return the prompts of packed rows that share nothing."""
     return tuple(PromptOf(i, 0, tokens) for i, tokens in enumerate(lengths))
-
-
-def targets_of(
-    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int], most: int, ends: bool = False
-) -> tuple[list[Tensor], list[Targets]]:
-    """Return for each micro-batch its rows, int64 [b], and the tokens that train, on the batch's device.
-
-    `pieces`: the rows of each micro-batch, `widths` what they are padded to, `most` the tokens of a full one. `ends`:
-    where rows are packed, the last token of each is computed too.
-    """
-    assert batch.spans is not None
-    device, made = batch.rewards.device, []
-    for rows, width in zip(pieces, widths, strict=True):
-        spans = [batch.spans[i] for i in rows]
-        runs = answers = None
-        if batch.prompts is not None:
-            prompts = [batch.prompts[i] for i in rows]
-            runs = Runs.of(prompts, width, ends=ends, most=most, device=device)
-        if batch.answers is not None:
-            answers = places_of([sorted({*own, *batch.answers[i]}) for own, i in zip(spans, rows, strict=True)], width)
-        made.append(Targets(places_of(spans, width), runs, answers))
-    tensors = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
-    own = moved([*tensors, *(t for x in made for t in x.tensors())], device)
-    places = [next(own) for _ in pieces]
-    return places, [x.with_tensors(own) for x in made]
-
-
-def places_of(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
-    """Return int64 [n]: the places of the tokens in the spans of rows [b, width], row by row."""
-    pieces = [torch.arange(i * width + begin, i * width + end) for i, own in enumerate(spans) for begin, end in own]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
 
 
 def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:

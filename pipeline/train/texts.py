@@ -16,7 +16,8 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import deal, padded_ids
-from verizero.pipeline.train.sharing import alone_of, places_of
+from verizero.pipeline.train.micros import places_of
+from verizero.pipeline.train.sharing import alone_of
 
 
 class Row(NamedTuple):
