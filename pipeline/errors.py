@@ -154,7 +154,7 @@ def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
 
 def machine_fault(exc: BaseException) -> str:
     """Return what the machine refused, and the remedy, if that is why the exception was raised; else empty."""
-    for link in _chain(exc):
+    for link in chain_of(exc):
         if isinstance(link, OSError) and link.errno is not None:
             places = [str(name) for name in (link.filename, link.filename2) if name is not None]
             text, number = f"{os.strerror(link.errno)}{f' ({places[-1]})' if places else ''}", link.errno
@@ -207,12 +207,12 @@ def limit_fault(what: str, files: int, processes: int = 0) -> str:
     return ""
 
 
-def _chain(exc: BaseException | None) -> Iterator[BaseException]:
+def chain_of(exc: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that led to it, from the last to the first, those of groups too."""
     while exc is not None:
         yield exc
         for member in exc.exceptions if isinstance(exc, BaseExceptionGroup) else ():
-            yield from _chain(member)
+            yield from chain_of(member)
         exc = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from verizero.pipeline.errors import Collapsed, GradersFailed, VerizeroError, machine_fault, told
+from verizero.pipeline.errors import Collapsed, GradersFailed, VerizeroError, chain_of, machine_fault, told
 from verizero.pipeline.files import is_locked
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.rows import StepRow
@@ -46,8 +46,10 @@ class Ended:
 
 def ended_by(exc: BaseException, where: str) -> Ended:
     """Return how a run ended that the exception ended in the step `where`."""
-    if not isinstance(exc, Exception):  # Ctrl-C, or a signal or a cancelled flow that a library made an exception of
-        how = "Ctrl-C" if isinstance(exc, KeyboardInterrupt) else f"ended from outside ({type(exc).__name__})"
+    # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; another error may come of it.
+    outside = next((link for link in chain_of(exc) if not isinstance(link, Exception)), None)
+    if outside is not None:
+        how = "Ctrl-C" if isinstance(outside, KeyboardInterrupt) else f"ended from outside ({type(outside).__name__})"
         return Ended("interrupted", where, f"{how}; the same command continues from the last checkpoint")
     fault = machine_fault(exc)
     message = str(exc) if isinstance(exc, VerizeroError) else fault or told(exc)

@@ -21,7 +21,7 @@ DEATHS = [
     ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
     (
         "1|round 1 step 2: publish|1|stop",
-        r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: publish'[\s\S]*"
+        r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: checkpoint'[\s\S]*"
         r"\nrank 1 was in 'round 1 step 2: publish', stopped by a signal: ",
     ),
     (

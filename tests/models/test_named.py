@@ -51,7 +51,11 @@ def test_an_id_of_the_hub_is_none_unless_something_lies_there(
 @pytest.mark.parametrize(
     "name", ["./nomodel", "../nomodel", "/no/model", "a/b/nomodel", "model.safetensors", "nomodel"]
 )
-def test_a_path_where_nothing_is_never_asks_the_hub(name: str, asked: list[tuple[str, int]]) -> None:
+def test_a_path_where_nothing_is_never_asks_the_hub(
+    name: str, asked: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty" / "here")
     with pytest.raises(ConfigError) as caught:
         model_named(name)
     assert f"model.path={name!r}: nothing is there; give a folder saved by save_pretrained" in str(caught.value)
