@@ -1,8 +1,8 @@
 """Log-probs and entropies straight from hidden states: the output layer's product is made some tokens at a time.
 
 The logits of a long batch never exist at once. A chunk's are made, read and dropped, and made again in the backward,
-which costs one more product with the output embeddings. On CUDA a kernel, `kernels.log_probs`, takes
-the place of the chunks; what is here is its twin, for every device and case.
+which costs one more product with the output embeddings. On CUDA a kernel computes the chunks, `kernels.log_probs`; what
+is here is its twin, for every device and case.
 """
 
 from __future__ import annotations

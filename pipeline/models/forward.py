@@ -100,16 +100,18 @@ def logprobs_at(
         return _in_pieces(model, input_ids, where, temperature, entropy, replay, rerouted, layout)
     known = _known(where, layout.targets)
     targets = input_ids.flatten().index_select(0, known.at)
+    entropies: Tensor | None
     if layout.chunk_tokens is None:
         logits = logits_at(model, input_ids, where, replay.routing, rerouted, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
-        return spread(values, where, known.at), spread(entropies, where, known.at) if entropy else None
-    _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
-    with _routed(model, replay.routing, rerouted):
-        hidden = states_before(model, input_ids, where, known, blocks_of(model))
-    head, size = model.get_output_embeddings(), layout.chunk_tokens
-    values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
-    return spread(values, where, known.at), None if chunked is None else spread(chunked, where, known.at)
+    else:
+        _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
+        with _routed(model, replay.routing, rerouted):
+            hidden = states_before(model, input_ids, where, known, blocks_of(model))
+        head, size = model.get_output_embeddings(), layout.chunk_tokens
+        values, entropies = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
+    spreads = spread(entropies, where, known.at) if entropy and entropies is not None else None
+    return spread(values, where, known.at), spreads
 
 
 def _in_pieces(
