@@ -25,18 +25,23 @@ def micros_of(
     sizes = counted(batch)
     prompts = None if batch.prompts is None else [batch.prompts[i] for i in rows]
     pieces, num_idle = deal([sizes[i] for i in rows], max_tokens, ranks.rank, ranks.size, prompts)
-    micros = micros_at(batch, [[rows[i] for i in piece] for piece in pieces], max_tokens, ends)
+    micros = micros_at(batch, [[rows[i] for i in piece] for piece in pieces], sizes, max_tokens, ends)
     nothing = torch.zeros(1, dtype=torch.int64, device=batch.rewards.device)  # any row: none of it trains
     idle = [Micro(nothing, untrained(batch), Targets(nothing[:0]))] if num_idle else []
     return [*micros, *idle * num_idle]
 
 
-def micros_at(batch: TrainBatch, pieces: Sequence[Sequence[int]], most: int, ends: bool = False) -> list[Micro]:
-    """Return the micro-batches of those rows each, of which a full one has `most` tokens; `ends`: see `micros_of`."""
+def micros_at(
+    batch: TrainBatch, pieces: Sequence[Sequence[int]], sizes: Sequence[int], most: int, ends: bool = False
+) -> list[Micro]:
+    """Return the micro-batches of those rows each, of which a full one has `most` tokens.
+
+    `sizes`: of all rows, as `counted` says, for which the host waits once; `ends`: see `micros_of`.
+    """
     assert batch.spans is not None
-    device, lengths, widths, made = batch.rewards.device, batch.attention_mask.sum(1).tolist(), [], []
+    device, widths, made = batch.rewards.device, [], []
     for rows in pieces:
-        widths.append(padded_width(max(lengths[i] for i in rows), device))
+        widths.append(padded_width(max(sizes[i] for i in rows), device))
         spans = [batch.spans[i] for i in rows]
         runs = answers = None
         if batch.prompts is not None:

@@ -19,7 +19,7 @@ from tests.train.rank_threads import gradient_of, two_ranks
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare as prepare_module
 from verizero.pipeline.train.collate import collate, rows_of
-from verizero.pipeline.train.micros import micros_at
+from verizero.pipeline.train.micros import counted, micros_at
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -47,7 +47,7 @@ def solved(parts: Parts, groups: list[Group], pieces: Sequence[Sequence[int]] | 
     backend, settings = backend_of(), settings_of(parts, 10_000, **changes)
     prepared = prepare(backend, parts, groups, settings)
     pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = micros_at(prepared.batch, pieces, 10_000)
+    micros = micros_at(prepared.batch, pieces, counted(prepared.batch), 10_000)
     metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 
@@ -302,7 +302,7 @@ def test_between_versions_each_token_has_its_own_share() -> None:
     batch = collate(groups, 0)
     now = torch.full(batch.response_mask.shape, -1.5, dtype=torch.float64)
     before = prepare_module.Before(None, None, None, None, None)
-    (micro,) = micros_at(batch, [range(len(batch.rewards))], 10_000)
+    (micro,) = micros_at(batch, [range(len(batch.rewards))], counted(batch), 10_000)
     found = before.old_for(parts, settings_of(parts), micro, now, 0.5)
     assert found is not None
     row = 0
