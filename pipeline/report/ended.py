@@ -46,7 +46,7 @@ class Ended:
 
 def ended_by(exc: BaseException, where: str) -> Ended:
     """Return how a run ended that the exception ended in the step `where`."""
-    # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; another error may come of it.
+    # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; it may have led to another error.
     outside = next((link for link in chain_of(exc) if not isinstance(link, Exception)), None)
     if outside is not None:
         how = "Ctrl-C" if isinstance(outside, KeyboardInterrupt) else f"ended from outside ({type(outside).__name__})"

@@ -155,11 +155,7 @@ def test_a_cancelled_flow_is_an_interruption() -> None:
     assert ended.message.startswith("ended from outside (TerminationSignal)")
 
 
-def test_an_error_that_came_of_ctrl_c_is_an_interruption() -> None:
-    try:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as exc:
-            raise RuntimeError("a library's own words") from exc
-    except RuntimeError as error:
-        assert ended_by(error, "").reason == "interrupted"
+def test_an_error_that_ctrl_c_led_to_is_an_interruption() -> None:
+    error = RuntimeError("a library's own words")
+    error.__cause__ = KeyboardInterrupt()
+    assert ended_by(error, "").reason == "interrupted"
