@@ -17,14 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import short_attention, varlen
+from verizero.pipeline.models import attentions, short_attention, varlen
 from verizero.pipeline.models.varlen import Ends, Piece
 from verizero.pipeline.models.widths import ALIKE, packed_width
 from verizero.pipeline.types import PromptOf
 
 NAME = "verizero_runs"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of attentions that add something which is not computed here."""
 MIN_CALL_TOKENS = 512
 """A call of attention with fewer tokens is not ended early: it costs as much as some padding."""
 
@@ -239,13 +237,8 @@ def _enable(model: Any) -> None:
         return
     if model.config._attn_implementation != "sdpa":
         raise ConfigError(f"packed rows: the attention is {model.config._attn_implementation!r}, which takes none")
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
     # Compiled blocks leave it as it is: a layout is another one for each micro-batch.
-    AttentionInterface.register(NAME, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    attentions.enable(model, NAME, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
 
 
 def attention(
@@ -264,15 +257,9 @@ def attention(
     query [B, heads, t, D], key and value [B, key heads, t, D]; result [B, t, heads, D]. With runs B is 1.
     Raises: ConfigError for an attention that adds something which is not computed here.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if runs is None:
-        plain: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **named
-        )
-        return plain
-    what = next((name for name in UNSUPPORTED if named.get(name) is not None), None)
-    if what is not None:
+        return attentions.plain(module, query, key, value, attention_mask, scaling=scaling, **named)
+    if (what := attentions.unsupported(named)) is not None:
         raise ConfigError(f"packed rows: the attention has {what}; set train.packing: off, train.share_prompts: false")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return runs.attend(q, k, v, scaling, named.get("sliding_window"))[None], None

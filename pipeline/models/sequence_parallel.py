@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models import attentions
 from verizero.pipeline.models.proof import agree, difference, evaluating, probe_ids
 
 NAME = "verizero_sequence"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of attentions that add something which is not computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +68,8 @@ class Pieces:
                 f"train.sequence_parallel={self.size} does not divide the policy's {heads} attention heads; set it to "
                 "a divisor of that"
             )
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
-
-        AttentionInterface.register(NAME, attention)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
         try:
-            model.set_attn_implementation(NAME)
+            attentions.enable(model, NAME, attention)
         except (ValueError, AttributeError) as exc:
             raise ConfigError(self._unfit(model, str(exc))) from exc
 
@@ -115,18 +109,14 @@ def attention(
 
     query [B, heads, t, D], key and value [B, key heads, t, D]; result [B, t, heads, D].
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if sequence_pieces is None:
-        whole: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **named
-        )
-        return whole
+        return attentions.plain(module, query, key, value, attention_mask, scaling=scaling, **named)
     pieces = sequence_pieces
     window = named.get("sliding_window")
-    unsupported = [name for name in UNSUPPORTED if named.get(name) is not None]
-    if unsupported or (window is not None and query.shape[2] * pieces.size > window):
-        what = unsupported[0] if unsupported else "a sliding window"
+    what = attentions.unsupported(named)
+    if what is None and window is not None and query.shape[2] * pieces.size > window:
+        what = "a sliding window"
+    if what is not None:
         raise ConfigError(
             f"train.sequence_parallel={pieces.size}: the attention has {what}, "
             "which is not computed over several ranks; set it to 1"
