@@ -30,27 +30,27 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print all parts. Return 3 for a problem of the recipe, else 1 if it cannot run as it is, else 0."""
     path = find_recipe(arguments.recipe)
-    config = load_recipe(path, arguments.set)
+    config, base = load_recipe(path, arguments.set), path.resolve().parent
 
     def objective() -> int:
         show(explain_recipe(config))
         return 0
 
     def data_and_graders() -> int:
-        return diagnose.run_before(argparse.Namespace(before=arguments.recipe, set=arguments.set, json=False))
+        return diagnose.run_before(config, base)
 
     def machine() -> int:
-        diagnosis = examine(config, path.resolve().parent)
+        diagnosis = examine(config, base)
         show("\n".join(str(f) for f in diagnosis.findings if f.required or f.state == "broken"))
         return 0 if diagnosis.is_usable else 1
 
-    def plan() -> int:
+    def memory_and_time() -> int:
         from verizero.pipeline.commands.plan.estimate import plan_lines, plans
 
         by_stage = plans(config, arguments.gpus, arguments.gpu)
-        for name, estimate in by_stage.items():
-            show("\n".join([f"stage {name}", *plan_lines(estimate, None)]))
-        return 0 if all(estimate.fits for estimate in by_stage.values()) else 1
+        for name, plan in by_stage.items():
+            show("\n".join([f"stage {name}", *plan_lines(plan, None)]))
+        return 0 if all(plan.fits for plan in by_stage.values()) else 1
 
     parts = {
         "The objective (verizero explain)": objective,
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         "This machine (verizero doctor)": machine,
     }
     if arguments.gpus is not None:
-        parts["Memory and time (verizero plan)"] = plan
+        parts["Memory and time (verizero plan)"] = memory_and_time
     return max(_shown(title, part) for title, part in parts.items())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
 from verizero.pipeline.diagnosis.reading import FEW, Reading, read
@@ -42,7 +43,8 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found, the most likely cause first. Return 3 if there is a problem, else 0."""
     if arguments.before is not None:
-        return run_before(arguments)
+        path = find_recipe(arguments.before)
+        return run_before(load_recipe(path, arguments.set), path.resolve().parent, arguments.json)
     if arguments.set:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
     reading = read(arguments.run_folder)
@@ -55,16 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     return status_of(findings)
 
 
-def run_before(arguments: argparse.Namespace) -> int:
-    """Check a recipe, and print what was found and each check, tried or not. With --json the checks go to stderr."""
-    path = find_recipe(arguments.before)
-    config = load_recipe(path, arguments.set)
+def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:
+    """Check a recipe, and print what was found and each check, tried or not. In JSON the checks go to stderr."""
     from verizero.pipeline.commands.before.checks import check
 
-    checks, findings = check(config, path.resolve().parent)
+    checks, findings = check(config, base)
     num_tried = sum(c.tried for c in checks)
     looked = "\n".join([f"{num_tried} of {len(checks)} checks were tried, without training:", *map(str, checks)])
-    if arguments.json:
+    if is_json:
         show(as_json(findings))
         show(looked, is_error=True)
     else:
