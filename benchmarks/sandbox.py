@@ -119,7 +119,7 @@ def compare(seconds: float, rounds: int) -> None:
         ]
         if wrapped := bubblewrap():
             variants.insert(1, ("bubblewrap", by_command(wrapped), None))
-        for count, bar in ((1, 2), (10, 20)):
+        for count, bar in ((1, 4.5), (10, 30)):
             print(f"\n{count} test(s)         programs/s   p50 ms   p99 ms   CPU ms   times plain (by CPU)")
             measured: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in variants}
             for _ in range(rounds):
