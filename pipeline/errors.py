@@ -8,6 +8,7 @@
     ├── CheckpointError     a checkpoint is torn, tampered with or of another run
     ├── RunError            a run cannot start or continue (locked folder, full disk)
     │   ├── InUse           another process holds the folder
+    │   ├── ResumeRefused   the folder has a run, or none, and the command says `never` or `must`
     │   ├── Collapsed       the guard against a collapse stopped the run
     │   ├── GradersFailed   graders failed so often that nothing was trained
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
@@ -33,6 +34,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+DISK_FULL = "the disk is full"
 AGAIN = "start the same command again; a run continues from its last whole checkpoint"
 FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
     (
@@ -66,7 +68,7 @@ FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
     (
         frozenset({errno.ENOSPC, errno.EDQUOT}),
         r"No space left|[Qq]uota exceeded|disk is full|unexpected pos \d+ vs|PytorchStreamWriter failed",
-        "the disk is full; free space and " + AGAIN,
+        f"{DISK_FULL}; free space and {AGAIN}",
     ),
 )
 """Refusals of a machine: the system's numbers, what libraries write that hide the number, and cause with remedy."""
@@ -102,6 +104,10 @@ class RunError(VerizeroError):
 
 class InUse(RunError):
     """Another process holds the folder."""
+
+
+class ResumeRefused(RunError):
+    """The folder has a run, or none, against the command's `resume`; nothing in it was touched."""
 
 
 class Collapsed(RunError):

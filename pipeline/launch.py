@@ -23,7 +23,7 @@ from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.listening import LOOPBACK, free_port
 from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
-from verizero.pipeline.report.ended import ended_by, record_end
+from verizero.pipeline.report.ended import ended_by, has_ended, record_failure
 from verizero.pipeline.shown import show
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 
@@ -60,7 +60,8 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
         group.wait()
     except BaseException as exc:
         group.end()  # a rank that can still write says first how the run ended
-        record_end(folder, ended_by(exc, ""))
+        if not has_ended(folder):
+            record_failure(folder, ended_by(exc, ""))
         raise
     finally:
         group.end()

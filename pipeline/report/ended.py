@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from verizero.pipeline.errors import Collapsed, GradersFailed, VerizeroError, chain_of, machine_fault, told
+from verizero.pipeline.errors import DISK_FULL, Collapsed, GradersFailed, VerizeroError, chain_of, machine_fault, told
 from verizero.pipeline.files import is_locked
 from verizero.pipeline.report.files import read_run
-from verizero.pipeline.report.rows import StepRow
 from verizero.pipeline.report.summary import build_summary
 
 Reason = Literal[
@@ -24,7 +23,6 @@ Reason = Literal[
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 INFO = "run.json"
-DISK_FULL = "the disk is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,8 @@ def ended_by(exc: BaseException, where: str) -> Ended:
         reason = "stopped_by_guard"
     elif isinstance(exc, GradersFailed):
         reason = "graders_failed"
-    elif fault or DISK_FULL in message:
-        reason = "disk_full" if DISK_FULL in message else "machine"
+    elif fault:
+        reason = "disk_full" if fault.startswith(DISK_FULL) else "machine"
     return Ended(reason, where, message)
 
 
@@ -69,7 +67,7 @@ def ended_well(folder: Path, stages: Mapping[str, tuple[int, int]]) -> Ended:
     `stages`: name -> (steps, budget of tokens) of each stage that has a budget; a stage that made fewer steps has
     spent it.
     """
-    made = [row.stage for row in read_run(folder).steps if isinstance(row, StepRow)] if stages else []
+    made = [row.stage for row in read_run(folder).steps] if stages else []
     short = [
         f"{name} made {made.count(name)} of {steps} steps: its {tokens:,} tokens (max_tokens) are spent"
         for name, (steps, tokens) in stages.items()
@@ -78,24 +76,38 @@ def ended_well(folder: Path, stages: Mapping[str, tuple[int, int]]) -> Ended:
     return Ended("tokens_spent", "", "; ".join(short)) if short else Ended("done", "", "every stage is complete")
 
 
-def record_end(folder: Path, ended: Ended) -> None:
-    """Write how the run ended into its run.json and summary.json, unless run.json has it already.
+def record_failure(folder: Path, ended: Ended) -> None:
+    """Write how the run ended into its run.json and summary.json, as far as that is possible.
 
-    A full disk or a missing file is no error: the run ends for a reason that matters more.
+    What cannot be written is no error: the run ends for a reason that matters more.
     """
     with suppress(OSError, ValueError, VerizeroError):
-        path = folder / INFO
-        info = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"name": folder.name}
-        if info.get("ended") is not None:
-            return
-        text = json.dumps(info | {"ended": asdict(ended)}, indent=1)
-        # In place, by one call: a full disk takes no new file, but a few bytes more in a block that a file has.
-        path.touch()
-        with path.open("r+b", buffering=0) as file:
-            file.write(text.encode())
-            file.truncate()
-            os.fsync(file.fileno())
+        record_end(folder, ended)
         build_summary(folder)
+
+
+def record_end(folder: Path, ended: Ended) -> None:
+    """Write how the run ended into its run.json, which is made if it is missing. Raises: OSError, ValueError."""
+    path = folder / INFO
+    text = json.dumps(_info(path) | {"ended": asdict(ended)}, indent=1)
+    # In place, by one call: a full disk takes no new file, but a few bytes more in a block that a file has.
+    path.touch()
+    with path.open("r+b", buffering=0) as file:
+        file.write(text.encode())
+        file.truncate()
+        os.fsync(file.fileno())
+
+
+def has_ended(folder: Path) -> bool:
+    """True if run.json says how the run ended."""
+    with suppress(OSError, ValueError):
+        return _info(folder / INFO).get("ended") is not None
+    return False
+
+
+def _info(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"name": path.parent.name}
+    return read
 
 
 def end_of(folder: Path, info: Mapping[str, Any]) -> str:

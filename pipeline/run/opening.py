@@ -10,8 +10,9 @@ from pathlib import Path
 from verizero.pipeline.config.backend import with_backend
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.files import locked
-from verizero.pipeline.report.ended import ended_by, record_end
+from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.run.build import (
@@ -88,10 +89,12 @@ def opened(
             session = open_session(config, own, data, resume, progress, base_dir, ranks=ranks, shared=folder)
             stack.callback(session.close)
             yield session
+        except ResumeRefused:  # says nothing of the run that the folder has
+            raise
         except BaseException as exc:
             if log is not None:
                 ended = ended_by(exc, "the start" if session is None else session.recorder.where)
-                record_end(folder, ended)
+                record_failure(folder, ended)
                 log.lines.say(str(ended))
             raise
 

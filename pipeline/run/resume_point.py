@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verizero.pipeline.config.recipes import Resume
-from verizero.pipeline.errors import RunError
+from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.aside import put_aside
 from verizero.pipeline.run.fingerprints import Fingerprint, put_aside_stale
@@ -18,18 +18,20 @@ def find_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Se
 
     Results of stages whose fingerprints are not those of `prints` are put aside, and so is what came after a whole
     checkpoint if newer ones are damaged.
-    Raise RunError if `resume` is never and there is a checkpoint, or must and there is none, or if the recipe changed
-    in what the first stage depends on; CheckpointError if there are checkpoints and none can be used.
+    Raise ResumeRefused if `resume` is never and there is a checkpoint, or must and there is none; RunError if the
+    recipe changed in what the first stage depends on; CheckpointError if there are checkpoints and none can be used.
     """
     root = folder / "checkpoints"
     if resume == "never" and checkpoint.numbered(root):
-        raise RunError(
+        raise ResumeRefused(
             f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
             "delete the folder"
         )
     path, damaged = checkpoint.newest(root)
     if path is None and resume == "must":
-        raise RunError(f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'")
+        raise ResumeRefused(
+            f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'"
+        )
     if path is not None and not damaged:
         return put_aside_stale(folder, prints, path, progress)
     # Kept, not cut: nobody can tell here whether it was a try of a minute or the only trace of a week.

@@ -20,7 +20,7 @@ from tests.stages.test_guard import TOO_FAST
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.cli import main
-from verizero.pipeline.errors import VerizeroError
+from verizero.pipeline.errors import ResumeRefused, VerizeroError
 from verizero.pipeline.files import locked
 from verizero.pipeline.report.ended import Ended, end_of, ended_by
 from verizero.pipeline.whole_run import train
@@ -47,6 +47,13 @@ def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) ->
     if (run / "summary.json").exists():
         assert json.loads((run / "summary.json").read_text())["ended"] == ended
     return ended, heard.lines
+
+
+def rewrite_judge(folder: Path, body: str) -> None:
+    """Write the judge anew, and make the next try import it as a new process would."""
+    (folder / "judge.py").write_text(JUDGE.format(body))
+    for name in [name for name in sys.modules if name.startswith("verizero_plugin_judge_")]:
+        del sys.modules[name]
 
 
 @pytest.mark.integration
@@ -79,8 +86,20 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
     ended, _ = end(tmp_path, changes=data)
     assert (ended["reason"], ended["where"]) == ("graders_failed", "round 1 step 2")
     assert "ConnectionError: the judge is down" in ended["message"]
-    (tmp_path / "judge.py").write_text(JUDGE.format("return len(attempt.response) % 2"))
+    rewrite_judge(tmp_path, "return (")
+    ended, _ = end(tmp_path, changes=data)
+    assert (ended["reason"], ended["where"]) == ("error", "the start"), "of the last try, which did not begin"
+    rewrite_judge(tmp_path, "return len(attempt.response) % 2")
     assert end(tmp_path, changes=data)[0]["reason"] == "done"
+
+
+@pytest.mark.integration
+def test_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) -> None:
+    config = tiny({}, [start(), *ONLY_RL, *ROUND])
+    train(config, tmp_path, tmp_path / "run", "auto", Heard())
+    with pytest.raises(ResumeRefused, match="already holds a run"):
+        train(config, tmp_path, tmp_path / "run", "never", Heard())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"]["reason"] == "done"
 
 
 @pytest.mark.integration
