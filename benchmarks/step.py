@@ -116,7 +116,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.config.recipes import run_folder
-    from verizero.pipeline.loop.steps import rl_steps
+    from verizero.pipeline.loop.phases import rl_phases
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.run.opening import opened
@@ -134,13 +134,13 @@ def compare_overlap(asked: argparse.Namespace) -> None:
         times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
         with opened(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
             for step in range(asked.steps + 1):
-                prompts = rl_steps(session).next_prompts(config.rl.prompts_per_step)
+                prompts = rl_phases(session).next_prompts(config.rl.prompts_per_step)
                 rewards = []
                 for on in (True, False) if step % 2 else (False, True):
                     session.setup = replace(session.setup, config=ways[on])
                     session.workers.graders.of_stage.cache = known[on]
-                    steps = rl_steps(session)  # of the setup with this way
-                    groups, _ = steps.verify(prompts, steps.generate(prompts, step))
+                    phases = rl_phases(session)  # of the setup with this way
+                    groups, _ = phases.verify(prompts, phases.generate(prompts, step))
                     rewards.append([g.rewards for g in groups])
                     times[on].append(session.recorder.take_times())
                 if rewards[0] != rewards[1]:

@@ -13,8 +13,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, RoundsConfig
 from verizero.pipeline.diagnosis.cards import cards_of
 from verizero.pipeline.loop.diagnosing import report_causes
+from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rollback import RolledBack
-from verizero.pipeline.loop.steps import Wrap, plain
 from verizero.pipeline.report.ended import ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
@@ -39,7 +39,7 @@ def remaining(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:
     return stages
 
 
-def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
+def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrapped) -> None:
     """Do the items, each from the step that the state names, with a checkpoint after each."""
     run, state, recorder, left = session.run, session.state, session.recorder, list(items)
     while left:
@@ -129,4 +129,4 @@ def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None 
     """Return the recipe's evaluation of the model that it names, by domain. Nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
         with opened(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
-            return evaluate(session, Item(EVALUATION, BASE, "evaluation"), plain)
+            return evaluate(session, Item(EVALUATION, BASE, "evaluation"), unwrapped)

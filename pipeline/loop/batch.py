@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from verizero.pipeline.loop.phases import Phases
 from verizero.pipeline.loop.scheduling import MAX_OVERSAMPLING, affordable_groups, drop_stale
-from verizero.pipeline.loop.steps import Steps
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import RunState
@@ -30,7 +30,7 @@ class Batch:
     """Second opinions on each group of `sampled`; None if the recipe asks for none."""
 
 
-def fill_batch(workers: Workers, setup: StageSetup, state: RunState, steps: Steps) -> Batch:
+def fill_batch(workers: Workers, setup: StageSetup, state: RunState, phases: Phases) -> Batch:
     """Return the groups for one update. Sampling ends when the batch is full or the refills are used up."""
     rounds, stage, source, second = setup.rounds, state.stage, workers.rollouts, workers.graders.second
     want = rounds.prompts_per_step
@@ -45,9 +45,9 @@ def fill_batch(workers: Workers, setup: StageSetup, state: RunState, steps: Step
             count = min(count, affordable)
         if count == 0 and not source.in_flight:
             break
-        prompts = steps.next_prompts(count)
-        groups, tally = steps.verify(prompts, steps.generate(prompts, attempt))
-        kept, counts = steps.select(groups)
+        prompts = phases.next_prompts(count)
+        groups, tally = phases.verify(prompts, phases.generate(prompts, attempt))
+        kept, counts = phases.select(groups)
         stage.acceptance = acceptance_after(stage.acceptance, len(kept), len(groups))
         fresh, num_dropped = drop_stale(setup, state, kept)
         num_stale += num_dropped

@@ -1,6 +1,6 @@
 """One round of a stage that samples what it learns from: step by step, with checkpoints and the collapse guard.
 
-A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, the phases in `steps`, and `train/step.update`.
+A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, `phases`, and `train/step.update`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
 from verizero.pipeline.loop.batch import fill_batch
 from verizero.pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
 from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, mark_start
 from verizero.pipeline.loop.scheduling import is_out_of_tokens, start_later_batches
-from verizero.pipeline.loop.steps import Steps, Wrap
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.saving import save
@@ -27,7 +27,7 @@ from verizero.pipeline.types import Group, StepMetrics
 SPENT = "the budget of {:,} tokens (max_tokens) has no room for another step"
 
 
-def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
+def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) -> None:
     """Do the steps of one round, from the step that the state names."""
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     source, setup = workers.rollouts, session.setup
@@ -37,14 +37,14 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
     mark_start(session)
     begin_round(session, item)
     if state.step == 0 and item.round == 1 and source.engine.version != state.policy_version:
-        steps.publish()  # an evaluation publishes too; none came since the policy changed
+        phases.publish()  # an evaluation publishes too; none came since the policy changed
     if not source.parity_checked:
         check_parity(run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
         source.parity_checked = True
     recorder.progress.begin(item.label, state.step, item.num_steps)
     while state.step < item.num_steps and not is_out_of_tokens(source, setup, state):
         recorder.where = f"{item.label} step {state.step + 1}"
-        metrics = wrap("step", one_step)(session, item, steps)
+        metrics = wrap("step", one_step)(session, item, phases)
         guard_against_collapse(session, item, metrics)
         is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
         # Not while steps are lost: a run that stops for that does them again once the grader works.
@@ -59,16 +59,16 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
         source.drop()
 
 
-def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
+def one_step(session: Session, item: Item, phases: Phases) -> StepMetrics:
     """Fill a batch, train on it, publish the new weights; write down and return the step's metrics."""
     workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
     with recorder.timed("total"):
-        batch = fill_batch(workers, setup, state, steps)
+        batch = fill_batch(workers, setup, state, phases)
         batch.metrics |= start_later_batches(workers, setup, state, item, batch.groups)
-        metrics = train(setup, state, recorder, steps, batch.groups)
+        metrics = train(setup, state, recorder, phases, batch.groups)
         updates_since = state.policy_version - workers.rollouts.engine.version
         if metrics is not None and updates_since >= setup.config.rollout.publish_every:
-            steps.publish()
+            phases.publish()
         if workers.graders.second is not None:
             batch.opinions = merged(session.run.ranks.gather(workers.graders.second.take()))
     row = record_step(workers, setup, state, recorder, item, batch, metrics)
@@ -98,7 +98,7 @@ def stop_if_lost(state: RunState, recorder: Recorder, most: int) -> None:
 
 
 def train(
-    setup: StageSetup, state: RunState, recorder: Recorder, steps: Steps, groups: list[Group]
+    setup: StageSetup, state: RunState, recorder: Recorder, phases: Phases, groups: list[Group]
 ) -> StepMetrics | None:
     """Return the update's metrics; None if there was too little to train on or the update was refused.
 
@@ -113,7 +113,7 @@ def train(
         )
         return None
     try:
-        metrics = steps.update(groups)
+        metrics = phases.update(groups)
     except NonFiniteError as exc:
         stage.num_bad_updates += 1
         recorder.say(f"{recorder.where}: {exc}")

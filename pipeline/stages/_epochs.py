@@ -10,7 +10,7 @@ from functools import lru_cache
 from verizero.pipeline.config.stages import PretrainConfig, SftConfig
 from verizero.pipeline.data.render import end_of_prompts
 from verizero.pipeline.errors import NonFiniteError
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.report.rows import StepRow
 from verizero.pipeline.run.saving import save
@@ -104,7 +104,7 @@ def _order(num_rows: int, seed: int, stage: str, epoch: int) -> list[int]:
 
 
 def train_tokens(
-    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, wrap: Wrap
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, wrap: PhaseWrapper
 ) -> None:
     """Train on the next token of `rows`, from the step that the state names."""
     every, total = section.evaluate_every, num_steps(section.steps, section.epochs, len(rows), section.batch_size)

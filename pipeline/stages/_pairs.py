@@ -13,8 +13,8 @@ from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
+from verizero.pipeline.loop.phases import PhaseWrapper, publish
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
-from verizero.pipeline.loop.steps import Wrap, publish
 from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from verizero.pipeline.report.rows import PairsRow
 from verizero.pipeline.run.folder import write_left_out, write_lines
@@ -42,7 +42,7 @@ def update_settings(run: Run, setup: StageSetup) -> PreferenceSettings:
     return PreferenceSettings(run.pad_id, setup.config.rollout.temperature, setup.config.train.micro_batch_tokens)
 
 
-def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: Wrap) -> list[PreferenceRow]:
+def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: PhaseWrapper) -> list[PreferenceRow]:
     """Return the rows of a part as it begins. They are made here, or were made as the first part began.
 
     Raise DataError if there are fewer pairs than parts.
@@ -83,7 +83,7 @@ def _tuple(ids: list[int] | None) -> Any:
     return None if ids is None else tuple(ids)
 
 
-def pair_lines(session: Session, item: Item, section: PairsSection, wrap: Wrap) -> list[PairLine]:
+def pair_lines(session: Session, item: Item, section: PairsSection, wrap: PhaseWrapper) -> list[PairLine]:
     """Return the pairs of the section's files; if it names none, pairs of the present policy's answers."""
     return _lines_of_files(session, item, section) if section.pairs else _sampled_lines(session, item, section, wrap)
 
@@ -117,7 +117,7 @@ def _lines_of_files(session: Session, item: Item, section: PairsSection) -> list
     ]
 
 
-def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Wrap) -> list[PairLine]:
+def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: PhaseWrapper) -> list[PairLine]:
     """Return pairs of the present policy's answers to the sampler's next prompts."""
     run, workers, state = session.run, session.workers, session.state
     recorder, setup, how = session.recorder, session.setup, section.sampled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verizero.pipeline.config.stages import StageSection
-    from verizero.pipeline.loop.steps import Wrap
+    from verizero.pipeline.loop.phases import PhaseWrapper
     from verizero.pipeline.run.schedule import Item
     from verizero.pipeline.run.session import Session
 
@@ -21,5 +21,5 @@ class StageKind:
     """
 
     section: type[StageSection]
-    run: Callable[[Session, Item, Wrap], None]
+    run: Callable[[Session, Item, PhaseWrapper], None]
     """Does one item of the run's schedule, from the step that the state names."""

@@ -1,6 +1,6 @@
 """On-policy distillation: in each step the policy answers, and learns at each token from a teacher's distribution.
 
-The round is that of RL: the same sampling, grading, budget and schedules of the reference. Two of its steps differ:
+The round is that of RL: the same sampling, grading, budget and schedules of the reference. Two of its phases differ:
 `select` keeps every group, for a teacher has something to say about all, and `update` brings the policy closer to its
 teachers. Rewards are measured and train nothing (with `select.keep: informative` they choose the groups).
 """
@@ -13,8 +13,8 @@ from functools import partial
 
 from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
 from verizero.pipeline.data.hints import answer_of, hinted_question
+from verizero.pipeline.loop.phases import Phases, PhaseWrapper, rl_phases, update_policy
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.loop.steps import Steps, Wrap, rl_steps, update_policy
 from verizero.pipeline.rows import require_single
 from verizero.pipeline.run.sampling import temperature
 from verizero.pipeline.run.schedule import Item
@@ -27,24 +27,24 @@ from verizero.pipeline.train.distillation import DistillRow, DistillSettings, di
 from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of one round, from the step that the state names."""
-    run_round(session, item, distill_steps(session).wrapped(wrap), wrap)
+    run_round(session, item, distill_phases(session).wrapped(wrap), wrap)
 
 
-def distill_steps(session: Session) -> Steps:
-    """Return the steps of RL, with an update on what the teachers say."""
+def distill_phases(session: Session) -> Phases:
+    """Return the phases of RL, with an update on what the teachers say."""
     run, workers, state = session.run, session.workers, session.state
-    setup, steps = session.setup, rl_steps(session)
+    setup, phases = session.setup, rl_phases(session)
 
     def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
-        kept, counts = steps.select(groups)
+        kept, counts = phases.select(groups)
         # A group whose graders failed teaches as much as any other.
         return (kept if setup.rounds.select.keep == "informative" else list(groups)), counts
 
     learn = partial(train_on_teachers, run, workers, setup, state)
     update = partial(update_policy, workers, state, session.recorder, learn)
-    return replace(steps, select=select_all, update=update)
+    return replace(phases, select=select_all, update=update)
 
 
 def train_on_teachers(

@@ -8,7 +8,7 @@ from typing import Any
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 from verizero.pipeline.report.rows import EvaluationRow
 from verizero.pipeline.rollout.continuation import Asked
@@ -28,7 +28,7 @@ SHOWN_PROMPTS = 24
 """Prompts a domain whose samples are written to rollouts.jsonl: the same ones at every evaluation."""
 
 
-def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
+def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]:
     """Return every domain's measures; write them to metrics.jsonl, and samples of some prompts to rollouts.jsonl."""
     run, workers, state = session.run, session.workers, session.state
     recorder, setup = session.recorder, session.setup

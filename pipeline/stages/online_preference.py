@@ -1,6 +1,6 @@
 """Online preferences: in each step a group is sampled and ranked, and its best response trains against its worst.
 
-The round is that of RL: the same sampling, grading, refills, budget and schedules of the reference. Two of its steps
+The round is that of RL: the same sampling, grading, refills, budget and schedules of the reference. Two of its phases
 differ: `verify` lets the recipe's judge rank, and `update` trains on pairs.
 """
 
@@ -12,9 +12,9 @@ from functools import partial
 
 from verizero.pipeline.config.preference import OnlinePreferenceConfig
 from verizero.pipeline.data.pairs import pairs_of
+from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper, rl_phases, update_policy
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
-from verizero.pipeline.loop.steps import Generated, Steps, Wrap, rl_steps, update_policy
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
@@ -32,23 +32,23 @@ from verizero.pipeline.train.preference import (
 from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of one round, from the step that the state names."""
-    run_round(session, item, online_preference_steps(session).wrapped(wrap), wrap)
+    run_round(session, item, online_preference_phases(session).wrapped(wrap), wrap)
 
 
-def online_preference_steps(session: Session) -> Steps:
-    """Return the steps of RL, with a ranking after `verify` and an update on pairs."""
+def online_preference_phases(session: Session) -> Phases:
+    """Return the phases of RL, with a ranking after `verify` and an update on pairs."""
     run, workers, state = session.run, session.workers, session.state
-    recorder, setup, steps = session.recorder, session.setup, rl_steps(session)
+    recorder, setup, phases = session.recorder, session.setup, rl_phases(session)
     section = setup.section_as(OnlinePreferenceConfig)
 
     def verify_and_rank(prompts: Sequence[Prompt], generated: Generated) -> tuple[list[Group], GradingTally]:
-        groups, tally = steps.verify(prompts, generated)
+        groups, tally = phases.verify(prompts, generated)
         return rewarded_by_judge(run, workers, recorder, groups, section.judge, section.judged), tally
 
     learn = partial(train_on_pairs, run, workers, setup, state, section)
-    return replace(steps, verify=verify_and_rank, update=partial(update_policy, workers, state, recorder, learn))
+    return replace(phases, verify=verify_and_rank, update=partial(update_policy, workers, state, recorder, learn))
 
 
 def train_on_pairs(

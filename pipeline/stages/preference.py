@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
@@ -17,7 +17,7 @@ from verizero.pipeline.train.preference import PreferenceRow, ReferenceTable, ke
 from verizero.pipeline.types import StepMetrics
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of one part of a preference stage, from the step that the state names.
 
     At its first step the pairs are made and the reference's log-probs are computed, once. Both are files in the stage's

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verizero.pipeline.config.stages import PretrainConfig
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.texts import pieces
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages._epochs import train_tokens
@@ -15,7 +15,7 @@ from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.texts import Row, row_after
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of a pre-training stage, from the step that the state names."""
     section, data = session.setup.section_as(PretrainConfig), session.run.data
     train_tokens(session, item, text_rows(data.renderer, session.workers.context, data.text[item.stage]), section, wrap)

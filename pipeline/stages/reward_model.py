@@ -12,7 +12,7 @@ from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.stages import MODEL
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import read_jsonl, replace_folder
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.folder import write_lines
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session
@@ -36,7 +36,7 @@ class Divided:
     held_out: list[Sides]
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Make the pairs, train on them from the step that the state names, measure on held-out pairs, keep the model."""
     section = session.setup.section_as(RewardModelConfig)
     run, workers, state = session.run, session.workers, session.state

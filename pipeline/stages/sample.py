@@ -18,8 +18,8 @@ from verizero.pipeline.data.rows import row_of
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts
+from verizero.pipeline.loop.phases import PhaseWrapper, publish
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
-from verizero.pipeline.loop.steps import Wrap, publish
 from verizero.pipeline.report.rows import SampleRow
 from verizero.pipeline.rollout.endpoint import ask_endpoint
 from verizero.pipeline.rollout.engine import Sampling
@@ -39,7 +39,7 @@ HINTED = "/hinted"
 """Suffix of the id of a prompt that is asked with its answer as a hint."""
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Sample the stage's prompts piece by piece, from the piece that the state names; then write all that was kept.
 
     Raise DataError if nothing was kept.
@@ -75,7 +75,7 @@ def chosen_prompts(run: Run, item: Item, section: SampleConfig) -> list[Prompt]:
 
 
 def sample_piece(
-    session: Session, item: Item, prompts: Sequence[Prompt], wrap: Wrap
+    session: Session, item: Item, prompts: Sequence[Prompt], wrap: PhaseWrapper
 ) -> tuple[list[dict[str, Any]], StepMetrics]:
     """Return lines of the answers that are kept, and counts of everything that was asked."""
     section = session.setup.section_as(SampleConfig)

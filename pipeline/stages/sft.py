@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verizero.pipeline.config.stages import SftConfig
-from verizero.pipeline.loop.steps import Wrap
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
@@ -11,7 +11,7 @@ from verizero.pipeline.stages._epochs import train_tokens
 from verizero.pipeline.stages.base import StageKind
 
 
-def run(session: Session, item: Item, wrap: Wrap) -> None:
+def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of an SFT stage, from the step that the state names."""
     stage, context = session.state.stage.name, session.workers.context
     rows = demonstration_rows(session.run, session.setup, session.recorder, stage, context)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.batch import Batch, fill_batch
-from verizero.pipeline.loop.steps import Generated, Steps, select_groups
+from verizero.pipeline.loop.phases import Generated, Phases, select_groups
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
@@ -82,15 +82,15 @@ class Loop:
         """The parts, as the functions take them that need all."""
         return SimpleNamespace(run=None, workers=self.workers, state=self.state, setup=self.setup)
 
-    def steps(self, update: Callable[[Sequence[Group]], StepMetrics] = lambda groups: {}) -> Steps:
+    def phases(self, update: Callable[[Sequence[Group]], StepMetrics] = lambda groups: {}) -> Phases:
         """The phases: sampling and grading are scripted, selection is the loop's own."""
-        return Steps(
+        return Phases(
             self._next, self._generate, self._verify, partial(select_groups, self.setup, self.recorder), update, list
         )
 
     def fill(self) -> Batch:
         """The batch of one step."""
-        return fill_batch(self.workers, self.setup, self.state, self.steps())
+        return fill_batch(self.workers, self.setup, self.state, self.phases())
 
     def _next(self, count: int) -> list[Prompt]:
         first = self.num_sampled

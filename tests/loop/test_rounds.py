@@ -153,8 +153,8 @@ def test_a_short_batch_trains_unless_the_recipe_wants_more(select: dict[str, Any
     loop = loop_of(rl={"select": select})
     updates: list[int] = []
     groups = [group_of(n, mixed(n)) for n in range(num)]
-    steps = loop.steps(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
-    metrics = train(loop.setup, loop.state, loop.recorder, steps, groups)
+    phases = loop.phases(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
+    metrics = train(loop.setup, loop.state, loop.recorder, phases, groups)
     assert (metrics is not None, updates) == (trains, [num] if trains else [])
     assert bool(loop.lines) is not trains
 
@@ -170,7 +170,7 @@ def test_refused_updates_end_the_run_only_in_a_row() -> None:
 
     def step() -> StepMetrics | None:
         groups = [group_of(n, mixed(n)) for n in range(3)]
-        return train(loop.setup, loop.state, loop.recorder, loop.steps(update), groups)
+        return train(loop.setup, loop.state, loop.recorder, loop.phases(update), groups)
 
     assert [step() for _ in range(5)] == [None, None, {"loss": 1.0}, None, None]
     with pytest.raises(RunError, match=r"rl\.optimizer\.learning_rate"):

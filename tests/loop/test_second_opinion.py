@@ -12,8 +12,8 @@ import pytest
 from tests.report.test_page import Reader
 from tests.stages.sessions import round_of, rows, session_of, train_round, weights
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.loop.rounds import one_step
-from verizero.pipeline.loop.steps import rl_steps
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.rows import VARYING
 from verizero.pipeline.run.saving import save
@@ -111,7 +111,7 @@ def test_a_run_that_went_on_wrote_the_same_bytes(tmp_path: Path) -> None:
         item = round_of(session)
         train_round(session, replace(item, num_steps=1))
         save(session)
-        one_step(session, item, rl_steps(session))  # lost: no checkpoint holds it
+        one_step(session, item, rl_phases(session))  # lost: no checkpoint holds it
     with session_of(tmp_path / "parts", **asked()) as session:
         assert session.state.step == 1
         session.workers.rollouts.engine.publish(

@@ -11,7 +11,7 @@ from typing import Any
 from tests.stages.sessions import rows, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
-from verizero.pipeline.loop.steps import Generated
+from verizero.pipeline.loop.phases import Generated
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
 

@@ -14,8 +14,8 @@ import torch
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.loop.phases import PhaseWrapper, rl_phases, unwrapped
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.loop.steps import Wrap, plain, rl_steps
 from verizero.pipeline.report.progress import Logged, Silent
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.opening import opened
@@ -73,9 +73,9 @@ def round_of(session: Session, number: int = 1) -> Item:
     return next(i for i in schedule(session.setup.config) if i.kind == "rl" and i.round == number)
 
 
-def train_round(session: Session, item: Item | None = None, **steps: Callable[..., Any]) -> None:
-    """Do a round of RL (None: the first) with some steps replaced."""
-    run_round(session, item or round_of(session), replace(rl_steps(session), **steps), plain)
+def train_round(session: Session, item: Item | None = None, **phases: Callable[..., Any]) -> None:
+    """Do a round of RL (None: the first) with some phases replaced."""
+    run_round(session, item or round_of(session), replace(rl_phases(session), **phases), unwrapped)
 
 
 def rows(session: Session) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def weights(session: Session) -> list[torch.Tensor]:
     return [p.detach().clone() for p in session.workers.backend.model.parameters()]
 
 
-def run_all(session: Session, wrap: Wrap = plain) -> None:
+def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
     """Do all that is left of the run."""
     for _, items in remaining(session.run, session.state):
         run_items(session, items, wrap)
@@ -102,7 +102,7 @@ def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["au
     return folder
 
 
-def replacing(**functions: Callable[..., Any]) -> Wrap:
+def replacing(**functions: Callable[..., Any]) -> PhaseWrapper:
     """A wrap that calls `functions[phase](plain function, *arguments)` in place of the phase's function."""
 
     def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:

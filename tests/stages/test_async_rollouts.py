@@ -16,7 +16,7 @@ from tests.stages.sessions import replacing, round_of, rows, run_all, session_of
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.loop.steps import rl_steps
+from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
@@ -173,7 +173,7 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
         session.workers.rollouts.engine = Meets(
             session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
         )
-        plain = rl_steps(session).update
+        plain = rl_phases(session).update
 
         def update(groups: Sequence[Group]) -> StepMetrics:
             if session.state.rl_step == 0:

@@ -23,7 +23,7 @@ from verizero.pipeline.models.load import create_model, load_model, save_folder
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.fingerprints import recipe_fields
 from verizero.pipeline.run.opening import opened
-from verizero.pipeline.stages.distill import distill_steps, teachers_prompt
+from verizero.pipeline.stages.distill import distill_phases, teachers_prompt
 from verizero.pipeline.types import Prompt
 
 CREATE = TREE["model"]["create"]
@@ -176,11 +176,11 @@ def test_a_domain_without_a_teacher_and_a_teacher_without_a_domain_are_refused(t
 def test_groups_whose_graders_failed_train_too(tmp_path: Path) -> None:
     section = {**SECTION, "teacher": {"path": make_teacher(tmp_path / "teacher")}}
     with session_of(tmp_path, stages=["distill"], rl=None, distill=section) as session:
-        steps = distill_steps(session)
+        phases = distill_phases(session)
         prompts = session.run.data.train[:2]
-        groups, _ = steps.verify(prompts, steps.generate(prompts, 0))
+        groups, _ = phases.verify(prompts, phases.generate(prompts, 0))
         lost = [type(g)(g.prompt, tuple(type(m)(m.rollout, m.verdict, None) for m in g.members)) for g in groups]
-        kept, counts = steps.select(lost)
+        kept, counts = phases.select(lost)
     assert (len(kept), counts["infrastructure"]) == (2, 2)
 
 

@@ -16,7 +16,7 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.loop.steps import plain
+from verizero.pipeline.loop.phases import unwrapped
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.result import result_lines, result_markdown
@@ -65,7 +65,7 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
         scoring = {**changes["scoring"], "overlap": overlap}
         with session_of(tmp_path / str(overlap), **{**changes, "scoring": scoring}) as session:
             train_round(session)
-            evaluate(session, Item("evaluate", "rl", "end"), plain)
+            evaluate(session, Item("evaluate", "rl", "end"), unwrapped)
             ends.append(([w.tolist() for w in weights(session)], without_times(session)))
     assert ends[0] == ends[1]
 
@@ -105,12 +105,12 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
 
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
-        evaluate(session, Item("evaluate", "base", "base"), plain)
+        evaluate(session, Item("evaluate", "base", "base"), unwrapped)
         session.workers.graders.scorer.bound = {
             k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
         }
         train_round(session)
-        evaluate(session, Item("evaluate", "rl", "end", round=1), plain)
+        evaluate(session, Item("evaluate", "rl", "end", round=1), unwrapped)
         said = [x for x in lines(session) if x.startswith("evaluate")]
         before, after = (row for row in rows(session) if row["kind"] == "evaluation")
         session.recorder.store.sync()
@@ -143,7 +143,7 @@ def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path)
         session.workers.graders.scorer.bound = {
             k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
         }
-        evaluate(session, Item("evaluate", "base", "base"), plain)
+        evaluate(session, Item("evaluate", "base", "base"), unwrapped)
         said = lines(session)
     assert not any("graders failed" in line for line in said)
 

@@ -12,7 +12,7 @@ from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.loop.steps import rl_steps
+from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.rollouts import WEIGHTS_FILE
@@ -54,16 +54,16 @@ def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
             run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"])
         assert session.state.rl_step == 3
         prompts = session.workers.sampler.prompts[:2]
-        wanted = rl_steps(session).generate(prompts, 0).rollouts
+        wanted = rl_phases(session).generate(prompts, 0).rollouts
         weights = {k: v.clone() for k, v in session.workers.backend.model.state_dict().items()}
         old = session.workers.rollouts.engine.version
         assert old == session.state.policy_version - 3
     with opened(config, tmp_path, tmp_path, "must", Silent()) as session:
         assert session.workers.rollouts.engine.version == old
-        assert rl_steps(session).generate(prompts, 0).rollouts == wanted
+        assert rl_phases(session).generate(prompts, 0).rollouts == wanted
         assert all(torch.equal(v, weights[k]) for k, v in session.workers.backend.model.state_dict().items())
         session.workers.rollouts.engine.publish(session.state.policy_version)
-        assert [r.logprobs for r in rl_steps(session).generate(prompts, 0).rollouts] != [r.logprobs for r in wanted]
+        assert [r.logprobs for r in rl_phases(session).generate(prompts, 0).rollouts] != [r.logprobs for r in wanted]
         broken = tmp_path / "broken"
         broken.mkdir()
         torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / WEIGHTS_FILE)

@@ -14,7 +14,7 @@ from tests.loop.scripted import group_of, loop_of
 from tests.oracles import rl as oracle
 from tests.stages.sessions import Heard, rows, session_of, train_round
 from tests.stages.tiny import tiny
-from verizero.pipeline.loop.steps import rl_steps, select_groups, with_baseline
+from verizero.pipeline.loop.phases import rl_phases, select_groups, with_baseline
 from verizero.pipeline.rl.credit import compute_advantages
 from verizero.pipeline.rl.parts import Shaping
 from verizero.pipeline.rl.shaping import length_penalty
@@ -58,15 +58,15 @@ class TestGreedyBaseline:
     def test_each_prompt_has_one_greedy_response_more_whose_tokens_are_counted(self, session: Session) -> None:
         prompts = session.run.data.train[:3]
         before = session.state.stage.num_tokens
-        rollouts = rl_steps(session).generate(prompts, 0).rollouts
+        rollouts = rl_phases(session).generate(prompts, 0).rollouts
         assert [r.prompt_id for r in rollouts[-3:]] == [p.id for p in prompts]
         assert len(rollouts) == 3 * (SIZE + 1)
         assert session.state.stage.num_tokens - before == sum(len(r.response_ids) for r in rollouts)
 
     def test_the_baseline_is_the_greedy_responses_own_reward(self, session: Session) -> None:
-        prompts, steps = session.run.data.train[:12], rl_steps(session)
-        generated = steps.generate(prompts, 0)
-        groups, tally = steps.verify(prompts, generated)
+        prompts, phases = session.run.data.train[:12], rl_phases(session)
+        generated = phases.generate(prompts, 0)
+        groups, tally = phases.verify(prompts, generated)
         assert tally.total == len(generated.rollouts)
         for prompt, greedy, group in zip(prompts, generated.rollouts[-12:], groups, strict=True):
             right = greedy.finish_reason == "stop" and greedy.text.endswith(f"\\boxed{{{prompt.reference}}}")
@@ -77,8 +77,8 @@ class TestGreedyBaseline:
     def test_greedy_responses_do_not_disturb_the_sampled_ones(self, session: Session, tmp_path: Path) -> None:
         prompts = session.run.data.train[:3]
         with session_of(tmp_path, rl=algorithm("reinforce")) as plain:
-            without = rl_steps(plain).generate(prompts, 0).rollouts
-        assert rl_steps(session).generate(prompts, 0).rollouts[: -len(prompts)] == without
+            without = rl_phases(plain).generate(prompts, 0).rollouts
+        assert rl_phases(session).generate(prompts, 0).rollouts[: -len(prompts)] == without
 
     def test_length_counts_against_the_baseline_as_against_the_others(self) -> None:
         shaping = Shaping(overlong_buffer=0.5, token_budget=8, token_budget_penalty=0.25)
@@ -96,8 +96,8 @@ class TestGreedyBaseline:
 class TestComponents:
     def test_the_reward_is_the_weighted_sum_and_components_are_the_verifiers_own(self, tmp_path: Path) -> None:
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
-            prompts, steps = session.run.data.train[:3], rl_steps(varied(session))
-            groups, _ = steps.verify(prompts, steps.generate(prompts, 0))
+            prompts, phases = session.run.data.train[:3], rl_phases(varied(session))
+            groups, _ = phases.verify(prompts, phases.generate(prompts, 0))
         shorts = set()
         for m in (m for g in groups for m in g.members):
             right, short = m.components
@@ -135,7 +135,7 @@ class TestComponents:
     def test_another_algorithm_takes_the_sum(self, tmp_path: Path) -> None:
         batches: list[list[float]] = []
         with session_of(tmp_path, rl=algorithm("grpo", **NO_KL), scoring=TWO) as session:
-            update = rl_steps(varied(session)).update
+            update = rl_phases(varied(session)).update
 
             def watched(groups: Any) -> Any:
                 batches.append([m.reward for g in groups for m in g.members])
@@ -150,7 +150,7 @@ class TestComponents:
     def test_evaluation_asks_the_rows_own_verifier_alone(self, tmp_path: Path) -> None:
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
             prompts = {p.id: p for p in session.run.data.train[:1]}
-            rollouts = rl_steps(session).generate(list(prompts.values()), 0).rollouts[:1]
+            rollouts = rl_phases(session).generate(list(prompts.values()), 0).rollouts[:1]
             scorer = session.workers.graders.scorer
             (plain,), _ = scorer.score(prompts, rollouts)
             (summed,), _ = scorer.score(prompts, rollouts, with_components=True)

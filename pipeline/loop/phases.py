@@ -1,6 +1,6 @@
-"""The phases of an RL step as functions, and `Steps`, which holds the ones that a stage uses.
+"""The phases of one RL step as functions: sample, verify, select, update, publish; and `Phases`, those of a stage.
 
-A stage makes its `Steps` once a round. A caller that wants to see each phase (Prefect) wraps them.
+A stage makes its `Phases` once a round. A caller that watches each phase (Prefect) wraps them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from verizero.pipeline.train.prepare import Settings
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group, Prompt, Rollout, StepMetrics
 
-Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""(phase name, function) -> the function that is called in its place."""
+PhaseWrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Wraps a phase, given its name and function, and returns what is called instead, e.g. a Prefect task."""
 
 
-def plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function itself: nobody watches the phases."""
+def unwrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function itself, where nobody watches the phases."""
     return function
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The responses to this rank's prompts, and the grading of them that has already begun."""
+    """The responses to this rank's prompts, and their grading if it has already begun."""
 
     rollouts: list[Rollout]
-    early: EarlyGrading | None
-    """None if no response is graded before all are sampled."""
+    early_grading: EarlyGrading | None
+    """None if grading begins after all responses are sampled."""
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The functions that a round calls, by phase."""
+class Phases:
+    """The functions that each step of a round calls, by phase."""
 
     next_prompts: Callable[[int], list[Prompt]]
     generate: Callable[[Sequence[Prompt], int], Generated]
@@ -57,22 +57,22 @@ class Steps:
     update: Callable[[Sequence[Group]], StepMetrics]
     publish: Callable[[], None]
 
-    def wrapped(self, wrap: Wrap) -> Steps:
-        """Return these steps with each function replaced by what `wrap` makes of it."""
-        return Steps(**{f.name: wrap(f.name, getattr(self, f.name)) for f in fields(self)})
+    def wrapped(self, wrap: PhaseWrapper) -> Phases:
+        """Return the phases with each function wrapped."""
+        return Phases(**{f.name: wrap(f.name, getattr(self, f.name)) for f in fields(self)})
 
 
-def rl_steps(session: Session) -> Steps:
-    """Return the steps of a stage of RL."""
+def rl_phases(session: Session) -> Phases:
+    """Return the phases of a stage of RL."""
     run, workers, state = session.run, session.workers, session.state
     recorder, setup = session.recorder, session.setup
-    learn = partial(train_on_rewards, run, workers, setup, state, recorder)
-    return Steps(
+    train_on_groups = partial(train_on_rewards, run, workers, setup, state, recorder)
+    return Phases(
         next_prompts=partial(next_prompts, workers),
         generate=partial(generate, run, workers, setup, state, recorder),
         verify=partial(verify, run, workers, setup, recorder),
         select=partial(select_groups, setup, recorder),
-        update=partial(update_policy, workers, state, recorder, learn),
+        update=partial(update_policy, workers, state, recorder, train_on_groups),
         publish=partial(publish, workers, state, recorder),
     )
 
@@ -98,17 +98,17 @@ def generate(
 
     Responses that are sampled now can be graded as they end. A batch in flight is complete, and is graded in `verify`.
     """
-    source, early = workers.rollouts, None
-    own = share_of(run.ranks, prompts).prompts
+    source, early_grading = workers.rollouts, None
+    prompts_of_rank = share_of(run.ranks, prompts).prompts
     with recorder.timed("generate"):
         if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
-            early = workers.graders.of_stage.grade_early(with_components=True)
-        reader = None if early is None else early.add
-        asked = asked_of(setup, temperature(setup, state))
-        count = recorder.counter(len(own) * sum(samples for _, samples, _ in asked))
-        rollouts = source.generate(own, asked, (state.rl_step, attempt), reader, count)
+            early_grading = workers.graders.of_stage.grade_early(with_components=True)
+        reader = None if early_grading is None else early_grading.add
+        samplings = asked_of(setup, temperature(setup, state))
+        count_response = recorder.counter(len(prompts_of_rank) * sum(samples for _, samples, _ in samplings))
+        rollouts = source.generate(prompts_of_rank, samplings, (state.rl_step, attempt), reader, count_response)
     state.stage.num_tokens += sum(run.ranks.gather(sum(r.num_sampled for r in rollouts)))
-    return Generated(rollouts, early)
+    return Generated(rollouts, early_grading)
 
 
 def verify(
@@ -122,16 +122,17 @@ def verify(
     """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did."""
     size, parts = setup.rounds.group_size, setup.algorithm
     share = share_of(run.ranks, prompts)
-    own, num_sampled = share.prompts, len(share.prompts) * size
+    num_sampled = len(share.prompts) * size
     with recorder.timed("verify"):
-        by_id = {p.id: p for p in own}
+        by_id = {p.id: p for p in share.prompts}
         scored, tally = workers.graders.of_stage.score(
-            by_id, generated.rollouts, with_components=True, early=generated.early
+            by_id, generated.rollouts, with_components=True, early=generated.early_grading
         )
-        groups = form_groups(own, scored[:num_sampled], size)
+        groups = form_groups(share.prompts, scored[:num_sampled], size)
         if parts.needs_greedy:
-            most = longest_response(setup.config.rollout, setup.config.episodes)
-            groups = with_baseline(groups, form_groups(own, scored[num_sampled:], 1), parts.shaping, most)
+            greedy = form_groups(share.prompts, scored[num_sampled:], 1)
+            max_tokens = longest_response(setup.config.rollout, setup.config.episodes)
+            groups = with_baseline(groups, greedy, parts.shaping, max_tokens)
         (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
     recorder.count("graders", tally.busy_s)
     return groups, tally
@@ -142,7 +143,7 @@ def with_baseline(
 ) -> list[Group]:
     """Return the groups with the reward of the greedy response to the same prompt.
 
-    That reward is shaped for its length as the sampled ones will be.
+    That reward includes the penalty on length, which `train.prepare` adds to the sampled ones.
     """
     out = []
     for group, greedy_group in zip(groups, greedy, strict=True):
@@ -157,7 +158,7 @@ def with_baseline(
 def select_groups(
     setup: StageSetup, recorder: Recorder, groups: Sequence[Group]
 ) -> tuple[list[Group], dict[Reason, int]]:
-    """Return the groups that teach something, and how many were kept or dropped for which reason."""
+    """Return the groups to train on, and the number of groups kept or dropped for each reason."""
     parts, keep = setup.algorithm, setup.rounds.select.keep
     if keep == "auto":
         keep = "informative" if parts.dynamic_sampling else "all"
@@ -175,13 +176,13 @@ def update_policy(
     workers: Workers,
     state: RunState,
     recorder: Recorder,
-    learn: Callable[[Sequence[Group]], StepMetrics],
+    train_on_groups: Callable[[Sequence[Group]], StepMetrics],
     groups: Sequence[Group],
 ) -> StepMetrics:
-    """Train on the groups with `learn` and return its metrics. Raise NonFiniteError if the update was refused."""
+    """Train the policy on the groups and return the metrics. Raise NonFiniteError if the update was refused."""
     with recorder.timed("update"):
         workers.rollouts.free_memory()
-        metrics = learn(groups)
+        metrics = train_on_groups(groups)
     state.policy_version += 1
     return metrics
 
