@@ -50,7 +50,7 @@ def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) ->
 
 
 def rewrite_judge(folder: Path, body: str) -> None:
-    """Write the judge anew, and make the next try import it as a new process would."""
+    """Write the judge again, and make the next try import it as a new process would."""
     (folder / "judge.py").write_text(JUDGE.format(body))
     for name in [name for name in sys.modules if name.startswith("verizero_plugin_judge_")]:
         del sys.modules[name]
