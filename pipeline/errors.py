@@ -127,7 +127,7 @@ class EngineError(VerizeroError):
 
 
 class GradingError(VerizeroError):
-    """A verifier failed; the answer it looked at is neither right nor wrong."""
+    """A verifier failed; the answer that it graded counts as neither right nor wrong."""
 
 
 class EnvironmentFailed(VerizeroError):
@@ -139,14 +139,14 @@ class IsolationError(VerizeroError):
 
 
 class SessionError(VerizeroError):
-    """A stateful session was lost, or its replay came out differently; nothing is known of what it would answer."""
+    """A stateful session was lost, or its replay gave other results; its next answer is unknown."""
 
 
 @contextmanager
 def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
-    """Attribute any foreign exception that escapes the block to `error`; own errors pass unchanged.
+    """Raise any other exception of the block as `error`; errors of this project pass unchanged.
 
-    What the machine refuses says nothing of what the block was given, and is a RunError.
+    A refusal of the machine (a full disk) says nothing about the input of the block, and is raised as RunError.
     """
     try:
         yield
@@ -159,7 +159,7 @@ def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
 
 
 def machine_fault(exc: BaseException) -> str:
-    """Return what the machine refused, and the remedy, if that is why the exception was raised; else empty."""
+    """Return what the machine refused, with the remedy, if an exception was raised for that reason; else empty."""
     for link in chain_of(exc):
         if isinstance(link, OSError) and link.errno is not None:
             places = [str(name) for name in (link.filename, link.filename2) if name is not None]
@@ -172,7 +172,7 @@ def machine_fault(exc: BaseException) -> str:
 
 
 def fault_in(text: str, number: int | None = None) -> str:
-    """Return the same for the system's error number, or without it for a line that a program wrote as it failed."""
+    """Return what the machine refused, with the remedy, by the system's error number, or without one by a text."""
     for numbers, pattern, words in FAULTS:
         if number in numbers if number is not None else re.search(pattern, text):
             limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
@@ -182,12 +182,15 @@ def fault_in(text: str, number: int | None = None) -> str:
 
 
 def fault_in_log(log: str) -> str:
-    """Return the same for the last line of a log that tells of one."""
+    """Return what the machine refused, with the remedy, by the last line of a log that names such a refusal."""
     return next(filter(None, map(fault_in, reversed(log.splitlines()))), "")
 
 
 def fault_now() -> str:
-    """Return the same if the machine refuses a thread or a descriptor now: some libraries hide it in other errors."""
+    """Return what the machine refuses now, with the remedy; empty if it gives a thread and descriptors.
+
+    Some libraries hide such a refusal in other errors.
+    """
     try:
         thread = threading.Thread(target=int)
         thread.start()
@@ -200,7 +203,7 @@ def fault_now() -> str:
 
 
 def limit_fault(what: str, files: int, processes: int = 0) -> str:
-    """Return which limit of this process is below what `what` needs, with the remedy; empty if none is."""
+    """Return a message if a limit of this process is lower than `what` needs; empty if none is."""
     limits = [("n", resource.RLIMIT_NOFILE, files)]
     limits += [("u", resource.RLIMIT_NPROC, processes)] if os.geteuid() else []  # root is not bound by it
     for flag, limit, least in limits:
@@ -227,25 +230,26 @@ def _shown(limit: int) -> str:
 
 
 def raised_at(exc: BaseException, file: str) -> str:
-    """Return "file:line" of the innermost line of `file` that an exception went through; empty if of none."""
+    """Return "file:line" of the innermost line of `file` in an exception's traceback; empty if there is none."""
     frames = traceback.walk_tb(exc.__traceback__)
     return next((f"{file}:{line}" for frame, line in reversed(list(frames)) if frame.f_code.co_filename == file), "")
 
 
 def raise_if_operator(exc: BaseException) -> None:
-    """Raise the exception again if it is Ctrl-C: other threads than the main one get none, but from their own code."""
+    """Raise the exception again if it is Ctrl-C, which reaches the main thread only."""
+    # In any other thread a KeyboardInterrupt was raised by that thread's own code.
     if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         raise exc
 
 
-def told(exc: BaseException) -> str:
-    """Return an exception of code from outside in words, and the innermost line that is no library's and not ours."""
+def exception_text(exc: BaseException) -> str:
+    """Return an exception's type and message, and the line of the user's code: "ValueError: no, at game.py:7"."""
     try:
-        words = f"{type(exc).__name__}: {exc}"
+        text = f"{type(exc).__name__}: {exc}"
     except Exception:  # its own text raises
-        words = type(exc).__name__
+        text = type(exc).__name__
     ours = str(Path(__file__).parent)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    outside = [f for f in files if not f.startswith(("<", ours)) and "/lib/python" not in f]
-    place = raised_at(exc, outside[-1]) if outside else ""
-    return words[: max(100, 290 - len(place))] + (f", at {place}" if place else "")
+    users = [f for f in files if not f.startswith(("<", ours)) and "/lib/python" not in f]
+    line = raised_at(exc, users[-1]) if users else ""
+    return text[: max(100, 290 - len(line))] + (f", at {line}" if line else "")

@@ -245,14 +245,15 @@ class Rollout(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EndedResponse:
     """A response that has ended while others are still being generated.
 
-    Example: Written(place=3, prompt=Prompt("p", "1+1=", "math", "2"), text="2", finish_reason="stop")
+    Example: EndedResponse(index=3, prompt=Prompt("p", "1+1=", "math", "2"), text="2", finish_reason="stop")
     """
 
-    place: int
-    """Index of the response among all that were asked for."""
+    index: int
+    """Its index among all responses of the call."""
+
     prompt: Prompt
     text: str
     finish_reason: FinishReason

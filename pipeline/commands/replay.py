@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from verizero.pipeline.data.prompts import read_prompts
     from verizero.pipeline.errors import DataError
     from verizero.pipeline.report.files import read_rollouts, require_run
-    from verizero.pipeline.rollout.rounds import task_seed_of
+    from verizero.pipeline.rollout.play import task_seed_of
     from verizero.pipeline.run.episodes import bind_environments
     from verizero.pipeline.run.origin import recipe_folder
     from verizero.pipeline.run.replay import message_of, replay

@@ -14,7 +14,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.row_again import num_new, row_again
 from verizero.pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import CallForm, Foreign, Next, Piece, Said
+from verizero.pipeline.environments.conversing import CallForm, NextPrompt, NotFromPolicy, Piece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import FinishReason, Message, Prompt
@@ -62,7 +62,7 @@ class ChatTurns:
         opening = [self.chat.of_others(m) for m in self.opening(prompt, messages)]
         return self.chat.ids(self.chat.write(opening, tools, asks=True))
 
-    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Tools) -> Said:
+    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Tools) -> ReadTurn:
         """Return what the policy said. Thinking is apart if the template has a place for it.
 
         Tags of calls that the tokenizer has tokens for are read from those tokens alone.
@@ -91,7 +91,7 @@ class ChatTurns:
         tools: Tools,
         sampled: Sequence[Ids],
         finish_reason: FinishReason,
-    ) -> Next:
+    ) -> NextPrompt:
         """Return the text that the template writes behind the last turn, in tokens; or a new row.
 
         With `template.history: keep` there is never a new row.
@@ -106,13 +106,13 @@ class ChatTurns:
         if spliced.fork is not None:
             if self.renderer.template.history == "template":
                 pieces = row_again(self.chat, [*history, *new], tools, sampled, places)
-                return Next(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
+                return NextPrompt(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
             spliced = _Spliced(self._behind_any(history, new, tools, sampled[-1], finish_reason))
         ids = self.chat.ids(spliced.text)
         if not ids:
             roles = ", ".join(m.role for m in new)
             raise DataError(f"the chat template writes nothing for messages of {roles}; use another template")
-        return Next((Piece(ids),))
+        return NextPrompt((Piece(ids),))
 
     def rewritten(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish_reason: FinishReason
@@ -188,7 +188,7 @@ class ChatTurns:
 
 def _places(history: Sequence[Message], num: int) -> Sequence[int]:
     """Return the places of the policy's last `num` messages."""
-    places = [n for n, m in enumerate(history) if m.role == "assistant" and not isinstance(m, Foreign)]
+    places = [n for n, m in enumerate(history) if m.role == "assistant" and not isinstance(m, NotFromPolicy)]
     return places[len(places) - num :]
 
 

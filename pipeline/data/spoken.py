@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import CallForm, Said
+from verizero.pipeline.environments.conversing import CallForm, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Call, FinishReason, Message
 
@@ -43,19 +43,19 @@ def read_turn(
     turn: int,
     tools: Sequence[ToolSchema],
     is_open: bool = False,
-) -> Said:
+) -> ReadTurn:
     """Return the message that a text of the policy is. Markup in thinking, or in a turn that was cut, is no call.
 
     A turn of which some call cannot be read makes none, and keeps its whole text.
     """
     at = after_thinking(text, is_open)
     if finish_reason == "length" or at == len(text):
-        return Said(Message("assistant", text))
+        return ReadTurn(Message("assistant", text))
     result = form.read(text[at:], tools)
     if result.unread is not None:
-        return Said(Message("assistant", text), result.unread)
+        return ReadTurn(Message("assistant", text), result.unread)
     calls = tuple(Call(call_id(turn, i), name, arguments) for i, (name, arguments) in enumerate(result.calls))
-    return Said(Message("assistant", text[:at] + result.content, calls))
+    return ReadTurn(Message("assistant", text[:at] + result.content, calls))
 
 
 def spoken(form: CallForm, message: Message, tools: Sequence[ToolSchema]) -> str:

@@ -16,7 +16,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.spoken import read_turn, spoken
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import CallForm, Conversing, Next, Piece, Said
+from verizero.pipeline.environments.conversing import CallForm, Conversing, NextPrompt, Piece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import FinishReason, Message, Prompt
 
@@ -94,7 +94,9 @@ class PlainTurns:
         ends = start[-1:] == [self.renderer.tokenizer.eos_token_id]
         return (*map(int, start[: len(start) - ends]), *self.outside.ids(text))
 
-    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]) -> Said:
+    def read(
+        self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
+    ) -> ReadTurn:
         """Return what the policy said: its whole text without the calls, thinking included."""
         return read_turn(self.form, self.renderer.decode(sampled), finish_reason, turn, tools)
 
@@ -109,9 +111,9 @@ class PlainTurns:
         tools: Sequence[ToolSchema],
         sampled: Sequence[Ids],
         finish_reason: FinishReason,
-    ) -> Next:
+    ) -> NextPrompt:
         """Return the observation of the new messages. The row always continues."""
-        return Next((Piece(self._observation(new)),))
+        return NextPrompt((Piece(self._observation(new)),))
 
     def _observation(self, messages: Sequence[Message]) -> Ids:
         text = "\n".join(m.content for m in messages)

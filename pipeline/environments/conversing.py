@@ -11,10 +11,10 @@ from verizero.pipeline.types import FinishReason, Message, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReadTurn:
     """A turn of the policy, read.
 
-    Example: Said(Message("assistant", "", calls=(Call("0-0", "add", {"a": 1, "b": 2}),)))
+    Example: ReadTurn(Message("assistant", "", calls=(Call("0-0", "add", {"a": 1, "b": 2}),)))
     """
 
     message: Message
@@ -23,10 +23,10 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCalls:
     """Calls in a text, and the text without them.
 
-    Example: Found("Let me add.", (("add", {"a": 1, "b": 2}),))
+    Example: FoundCalls("Let me add.", (("add", {"a": 1, "b": 2}),))
     """
 
     content: str
@@ -36,25 +36,25 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign(Message):
+class NotFromPolicy(Message):
     """A message in the assistant's name that the policy did not say.
 
-    Example: Foreign("assistant", "Hello!")
+    Example: NotFromPolicy("assistant", "Hello!")
     """
 
 
-def foreign(messages: Sequence[Message]) -> tuple[Message, ...]:
+def mark_not_from_policy(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return messages that others sent, those in the assistant's name marked."""
     names = [f.name for f in fields(Message)]
     return tuple(
-        Foreign(**{name: getattr(m, name) for name in names}) if m.role == "assistant" else m for m in messages
+        NotFromPolicy(**{name: getattr(m, name) for name in names}) if m.role == "assistant" else m for m in messages
     )
 
 
 class CallForm(Protocol):
     """A form of calls. A plug-in's module has `read` and `write`, which are each other's inverse."""
 
-    def read(self, text: str, tools: Sequence[ToolSchema] = ()) -> Found:
+    def read(self, text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
         """Return the calls in a text that has no thinking. `tools` tell names and types where the form lacks them."""
         ...
 
@@ -81,10 +81,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextPrompt:
     """The prompt of the next turn.
 
-    Example: Next(pieces=(Piece((5, 6)),))
+    Example: NextPrompt(pieces=(Piece((5, 6)),))
     """
 
     pieces: tuple[Piece, ...]
@@ -106,7 +106,9 @@ class Conversing(Protocol):
         """Return the messages that `begin` shows."""
         ...
 
-    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]) -> Said:
+    def read(
+        self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
+    ) -> ReadTurn:
         """Return what the policy said in turn number `turn`, when it was shown `tools`."""
         ...
 
@@ -124,10 +126,10 @@ class Conversing(Protocol):
         tools: Sequence[ToolSchema],
         sampled: Sequence[tuple[int, ...]],
         finish_reason: FinishReason,
-    ) -> Next:
+    ) -> NextPrompt:
         """Return the prompt after `new`.
 
         `history` ends with what the policy said last; `sampled` has the tokens of each of its turns, and
-        `finish_reason` is that of the last of them. All else, `Foreign` messages among it, is text.
+        `finish_reason` is that of the last of them. All else, `NotFromPolicy` messages among it, is text.
         """
         ...

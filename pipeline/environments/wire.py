@@ -57,14 +57,14 @@ def reply_of(value: Any, what: str) -> Reply:
         reply = REPLY.validate_python(value)
     except ValidationError as exc:
         raise EnvironmentFailed(f"{what}: its answer is malformed: {_first(exc)}") from exc
-    problem = fault(reply)
-    if problem:
-        raise EnvironmentFailed(f"{what}: its answer {problem}")
+    if fault := fault_of(reply):
+        raise EnvironmentFailed(f"{what}: its answer {fault}")
     return reply
 
 
-def fault(reply: Reply) -> str:
-    """Return what is wrong with an answer, in words; empty if nothing is."""
+def fault_of(reply: Reply) -> str:
+    """Return in words why an environment's answer is not valid; empty if it is."""
+
     if any(m.role == "assistant" for m in reply.messages):
         return "has a message of the assistant, whose words are the policy's alone"
     if not reply.done and not reply.messages and reply.history is None:

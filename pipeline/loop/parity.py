@@ -10,8 +10,8 @@ import torch
 
 from verizero.pipeline.config.rollout import RolloutConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.rollout.collect import collect
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import generate_rollouts
 from verizero.pipeline.rows import TrainedRow, trained_rows
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Run, Workers
@@ -50,7 +50,7 @@ def check_parity(
         return None
     prompts = run.data.train[: config.parity.num_prompts]
     with recorder.timed("parity"):
-        rollouts = collect(workers.rollouts.generation, prompts, 1, sampling, "parity")
+        rollouts = generate_rollouts(workers.rollouts.generation, prompts, 1, sampling, "parity")
         gap = gap_of(workers.backend, rollouts, sampling.temperature)
     differs = not gap.mean <= tolerance  # true for NaN too
     (run.folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))

@@ -18,7 +18,7 @@ from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import asked_of, temperature
+from verizero.pipeline.run.sampling import response_kinds, temperature
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.early_grading import EarlyGrading
@@ -104,9 +104,9 @@ def generate(
         if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
             early_grading = workers.graders.of_stage.grade_early(with_components=True)
         reader = None if early_grading is None else early_grading.add
-        samplings = asked_of(setup, temperature(setup, state))
-        count_response = recorder.counter(len(prompts_of_rank) * sum(samples for _, samples, _ in samplings))
-        rollouts = source.generate(prompts_of_rank, samplings, (state.rl_step, attempt), reader, count_response)
+        kinds = response_kinds(setup, temperature(setup, state))
+        count_response = recorder.counter(len(prompts_of_rank) * sum(kind.samples for kind in kinds))
+        rollouts = source.generate(prompts_of_rank, kinds, (state.rl_step, attempt), reader, count_response)
     state.stage.num_tokens += sum(run.ranks.gather(sum(r.num_sampled for r in rollouts)))
     return Generated(rollouts, early_grading)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verizero.pipeline.config.pairs import Judge, JudgedConfig
-from verizero.pipeline.rollout.collect import collect
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import generate_rollouts
 from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
@@ -44,7 +44,7 @@ def sample_groups(
     own = share.prompts
     with recorder.timed("generate"):
         count = recorder.counter(len(own) * num)
-        rollouts = collect(workers.rollouts.generation, own, num, sampling, *stream, count=count)
+        rollouts = generate_rollouts(workers.rollouts.generation, own, num, sampling, *stream, count=count)
     with recorder.timed("verify"):
         scored, tally = (scorer or workers.graders.scorer).score({p.id: p for p in own}, rollouts, with_components=True)
         (groups,), tally = gather_groups(run.ranks, share, [form_groups(own, scored, num)], tally)
@@ -94,7 +94,7 @@ def _judged_by_policy(
         for prompt, m in members
     ]
     greedy = Sampling(how.max_tokens, temperature=0)
-    judgements = collect(workers.rollouts.generation, questions, 1, greedy, "judged")
+    judgements = generate_rollouts(workers.rollouts.generation, questions, 1, greedy, "judged")
     return [read_judgement(r.text, how.scale) for r in judgements]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verizero.pipeline.config.rl import most_tokens
 from verizero.pipeline.rollout.continuation import oldest_version
 from verizero.pipeline.run.rollouts import RolloutSource
-from verizero.pipeline.run.sampling import asked_of, temperature
+from verizero.pipeline.run.sampling import response_kinds, temperature
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import InFlightBatch, RunState
@@ -30,7 +30,7 @@ def affordable_groups(source: RolloutSource, setup: StageSetup, state: RunState)
     if rounds.max_tokens is None:
         return None
     greedy = setup.parts is not None and setup.parts.needs_greedy
-    are_played = source.generation.episodes is not None
+    are_played = source.generation.episode_setup is not None
     tokens_each = most_tokens(setup.config, rounds, greedy, are_played)
     return max(0, (rounds.max_tokens - state.stage.num_tokens) // tokens_each - prompts_in_flight(source))
 
@@ -80,7 +80,7 @@ def start_later_batches(
             break
         degrees = temperature(setup, state, steps_ahead)
         batch = InFlightBatch(workers.sampler.next(count), state.rl_step, number, degrees)
-        source.start(batch, asked_of(setup, degrees))
+        source.start(batch, response_kinds(setup, degrees))
     ages = [age_of(state, g) for g in trained] or [0]
     return {
         "groups/in_flight": float(prompts_in_flight(source)),

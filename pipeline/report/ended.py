@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from verizero.pipeline.errors import DISK_FULL, Collapsed, GradersFailed, VerizeroError, chain_of, machine_fault, told
+from verizero.pipeline.errors import (
+    DISK_FULL,
+    Collapsed,
+    GradersFailed,
+    VerizeroError,
+    chain_of,
+    exception_text,
+    machine_fault,
+)
 from verizero.pipeline.files import is_locked
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.summary import build_summary
@@ -50,7 +58,7 @@ def ended_by(exc: BaseException, where: str) -> Ended:
         how = "Ctrl-C" if isinstance(outside, KeyboardInterrupt) else f"ended from outside ({type(outside).__name__})"
         return Ended("interrupted", where, f"{how}; the same command continues from the last checkpoint")
     fault = machine_fault(exc)
-    message = str(exc) if isinstance(exc, VerizeroError) else fault or told(exc)
+    message = str(exc) if isinstance(exc, VerizeroError) else fault or exception_text(exc)
     reason: Reason = "error"
     if isinstance(exc, Collapsed):
         reason = "stopped_by_guard"

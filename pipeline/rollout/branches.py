@@ -1,4 +1,4 @@
-"""The rows of an episode that is being played, and the place in them that a whole history continues."""
+"""The rows of an open episode, and the search for the row and turn that a whole history continues."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ class Branch:
         return Branch(self.tools, self.messages[: self.ends[turn]], shared, self.ends[: turn + 1])
 
 
-def continued(
+def find_continued_turn(
     branches: Sequence[Branch], history: Sequence[Message], tools: Sequence[ToolSchema]
 ) -> tuple[int, int] | None:
-    """Return the (row, turn) after which `history` continues: that of the longest known beginning.
+    """Return the (row, turn) that `history` continues: the turn up to which most of its messages are the same.
 
-    None: it begins with no turn of the policy, or the tools changed. Of equally long ones the newest row is taken.
+    None: it begins with no turn of the policy, or the tools changed. Of equally long rows the newest is taken.
     """
-    best: tuple[int, int, int] | None = None
-    for number, branch in enumerate(branches):
+    longest: tuple[int, int, int] | None = None
+    for row, branch in enumerate(branches):
         if list(branch.tools) != list(tools):
             continue
         same = 0
         while same < min(len(history), len(branch.messages)) and is_same(history[same], branch.messages[same]):
             same += 1
-        known = [(end, number, turn) for turn, end in enumerate(branch.ends) if end <= min(same, len(history) - 1)]
-        best = max([*known, *([best] if best is not None else [])], default=None)
-    return None if best is None else best[1:]
+        matches = [(end, row, turn) for turn, end in enumerate(branch.ends) if end <= min(same, len(history) - 1)]
+        longest = max([*matches, *([longest] if longest is not None else [])], default=None)
+    return None if longest is None else longest[1:]
 
 
-def is_same(message: Message, held: Message) -> bool:
-    """True if an agent's copy of a message is the one that it was shown: the same words and calls.
+def is_same(sent: Message, shown: Message) -> bool:
+    """True if a message that an agent sent back has the words and calls of the message that it was shown.
 
     Thinking may be left out, and a tool's name; arguments are compared as values, not as text.
     """
-    if (message.role, message.content) != (held.role, held.content):
+    if (sent.role, sent.content) != (shown.role, shown.content):
         return False
-    if message.role == "tool":
-        return message.answers == held.answers
-    return [_canonical(c.name, dict(c.arguments)) for c in message.calls] == [
-        _canonical(c.name, dict(c.arguments)) for c in held.calls
+    if sent.role == "tool":
+        return sent.answers == shown.answers
+    return [_canonical(c.name, dict(c.arguments)) for c in sent.calls] == [
+        _canonical(c.name, dict(c.arguments)) for c in shown.calls
     ]
 
 
@@ -69,16 +69,16 @@ def _canonical(name: str, arguments: dict[str, object]) -> str:
 
 
 def with_experts(turns: list[Turn], routing: Routing | None) -> list[Turn]:
-    """Return the turns of a row, those without experts with theirs out of `routing`, which has all positions."""
+    """Return the turns of a row with their experts. `routing` has those of the whole row, position by position."""
     if routing is None:
         return turns
     width = 2 * routing.layers * routing.top_k  # bytes of a position: int16
-    out, at = [], 0
+    out, position = [], 0
     for k, turn in enumerate(turns):
         # The last sampled token of a turn is an input only of the next turn.
-        num = len(turn.observed) + len(turn.sampled) - (k == 0)
+        end = position + len(turn.observed) + len(turn.sampled) - (k == 0)
         if turn.routing is None:
-            turn = replace(turn, routing=replace(routing, experts=routing.experts[at * width : (at + num) * width]))
+            turn = replace(turn, routing=replace(routing, experts=routing.experts[position * width : end * width]))
         out.append(turn)
-        at += num
+        position = end
     return out

@@ -1,4 +1,4 @@
-"""Responses that are generated in several pieces, each by the weights that the engine has at that time."""
+"""Generates responses in several pieces, each with the weights that the engine has at that time."""
 
 from __future__ import annotations
 
@@ -6,40 +6,54 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from verizero.pipeline.rollout.collect import Generation, Renders, check_recorded, collect
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.generate import Generation, Renderer, check_recorded, generate_rollouts
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.types import KeptTokens, Prompt, Rollout, Routing
 
-Asked = tuple[str, int, Sampling]
-"""One kind of response: the name of its random stream, the number for each prompt, and how to sample it."""
+
+class ResponseKind(NamedTuple):
+    """One kind of response to each prompt of a batch.
+
+    Example: ResponseKind("rl greedy", 1, Sampling(512, temperature=0))
+    """
+
+    stream: str
+    """The name of its random stream."""
+    samples: int
+    """The number of responses to each prompt."""
+    sampling: Sampling
 
 
 @dataclass
 class PartialBatch:
-    """A batch of prompts, the kinds of responses asked for, and what has been sampled so far."""
+    """A batch of prompts, the kinds of responses to generate, and those tokens that are sampled so far."""
 
     prompts: tuple[Prompt, ...]
-    asked: tuple[Asked, ...]
+    kinds: tuple[ResponseKind, ...]
     stream: tuple[str | int, ...]
     """Names the batch's random numbers, which do not depend on the engine or the time."""
     rollouts: list[list[Rollout]] = field(default_factory=list)
-    """For each kind asked, prompt by prompt. Empty before the first piece."""
+    """For each kind, prompt by prompt. Empty before the first piece."""
 
 
-def continue_batch(batch: PartialBatch, by: Generation, max_new_tokens: int | None) -> None:
+def continue_batch(batch: PartialBatch, generation: Generation, max_new_tokens: int | None) -> None:
     """Sample up to `max_new_tokens` further tokens of each unfinished response; None: all that is left."""
     is_first = not batch.rollouts
-    for kind, (name, samples, sampling) in enumerate(batch.asked):
+    for index, kind in enumerate(batch.kinds):
         if is_first:
-            most = sampling.max_tokens if max_new_tokens is None else min(max_new_tokens, sampling.max_tokens)
-            first, stream = replace(sampling, max_tokens=most), (name, *batch.stream)
-            batch.rollouts.append(collect(by, batch.prompts, samples, first, *stream))
+            limit = kind.sampling.max_tokens
+            if max_new_tokens is not None:
+                limit = min(max_new_tokens, limit)
+            first, stream = replace(kind.sampling, max_tokens=limit), (kind.stream, *batch.stream)
+            batch.rollouts.append(generate_rollouts(generation, batch.prompts, kind.samples, first, *stream))
         else:
             # a stream of its own: a continued response must not repeat the numbers of its first piece
-            stream = (name, *batch.stream, "on")
-            batch.rollouts[kind] = continue_rollouts(by, batch.rollouts[kind], sampling, max_new_tokens, *stream)
+            stream = (kind.stream, *batch.stream, "on")
+            rollouts = batch.rollouts[index]
+            batch.rollouts[index] = continue_rollouts(generation, rollouts, kind.sampling, max_new_tokens, *stream)
 
 
 def is_unfinished(rollout: Rollout, sampling: Sampling) -> bool:
@@ -50,13 +64,13 @@ def is_unfinished(rollout: Rollout, sampling: Sampling) -> bool:
 
 
 def continue_rollouts(
-    by: Generation,
+    generation: Generation,
     rollouts: Sequence[Rollout],
     sampling: Sampling,
     max_new_tokens: int | None,
     *stream: str | int,
 ) -> list[Rollout]:
-    """Return the rollouts, the unfinished ones longer by up to `max_new_tokens` of the engine's present weights.
+    """Return the rollouts; the engine's present weights add up to `max_new_tokens` tokens to each unfinished one.
 
     The engine computes prompt and response so far again, so each new token depends on the new weights alone. A
     rollout's version stays that of its first token, the oldest; each log-prob is that of the weights that sampled it.
@@ -69,20 +83,21 @@ def continue_rollouts(
         if is_unfinished(r, sampling):
             length = len(r.response_ids)
             # The length names the piece: each further piece begins at another one, so its numbers are new.
-            request_seed = derive(by.seed, "rollout", *stream, *key, times[key], length)
+            request_seed = derive(generation.seed, "rollout", *stream, *key, times[key], length)
             left = sampling.max_tokens - length
             request = Request((*r.prompt_ids, *r.response_ids), (request_seed,))
             by_length.setdefault(left if max_new_tokens is None else min(max_new_tokens, left), []).append((i, request))
     out = list(rollouts)
-    for most, requests in by_length.items():  # one call for each limit: a call has one max_tokens
-        answers = by.engine.generate([request for _, request in requests], replace(sampling, max_tokens=most))
+    for max_tokens, requests in by_length.items():  # one call for each limit: a call has one max_tokens
+        longer = replace(sampling, max_tokens=max_tokens)
+        answers = generation.engine.generate([request for _, request in requests], longer)
         check_recorded(sampling, [c for (c,) in answers])
         for (i, _), (completion,) in zip(requests, answers, strict=True):
-            out[i] = _extended(rollouts[i], completion, by.renderer)
+            out[i] = _extended(rollouts[i], completion, generation.renderer)
     return out
 
 
-def _extended(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
+def _extended(rollout: Rollout, more: Completion, renderer: Renderer) -> Rollout:
     ids = (*rollout.response_ids, *more.token_ids)
     return replace(
         rollout,

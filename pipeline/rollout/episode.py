@@ -1,4 +1,4 @@
-"""One episode while it is played: environment, limits and end. Its turns and rows are in `transcript.py`."""
+"""One open episode: its environment, its limits and its end. Its turns and rows are in `transcript.py`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from verizero.pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
-from verizero.pipeline.environments.conversing import Conversing, Said
-from verizero.pipeline.environments.wire import fault
-from verizero.pipeline.errors import EnvironmentFailed, VerizeroError, raise_if_operator, told
+from verizero.pipeline.environments.conversing import Conversing, ReadTurn
+from verizero.pipeline.environments.wire import fault_of
+from verizero.pipeline.errors import EnvironmentFailed, VerizeroError, exception_text, raise_if_operator
 from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.rollout.transcript import Transcript
 from verizero.pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
 
 _COUNTING = threading.Lock()
-"""Episodes share a tokenizer, and those that count do so in threads of their own."""
+"""Taken to count tokens: episodes share a tokenizer, and their environments run in several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Limits:
     wall_s: float | None = None
     """Seconds of the environment's work; the time that the engine takes does not count."""
     retries: int = 1
-    """New beginnings after the environment broke."""
+    """How often the episode may begin again after its environment broke."""
     shorten: Callable[[str], str] | None = None
     """Returns a message that is too long with its middle left out, and any other as it is."""
 
 
-class Playing:
-    """An episode that is being played. By turns `advance`, `settle` and `take`, until `ending` is set.
+class OpenEpisode:
+    """An episode that is being played. Call `advance`, `settle` and `take`, again and again, until `ending` is set.
 
-    `advance` runs the environment, in any thread, and raises nothing that it raises. The rest is called by one thread,
-    so that the order of the episodes decides everything.
+    `advance` runs the environment, in any thread, and keeps its exceptions for `settle`. All other methods are called
+    by one thread, so that results depend on the order of the episodes and not on time.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Playing:
         self._make, self._conversing, self._limits = make, conversing, limits
         self._environment: Environment | None = None
         self.retries = 0
-        """New beginnings so far."""
+        """How often the episode has begun again."""
         self._reset()
 
     def _reset(self) -> None:
@@ -94,21 +94,21 @@ class Playing:
         return self.transcript.ids
 
     @property
-    def must_wait(self) -> bool:
+    def awaits_environment(self) -> bool:
         """True if the environment has something to do: it must begin, or answer."""
         return self.ending is None and (self._must_begin or not self.transcript.observed)
 
     def room(self, max_turn_tokens: int) -> int:
         """Return the number of tokens that the next turn may sample."""
-        most = [max_turn_tokens]
+        limits = [max_turn_tokens]
         if self._limits.max_tokens is not None:
-            most.append(self._limits.max_tokens - self.transcript.num_sampled)
+            limits.append(self._limits.max_tokens - self.transcript.num_sampled)
         if self._limits.context is not None:
-            most.append(self._limits.context - len(self.ids))
-        return min(most)
+            limits.append(self._limits.context - len(self.ids))
+        return min(limits)
 
     def advance(self) -> None:
-        """Let the environment begin, or answer the last message. Keeps what it raises for `settle`."""
+        """Let the environment begin, or answer the last message. Its exception, if any, is kept for `settle`."""
         start = time.perf_counter()
         try:
             if self._must_begin:
@@ -124,17 +124,18 @@ class Playing:
                     sampled = len(last.sampled)
                     self._environment.count_tokens(len(self.ids) - sampled, sampled, last.finish_reason == "length")
                 self._reply = self._environment.step(self.transcript.messages[-1])
-                if wrong := fault(self._reply):
-                    raise EnvironmentFailed(f"the environment's answer {wrong}")
-        except BaseException as exc:  # whatever it is, the environment's host broke: the policy's mistakes are replies
+                if fault := fault_of(self._reply):
+                    raise EnvironmentFailed(f"the environment's answer {fault}")
+        except BaseException as exc:
+            # Any exception is a failure of the environment: mistakes of the policy come as replies.
             raise_if_operator(exc)
-            self._failure = told(exc)
+            self._failure = exception_text(exc)
         self._seconds += time.perf_counter() - start
 
     def num_prompt(self, history: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        """Return the tokens of the prompt of a next turn that is shown `history`; nothing changes.
+        """Return the number of tokens in the prompt of a next turn that is shown `history`; nothing changes.
 
-        For the environment, within `advance`. Raises: DataError if the chat template refuses the conversation.
+        The environment calls it within `advance`. Raises: DataError if the chat template refuses the conversation.
         """
         with _COUNTING:
             return self.transcript.num_prompt(history, tools)
@@ -146,7 +147,7 @@ class Playing:
         """
         if self._failure is not None:
             return self._settle_failure(self._failure)
-        with self._alone():
+        with self._failing_alone():
             if self._must_begin:
                 self._settle_start()
             elif self._reply is not None:
@@ -157,7 +158,7 @@ class Playing:
     def take(self, completion: Completion, policy_version: int) -> None:
         """Take the tokens that the policy sampled. Afterwards the episode has ended, or waits for `advance`."""
         self.transcript.add(completion, policy_version, self._state)
-        with self._alone():
+        with self._failing_alone():
             read = self.transcript.read()
             if completion.finish_reason == "length" and self._limits.ends_when_cut:
                 self.ending = self._end_of_cut()
@@ -167,19 +168,19 @@ class Playing:
                 self._num_unread = 0
 
     def rollout(self) -> Rollout:
-        """Return the episode. A broken one has the turns that it had, and an outcome that is no reward."""
+        """Return the episode. One that broke has the turns up to there, and an outcome that gives no reward."""
         assert self.ending is not None
-        record = self.transcript
-        counts = dict(sorted(record.counts.items())) | ({"retried": self.retries} if self.retries else {})
-        episode = Episode(record.rows, self.messages, self.ending, self.outcome, self._answer, self.seed, counts)
-        first = record.turns[0] if record.turns else Turn((), (), (), "length", -1)
+        transcript = self.transcript
+        counts = dict(sorted(transcript.counts.items())) | ({"retried": self.retries} if self.retries else {})
+        episode = Episode(transcript.rows, self.messages, self.ending, self.outcome, self._answer, self.seed, counts)
+        first = transcript.turns[0] if transcript.turns else Turn((), (), (), "length", -1)
         return Rollout(
             prompt_id=self.prompt.id,
             sample=self.sample,
             prompt_ids=first.observed,
             response_ids=first.sampled,
             logprobs=first.logprobs,
-            text=record.first_text,
+            text=transcript.first_text,
             finish_reason=first.finish_reason,
             policy_version=first.policy_version,
             kept=first.kept,
@@ -188,7 +189,7 @@ class Playing:
         )
 
     def close(self) -> None:
-        """Close the environment, if there is one. An error of that counts as a failure only while it is played."""
+        """Close the environment, if there is one. An error in it breaks the episode only before its end."""
         environment, self._environment = self._environment, None
         if environment is None:
             return
@@ -198,15 +199,15 @@ class Playing:
             raise_if_operator(exc)
             self.transcript.counts["close_errors"] += 1
             if self.ending is None:
-                self._failure = f"close: {told(exc)}"[:300]
+                self._failure = f"close: {exception_text(exc)}"[:300]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """End this episode, and no other, where what its environment brought cannot be shown or read."""
+    def _failing_alone(self) -> Iterator[None]:
+        """End this episode, and no other, if its messages cannot be shown to the policy or its turn cannot be read."""
         try:
             yield
         except Exception as exc:  # e.g. the chat template refuses this order of roles
-            self._fail(str(exc) if isinstance(exc, VerizeroError) else told(exc))
+            self._fail(str(exc) if isinstance(exc, VerizeroError) else exception_text(exc))
 
     def _fail(self, reason: str) -> None:
         self.ending, self.outcome = "failed", Verdict("environment_error", reason=reason[:300])
@@ -229,28 +230,28 @@ class Playing:
             self._fail(f"a first prompt of {len(self.ids)} tokens in a context of {self._limits.context}")
 
     def _settle_reply(self, reply: Reply) -> None:
-        record = self.transcript
+        transcript = self.transcript
         for use in reply.uses:
-            record.counts[f"tools/{use.name}/calls"] += 1
-            record.counts[f"tools/{use.name}/wrong"] += use.wrong
-        record.counts.update(reply.counts)
+            transcript.counts[f"tools/{use.name}/calls"] += 1
+            transcript.counts[f"tools/{use.name}/wrong"] += use.wrong
+        transcript.counts.update(reply.counts)
         if reply.reward is not None:
-            record.reward_last(reply.reward)
+            transcript.reward_last(reply.reward)
         self._state = reply.state
         if reply.done:
             # The last words of an environment are for people and verifiers; no turn follows that would read them.
-            record.messages += reply.messages
+            transcript.messages += reply.messages
             self.ending, self.outcome, self._answer = "done", reply.outcome, reply.answer
         elif self.turn >= self._limits.max_turns:
-            record.messages += reply.messages
+            transcript.messages += reply.messages
             self.ending = "turns"
         elif self._limits.wall_s is not None and self._seconds > self._limits.wall_s:
             self.ending = "time"
         elif reply.history is not None:
-            record.continue_with(reply.history, record.branch.tools if reply.tools is None else reply.tools)
+            transcript.continue_with(reply.history, transcript.branch.tools if reply.tools is None else reply.tools)
             self._end_if_full()
         else:
-            record.show(tuple(map(self._shortened, reply.messages)))
+            transcript.show(tuple(map(self._shortened, reply.messages)))
             self._end_if_full()
 
     def _shortened(self, message: Message) -> Message:
@@ -262,19 +263,19 @@ class Playing:
         self.transcript.counts["observations/cut"] += 1
         return replace(message, content=content)
 
-    def _refuse(self, read: Said) -> None:
+    def _refuse(self, read: ReadTurn) -> None:
         """Answer a call that could not be read with the reason, or end the episode."""
         assert read.unread is not None
-        record = self.transcript
+        transcript = self.transcript
         self._num_unread += 1
-        record.messages[-1] = replace(read.message, unread=read.unread)
-        record.counts["tools/unread"] += 1
+        transcript.messages[-1] = replace(read.message, unread=read.unread)
+        transcript.counts["tools/unread"] += 1
         if self._num_unread > self._limits.max_unread:
             self.ending = "unread"
         elif self.turn >= self._limits.max_turns:
             self.ending = "turns"
         else:
-            record.show((Message("user", read.unread),))
+            transcript.show((Message("user", read.unread),))
             self._end_if_full()
 
     def _end_if_full(self) -> None:

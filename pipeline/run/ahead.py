@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.collect import Count, Generation
-from verizero.pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
+from verizero.pipeline.rollout.continuation import PartialBatch, ResponseKind, continue_batch
+from verizero.pipeline.rollout.generate import Count, Generation
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
 from verizero.pipeline.run.state import InFlightBatch
@@ -70,7 +70,7 @@ class Asynchronous(Synchronous):
     def generate(
         self,
         prompts: Sequence[Prompt],
-        asked: Sequence[Asked],
+        kinds: Sequence[ResponseKind],
         stream: tuple[int, int],
         reader: EarlyReader | None,
         count: Count | None = None,
@@ -78,7 +78,7 @@ class Asynchronous(Synchronous):
         """Complete the oldest batch in flight; if there is none, sample now with the engine's present weights."""
         if not self._queue:
             self.wait()
-            return self.sample(prompts, asked, stream, reader, count)
+            return self.sample(prompts, kinds, stream, reader, count)
         # The oldest first: the thread completes batches in the order of their start.
         entry = self._queue.popleft()
         entry.done.result()
@@ -86,9 +86,9 @@ class Asynchronous(Synchronous):
             self._submit(partial(self._continue, entry.partial, None)).result()
         return [rollout for kind in entry.partial.rollouts for rollout in kind]
 
-    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Generate the batch, or its first piece, as soon as everything before it is done."""
-        partial_batch = self._partial(batch, asked)
+        partial_batch = self._partial(batch, kinds)
         done = self._submit(partial(self._continue, partial_batch, self._tokens_per_version))
         self._queue.append(_InFlight(batch, partial_batch, done))
 
@@ -136,11 +136,11 @@ class Asynchronous(Synchronous):
         self.wait()
         return [replace(entry.batch, rollouts=self._gathered(entry)) for entry in self._queue]
 
-    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Put the batch into the queue with this rank's share of its responses."""
-        partial_batch, places = self._partial(batch, asked), share_of(self.ranks, batch.prompts).places
-        for (_, samples, _), rollouts in zip(asked, batch.rollouts, strict=True):
-            own = [r for place in places for r in rollouts[place * samples : (place + 1) * samples]]
+        partial_batch, places = self._partial(batch, kinds), share_of(self.ranks, batch.prompts).places
+        for kind, rollouts in zip(kinds, batch.rollouts, strict=True):
+            own = [r for place in places for r in rollouts[place * kind.samples : (place + 1) * kind.samples]]
             # Responses are stored in the order of all prompts, so any number of ranks can take shares.
             partial_batch.rollouts.append(own)
         done: Future[None] = Future()
@@ -159,9 +159,9 @@ class Asynchronous(Synchronous):
         self._thread.shutdown(wait=True, cancel_futures=True)
         super().close()
 
-    def _partial(self, batch: InFlightBatch, asked: Sequence[Asked]) -> PartialBatch:
+    def _partial(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> PartialBatch:
         own = share_of(self.ranks, batch.prompts).prompts
-        return PartialBatch(tuple(own), tuple(asked), (batch.step, "ahead", batch.number))
+        return PartialBatch(tuple(own), tuple(kinds), (batch.step, "ahead", batch.number))
 
     def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
         continue_batch(batch, self.generation, max_new_tokens)
@@ -173,16 +173,16 @@ class Asynchronous(Synchronous):
         return self._last
 
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
-        """Return the responses of all ranks by kind asked, in the order of the batch's prompts; none but on rank 0."""
+        """Return the responses of all ranks by kind, in the order of the batch's prompts; empty on ranks above 0."""
         own = (share_of(self.ranks, entry.batch.prompts).places, entry.partial.rollouts)
         # A collective: all ranks hold the same batches in the same order, so they meet here for each.
         gathered = self.ranks.exchange([own if rank == 0 else ([], []) for rank in range(self.ranks.size)])
         if not self.ranks.is_first:
             return []
         whole: list[list[Rollout]] = []
-        for kind, (_, samples, _) in enumerate(entry.partial.asked):
+        for index, kind in enumerate(entry.partial.kinds):
             by_place = {
-                place: rollouts[kind][i * samples : (i + 1) * samples]
+                place: rollouts[index][i * kind.samples : (i + 1) * kind.samples]
                 for places_of_rank, rollouts in gathered
                 for i, place in enumerate(places_of_rank)
             }

@@ -22,10 +22,10 @@ from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
-from verizero.pipeline.rollout.collect import Generation
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.engine_model import EngineModel, Records
-from verizero.pipeline.rollout.rounds import Episodes
+from verizero.pipeline.rollout.generate import Generation
+from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.rollout.server_client import Setting
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
@@ -202,7 +202,7 @@ def records_of(config: RunConfig, model: Any) -> Records:
 
 
 def build_source(
-    config: RunConfig, backend: Backend, data: RunData, folder: Path, episodes: Episodes | None = None
+    config: RunConfig, backend: Backend, data: RunData, folder: Path, episodes: EpisodeSetup | None = None
 ) -> RolloutSource:
     """Return the source of rollouts around the engine that the recipe names. `episodes` plays prompts in turns.
 

@@ -18,7 +18,7 @@ from verizero.pipeline.environments.elsewhere import Chosen, Place, Where, open_
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.rollout.episode import Limits
-from verizero.pipeline.rollout.rounds import Episodes
+from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.types import Prompt
 
@@ -26,7 +26,7 @@ AGENT = "agent"
 """The environment that starts a program, whose first request would be needed to know its tools."""
 
 
-def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: int | None) -> Episodes | None:
+def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: int | None) -> EpisodeSetup | None:
     """Return the parts of the run's episodes; None if no prompt names an environment.
 
     `context`: the longest sequence of the policy in tokens; None: no limit.
@@ -58,7 +58,7 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
     environments = bind_environments(prompts, config.data.environments, base_dir, how.workers)
     threads = ThreadPoolExecutor(how.workers, "environment")
     talk, places = turns_of(data.renderer), tuple(environments.values())
-    return Episodes(environments, talk, limits, threads, how.max_open, places, how.next_turn == "together")
+    return EpisodeSetup(environments, talk, limits, threads, how.max_open, places, how.next_turn == "together")
 
 
 def shortener(tokenizer: Any, most: int | None) -> Callable[[str], str] | None:

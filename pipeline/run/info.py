@@ -59,7 +59,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "data_notes": list(run.data.notes),
         "isolation": run.isolation,
         "bytes_depend_on_time": []
-        if workers.rollouts.generation.episodes is None
+        if workers.rollouts.generation.episode_setup is None
         else timed_settings(run.recipe.episodes),
         "model_template": template_of(run.recipe.model.path),
         "ended": None,

@@ -12,7 +12,7 @@ from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
-from verizero.pipeline.rollout.collect import Count
+from verizero.pipeline.rollout.generate import Count
 from verizero.pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]

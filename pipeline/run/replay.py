@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Next, Piece, Said
+from verizero.pipeline.environments.conversing import NextPrompt, Piece, ReadTurn
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.report.rows import MessageRow
 from verizero.pipeline.rollout.engine import Completion
-from verizero.pipeline.rollout.episode import Limits, Playing
-from verizero.pipeline.rollout.rounds import Makes
+from verizero.pipeline.rollout.episode import Limits, OpenEpisode
+from verizero.pipeline.rollout.play import EnvironmentMaker
 from verizero.pipeline.types import Call, FinishReason, Message, Prompt
 
 NOTHING = (0,)
@@ -57,10 +57,12 @@ class Recorded:
         """Return one token."""
         return NOTHING
 
-    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]) -> Said:
+    def read(
+        self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
+    ) -> ReadTurn:
         """Return the recorded message of that turn."""
         message = self._own[turn]
-        return Said(message, message.unread)
+        return ReadTurn(message, message.unread)
 
     def write(self, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         """Return one token."""
@@ -73,22 +75,22 @@ class Recorded:
         tools: Sequence[ToolSchema],
         sampled: Sequence[tuple[int, ...]],
         finish_reason: FinishReason,
-    ) -> Next:
+    ) -> NextPrompt:
         """Return one observed token: rows are not compared."""
-        return Next((Piece(NOTHING),))
+        return NextPrompt((Piece(NOTHING),))
 
 
-def replay(plugin: Makes, prompt: Prompt, seeds: tuple[int, int], record: Sequence[Message]) -> Replayed:
+def replay(plugin: EnvironmentMaker, prompt: Prompt, seeds: tuple[int, int], record: Sequence[Message]) -> Replayed:
     """Play the recorded episode again. `seeds`: of the task and of the episode.
 
     Raises: EnvironmentFailed if the environment breaks, which tells nothing of the record.
     """
     recorded = Recorded(record)
     limits = Limits(max_turns=recorded.num_turns + 1, max_unread=recorded.num_turns, ends_when_cut=False, retries=0)
-    playing = Playing(prompt, 0, partial(plugin.make, prompt, *seeds), recorded, limits, seeds[1])
+    playing = OpenEpisode(prompt, 0, partial(plugin.make, prompt, *seeds), recorded, limits, seeds[1])
     try:
         while playing.ending is None:
-            if playing.must_wait:
+            if playing.awaits_environment:
                 playing.advance()
                 playing.settle()
             elif playing.turn < recorded.num_turns:

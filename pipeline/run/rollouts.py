@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 
 from verizero.pipeline.errors import CheckpointError, EngineError, boundary
-from verizero.pipeline.rollout.collect import Count, Generation, collect
-from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Engine
+from verizero.pipeline.rollout.generate import Count, Generation, generate_rollouts
 from verizero.pipeline.run.state import InFlightBatch
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.types import Prompt, Rollout, Written
+from verizero.pipeline.types import EndedResponse, Prompt, Rollout
 
 WEIGHTS_FILE = "published.pt"
 
@@ -24,7 +24,7 @@ WEIGHTS_FILE = "published.pt"
 class EarlyReader(Protocol):
     """Receives responses as they end, with the offset of their kind among all responses of the call."""
 
-    def __call__(self, ended: Sequence[Written], offset: int = 0) -> None:
+    def __call__(self, ended: Sequence[EndedResponse], offset: int = 0) -> None:
         """Take the responses; return at once."""
         ...
 
@@ -33,10 +33,14 @@ class RolloutSource(Protocol):
     """Responses of the policy to prompts, with the weights that were published last."""
 
     generation: Generation
-    """The engine with what else responses are generated with."""
-    engine: Engine
+    """The engine, and all else that responses are generated with."""
     parity_checked: bool
     """True once this process has compared the engine's log-probs with the trainer's."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of `generation`."""
+        ...
 
     @property
     def in_flight(self) -> Sequence[InFlightBatch]:
@@ -46,7 +50,7 @@ class RolloutSource(Protocol):
     def generate(
         self,
         prompts: Sequence[Prompt],
-        asked: Sequence[Asked],
+        kinds: Sequence[ResponseKind],
         stream: tuple[int, int],
         reader: EarlyReader | None,
         count: Count | None = None,
@@ -61,7 +65,7 @@ class RolloutSource(Protocol):
     def sample(
         self,
         prompts: Sequence[Prompt],
-        asked: Sequence[Asked],
+        kinds: Sequence[ResponseKind],
         stream: Sequence[int],
         reader: EarlyReader | None,
         count: Count | None = None,
@@ -69,7 +73,7 @@ class RolloutSource(Protocol):
         """Sample responses now, with the engine's present weights, in the same order. Batches in flight stay there."""
         ...
 
-    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Start to generate a batch for a later step."""
         ...
 
@@ -96,7 +100,7 @@ class RolloutSource(Protocol):
         """Return the batches in flight for a checkpoint, on rank 0 with all responses. Every rank must call it."""
         ...
 
-    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Continue a batch of a checkpoint. This rank takes its share, whatever number of ranks there was."""
         ...
 
@@ -135,10 +139,6 @@ class Synchronous:
         """The engine in use."""
         return self.generation.engine
 
-    @engine.setter
-    def engine(self, engine: Engine) -> None:
-        self.generation.engine = engine
-
     @property
     def in_flight(self) -> Sequence[InFlightBatch]:
         """Empty."""
@@ -147,31 +147,34 @@ class Synchronous:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        asked: Sequence[Asked],
+        kinds: Sequence[ResponseKind],
         stream: tuple[int, int],
         reader: EarlyReader | None,
         count: Count | None = None,
     ) -> list[Rollout]:
         """Sample the responses now."""
-        return self.sample(prompts, asked, stream, reader, count)
+        return self.sample(prompts, kinds, stream, reader, count)
 
     def sample(
         self,
         prompts: Sequence[Prompt],
-        asked: Sequence[Asked],
+        kinds: Sequence[ResponseKind],
         stream: Sequence[int],
         reader: EarlyReader | None,
         count: Count | None = None,
     ) -> list[Rollout]:
         """Sample the responses now, whatever is in flight."""
         rollouts: list[Rollout] = []
-        for name, samples, sampling in asked:
+        for name, samples, sampling in kinds:
             # The reader numbers the responses of all kinds in one list.
-            on_end = None if reader is None else partial(reader, offset=len(rollouts))
-            rollouts += collect(self.generation, prompts, samples, sampling, name, *stream, reader=on_end, count=count)
+            of_kind = None if reader is None else partial(reader, offset=len(rollouts))
+            rollouts += generate_rollouts(
+                self.generation, prompts, samples, sampling, name, *stream, reader=of_kind, count=count
+            )
+
         return rollouts
 
-    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Raise EngineError: a synchronous source generates for the present step only."""
         raise EngineError("a synchronous source cannot generate for a later step; set rollout.max_staleness above 0")
 
@@ -195,7 +198,7 @@ class Synchronous:
         """Return no batch."""
         return []
 
-    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+    def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Drop the batch: this recipe no longer generates for later steps."""
 
     def drop(self) -> None:
@@ -229,8 +232,8 @@ class Synchronous:
     def close(self) -> None:
         """Close the engine, and end environments elsewhere and the threads of all."""
         self.engine.close()
-        if self.generation.episodes is not None:
-            self.generation.episodes.close()
+        if self.generation.episode_setup is not None:
+            self.generation.episode_setup.close()
 
     def _copy_weights(self, backend: Backend) -> None:
         if self._keeps_weights:

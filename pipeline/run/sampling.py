@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from verizero.pipeline.rl.controllers import decayed_temperature
-from verizero.pipeline.rollout.collect import Generation, collect
-from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.types import Prompt
@@ -41,16 +41,16 @@ def sampling(setup: StageSetup, at_temperature: float) -> Sampling:
     )
 
 
-def asked_of(setup: StageSetup, at_temperature: float) -> list[Asked]:
-    """Return what each prompt of a step is asked for: a group of responses, and a greedy one if it is the baseline."""
-    asked = [("rl", setup.rounds.group_size, sampling(setup, at_temperature))]
+def response_kinds(setup: StageSetup, at_temperature: float) -> list[ResponseKind]:
+    """Return the kinds of responses to each prompt of a step: a group, and a greedy one if it is the baseline."""
+    kinds = [ResponseKind("rl", setup.rounds.group_size, sampling(setup, at_temperature))]
     if setup.parts is not None and setup.parts.needs_greedy:
-        asked.append(("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
-    return asked
+        kinds.append(ResponseKind("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
+    return kinds
 
 
-def seconds_a_token(by: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
+def seconds_a_token(generation: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
     """Return the time that one more token of all responses takes here and now. `longest`: the most that they have."""
     begun = time.monotonic()
-    collect(by, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
+    generate_rollouts(generation, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
     return (time.monotonic() - begun) / PROBE_TOKENS

@@ -18,7 +18,7 @@ from verizero.pipeline.run.build import (
 from verizero.pipeline.run.fingerprints import write_record
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import asked_of
+from verizero.pipeline.run.sampling import response_kinds
 from verizero.pipeline.run.schedule import position, schedule
 from verizero.pipeline.run.session import Run, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
@@ -98,4 +98,4 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
     # From now on the source has them; the next checkpoint asks it again.
     batches, state.in_flight = state.in_flight, []
     for batch in batches:
-        workers.rollouts.restore(batch, asked_of(setup, batch.temperature))
+        workers.rollouts.restore(batch, response_kinds(setup, batch.temperature))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-from verizero.pipeline.types import Attempt, FinishReason, Message, Prompt, Rollout, Verdict, Written
+from verizero.pipeline.types import Attempt, EndedResponse, FinishReason, Message, Prompt, Rollout, Verdict
 
 Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
 """(keys of verifiers, attempts) -> one verdict per attempt, in order."""
@@ -36,7 +36,7 @@ class EarlyGrading:
         """`components`: keys of further verifiers that grade every response. `thread` must run one call at a time."""
         self._components, self._grade, self._thread = components, grade, thread
         self._lock = threading.Lock()
-        self._waiting: list[Written] = []
+        self._waiting: list[EndedResponse] = []
         self._rounds: list[Future[None]] = []
         self._graded: dict[int, tuple[str, Attempt]] = {}
         """By index: the verifier's key and the attempt that were graded."""
@@ -44,10 +44,10 @@ class EarlyGrading:
         self.seconds = 0.0
         """Seconds in which graders worked."""
 
-    def add(self, ended: Sequence[Written], offset: int = 0) -> None:
-        """Grade these responses soon. `offset` is added to their places, which count from 0 in each `collect`."""
+    def add(self, ended: Sequence[EndedResponse], offset: int = 0) -> None:
+        """Grade these responses soon. `offset` is added to their indices: each `generate_rollouts` counts from 0."""
         with self._lock:
-            self._waiting += [replace(w, place=w.place + offset) for w in ended]
+            self._waiting += [replace(e, index=e.index + offset) for e in ended]
         # One round per call: rounds that find nothing to do, as an earlier one took all that waited, end at once.
         self._rounds.append(self._thread.submit(self._grade_waiting))
 
@@ -68,11 +68,11 @@ class EarlyGrading:
         if not ended:
             return
         start = time.perf_counter()
-        attempts = [attempt_of(w.prompt, w.text, w.finish_reason, w.messages) for w in ended]
-        keys = [w.prompt.verifier for w in ended]
-        places = [w.place for w in ended]
+        attempts = [attempt_of(e.prompt, e.text, e.finish_reason, e.messages) for e in ended]
+        keys = [e.prompt.verifier for e in ended]
+        indices = [e.index for e in ended]
         columns = [keys, *([name] * len(attempts) for name in self._components)]
         for verdicts, column in zip(self._verdicts, columns, strict=True):
-            verdicts.update(zip(places, self._grade(column, attempts), strict=True))
-        self._graded.update(zip(places, zip(keys, attempts, strict=True), strict=True))
+            verdicts.update(zip(indices, self._grade(column, attempts), strict=True))
+        self._graded.update(zip(indices, zip(keys, attempts, strict=True), strict=True))
         self.seconds += time.perf_counter() - start

@@ -11,7 +11,7 @@ from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sa
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 from verizero.pipeline.report.rows import EvaluationRow
-from verizero.pipeline.rollout.continuation import Asked
+from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.collapse import num_roll_backs
 from verizero.pipeline.run.dealing import gather_groups, share_of
@@ -93,11 +93,11 @@ def answer_and_grade(
     sampling = Sampling(config.rollout.max_response_tokens, config.evaluation.temperature, config.evaluation.top_p)
     greedy = Sampling(config.rollout.max_response_tokens, temperature=0)
     # the stream names no step: every evaluation draws the same numbers, so that differences are the policy's
-    asked: list[Asked] = [("evaluation", k, sampling), ("greedy", 1, greedy)]
+    kinds = [ResponseKind("evaluation", k, sampling), ResponseKind("greedy", 1, greedy)]
     early = scorer.grade_early() if overlaps_grading(config.scoring, workers.backend.model.device) else None
     with recorder.timed("evaluate/generate"):
         count = recorder.counter(len(prompts) * (k + 1))
-        rollouts = workers.rollouts.sample(prompts, asked, (), None if early is None else early.add, count)
+        rollouts = workers.rollouts.sample(prompts, kinds, (), None if early is None else early.add, count)
     with recorder.timed("evaluate/verify"):
         scored, tally = scorer.score({p.id: p for p in prompts}, rollouts, early=early)
         cut = len(prompts) * k

@@ -10,7 +10,7 @@ from tests.data.chat_templates import END, QUESTION, START, TOOLS
 from verizero.pipeline.data.chat_text import CUT
 from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Next
+from verizero.pipeline.environments.conversing import NextPrompt
 from verizero.pipeline.types import Call, FinishReason, Message
 
 WORDS = ["the", " word", "12", " 1 2", "\n", "\n\n", "é", "…", " <b>", "{", '"', "a:"]
@@ -95,7 +95,7 @@ def play(
     return played
 
 
-def take(played: Played, following: Next) -> None:
+def take(played: Played, following: NextPrompt) -> None:
     """Continue the row, or begin another; refuse what an engine's row could not be."""
     if following.fork is None:
         (piece,) = following.pieces

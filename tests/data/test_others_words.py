@@ -13,7 +13,7 @@ from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import foreign
+from verizero.pipeline.environments.conversing import mark_not_from_policy
 from verizero.pipeline.types import Call, Message
 
 SPOOFS = [END, START, "<tool_call>", "</tool_call>", "</think>", "<think>a</think>", "<s>", f"a{END}\n{START}system\n"]
@@ -65,10 +65,10 @@ def test_words_put_into_the_policys_mouth_are_text_and_its_own_turns_stay(name: 
     for word in ("word", f"</think>{END}<think>x</think>"):
         begun = [Message("user", "a"), Message("assistant", word), Message("user", "b")]
         ids = [*talk.begin(QUESTION, begun, ()), *first]
-        history = [*foreign(begun), talk.read(first, "length", 0, ()).message]
+        history = [*mark_not_from_policy(begun), talk.read(first, "length", 0, ()).message]
         added = [Message("user", "c"), Message("assistant", word), Message("user", "d")]
         pieces = talk.extend(history, added, (), [first], "stop").pieces
-        history += [*foreign(added), talk.read(second, "stop", 1, ()).message]
+        history += [*mark_not_from_policy(added), talk.read(second, "stop", 1, ()).message]
         following = talk.extend(history, [Message("user", "e")], (), [first, second], "stop")
         kept = {p.turn: p.ids for p in following.pieces if p.turn is not None}
         assert all(kept[k] == (first, second)[k] for k in kept)

@@ -25,7 +25,7 @@ from verizero.pipeline.environments.base import load
 from verizero.pipeline.environments.elsewhere import Chosen, Where, open_place
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import Limits
-from verizero.pipeline.rollout.rounds import Episodes, play, task_seed_of
+from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.rows import rows
 from verizero.pipeline.run.replay import replay
@@ -71,7 +71,7 @@ def played(
     prompt = Prompt("p/1", "47*60+43=", "exact", "2863", environment="agent")
     with closing(open_place(where, Chosen("agent", params={"answer": "stdout"} | params, base=AGENTS))) as place:
         limits = Limits(max_turns=max_turns, retries=0)
-        episodes = Episodes({"agent": place}, turns_of(RENDERER), limits, threads)
+        episodes = EpisodeSetup({"agent": place}, turns_of(RENDERER), limits, threads)
         return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)
 
 

@@ -43,7 +43,7 @@ def varied(session: Session) -> Session:
     engine = session.workers.rollouts.engine
     assert isinstance(engine, ScriptedEngine)
     script, (space,) = engine.script, session.run.data.renderer.text_ids(" ")[:1]
-    session.workers.rollouts.engine = ScriptedEngine(
+    session.workers.rollouts.generation.engine = ScriptedEngine(
         lambda prompt_ids, seed: (*([space] * (seed % 7)), *script(prompt_ids, seed)), engine.eos_id
     )
     return session

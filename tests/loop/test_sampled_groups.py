@@ -13,8 +13,8 @@ from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.pairs import RUBRIC, JudgedConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
-from verizero.pipeline.rollout.collect import Generation
 from verizero.pipeline.rollout.engine import Completion
+from verizero.pipeline.rollout.generate import Generation
 from verizero.pipeline.run.graders import Graders
 from verizero.pipeline.scoring.score import Scorer
 from verizero.pipeline.train.ranks import ALONE

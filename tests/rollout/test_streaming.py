@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rollout.test_collect import EOS, Letters, answer
+from tests.rollout.test_generate import EOS, Letters, answer
 from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
-from verizero.pipeline.rollout.collect import Generation, collect
 from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
-from verizero.pipeline.types import Prompt, Written
+from verizero.pipeline.types import EndedResponse, Prompt
 
 MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]
 
@@ -79,18 +79,18 @@ class Silent(ScriptedEngine):
 def test_a_reader_hears_of_responses_in_their_places(kind: type[ScriptedEngine], told: Sequence[int]) -> None:
     engine = kind(answer, EOS)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ("a", "b", "a")]  # an epoch may end within a call
-    heard: list[Written] = []
+    heard: list[EndedResponse] = []
     counts: list[int] = []
     by = Generation(engine, Letters(), 0)
-    rollouts = collect(by, prompts, 3, Sampling(20), "rl", reader=heard.extend, count=counts.append)
+    rollouts = generate_rollouts(by, prompts, 3, Sampling(20), "rl", reader=heard.extend, count=counts.append)
     assert sum(counts) == 9, "also those that the engine left out"
-    assert collect(by, prompts, 3, Sampling(20), "rl", count=counts.append) == rollouts
+    assert generate_rollouts(by, prompts, 3, Sampling(20), "rl", count=counts.append) == rollouts
     assert sum(counts) == 18, "without a reader too"
-    assert rollouts == collect(Generation(engine, Letters(), 0), prompts, 3, Sampling(20), "rl")
-    places = [w.place for w in heard]
+    assert rollouts == generate_rollouts(Generation(engine, Letters(), 0), prompts, 3, Sampling(20), "rl")
+    places = [w.index for w in heard]
     assert sorted(places) == list(told)
     assert not places or places != sorted(places), "in the order in which they ended"
     for w in heard:
-        r = rollouts[w.place]
+        r = rollouts[w.index]
         assert (w.prompt.id, w.text, w.finish_reason) == (r.prompt_id, r.text, r.finish_reason)
-        assert w.prompt is prompts[w.place // 3]
+        assert w.prompt is prompts[w.index // 3]

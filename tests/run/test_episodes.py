@@ -104,7 +104,7 @@ def test_a_run_gives_equal_bytes_in_a_process_which_ends_with_it(tmp_path: Path)
         with opened(games({"name": "guess", "place": place}), tmp_path, tmp_path / name, "auto", Silent()) as session:
             run_all(session)
             if place == "process":
-                (bound,) = session.workers.rollouts.generation.episodes.places
+                (bound,) = session.workers.rollouts.generation.episode_setup.hosts
                 started = [far._process.pid for far in bound._running]
     assert len(started) == 1
     assert not alive(started)

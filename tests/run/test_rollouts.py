@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tests.rollout.test_collect import EOS, Letters, answer
+from tests.rollout.test_generate import EOS, Letters, answer
 from tests.stages.sessions import session_of
-from verizero.pipeline.rollout.collect import Generation
+from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import Generation
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.ahead import Asynchronous
 from verizero.pipeline.run.dealing import share_of
@@ -37,13 +38,13 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         prompts = [*session.run.data.train[:5], session.run.data.train[0]]
         engine, renderer = session.workers.rollouts.engine, session.run.data.renderer
         engine.publish(0)
-        asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
+        kinds = [ResponseKind("rl", 3, Sampling(30)), ResponseKind("rl greedy", 1, Sampling(30, temperature=0))]
 
         def source_of(ranks: Ranks) -> Asynchronous:
             return Asynchronous(Generation(engine, renderer, 3), ranks, None)
 
         def complete(source: Asynchronous) -> list[Rollout]:
-            rollouts = source.generate((), asked, (0, 0), None)
+            rollouts = source.generate((), kinds, (0, 0), None)
             source._thread.shutdown()
             return rollouts
 
@@ -51,7 +52,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         for rank in (1, 0):
             own = Side(rank, 2)
             source = source_of(own)
-            source.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+            source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
             source.wait()
             if rank == 1:  # what the other rank sends
                 Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
@@ -61,12 +62,12 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
         assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
         alone = source_of(Ranks())
-        alone.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+        alone.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
         assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
         for rank in range(3):
             ranks = Ranks(rank, 3)
             source, places = source_of(ranks), share_of(ranks, prompts).places
-            source.restore(whole, asked)
+            source.restore(whole, kinds)
             rollouts = complete(source)
             sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]
             assert [r.prompt_id for r in greedy] == [prompts[i].id for i in places]

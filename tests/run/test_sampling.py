@@ -6,7 +6,7 @@ import pytest
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.run.algorithm import resolve_parts
-from verizero.pipeline.run.sampling import asked_of, sampling, temperature
+from verizero.pipeline.run.sampling import response_kinds, sampling, temperature
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState, StageState
 
@@ -31,7 +31,7 @@ def test_the_temperature_falls_by_step_and_is_known_ahead() -> None:
 
 
 def test_a_greedy_baseline_is_asked_for_after_the_group() -> None:
-    (sampled,) = asked_of(setup_of(), 0.8)
+    (sampled,) = response_kinds(setup_of(), 0.8)
     assert sampled == ("rl", 6, sampling(setup_of(), 0.8))
-    _, (name, number, greedy) = asked_of(setup_of(name="remax"), 0.8)
+    _, (name, number, greedy) = response_kinds(setup_of(name="remax"), 0.8)
     assert (name, number, greedy.temperature) == ("rl greedy", 1, 0)

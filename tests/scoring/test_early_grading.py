@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from tests.scoring.fakes import Scripted, prompts_of, rollout, scorer_of
 from verizero.pipeline.config.scoring import ComponentConfig, ScoringConfig
 from verizero.pipeline.scoring.score import Scorer
-from verizero.pipeline.types import Attempt, Prompt, Rollout, Verdict, Written
+from verizero.pipeline.types import Attempt, EndedResponse, Prompt, Rollout, Verdict
 
 TABLE = ScoringConfig(no_answer=-0.1, timeout=-0.2, truncated=-0.5, retries=1)
 SAID = ["graded 1.0", "graded 0.25", "no_answer", "timeout", "verifier_error", "flaky 1", "graded 0.5"]
 
 
-def written(rollouts: Sequence[Rollout], prompts: dict[str, Prompt], places: Sequence[int]) -> list[Written]:
-    return [Written(i, prompts[rollouts[i].prompt_id], rollouts[i].text, rollouts[i].finish_reason) for i in places]
+def ended(rollouts: Sequence[Rollout], prompts: dict[str, Prompt], places: Sequence[int]) -> list[EndedResponse]:
+    return [
+        EndedResponse(i, prompts[rollouts[i].prompt_id], rollouts[i].text, rollouts[i].finish_reason) for i in places
+    ]
 
 
 def sample(seed: int, num: int = 60) -> list[Rollout]:
@@ -65,7 +68,7 @@ def test_verdicts_and_rewards_are_those_of_grading_at_the_end(workers: int, shar
     early = other.grade_early(with_components=True)
     order = random.Random(0).sample(range(len(given)), round(share * len(given)))
     for at in range(0, len(order), 7):
-        early.add(written(given, prompts, order[at : at + 7]))
+        early.add(ended(given, prompts, order[at : at + 7]))
     scored, tally = other.score(prompts, given, with_components=True, early=early)
     # a flaky response fails as often as equal ones were asked before it: how they fall into batches decides
     fixed = [i for i, r in enumerate(given) if r.text != "flaky 1"]
@@ -86,10 +89,10 @@ def test_grading_goes_on_beside_and_what_ends_meanwhile_is_graded_together() -> 
     scorer = Scorer(TABLE, {"a": slow})
     prompts, given = prompts_of("a"), [rollout(f"graded {i / 10}", "p0", i) for i in range(10)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [3]))
+    early.add(ended(given, prompts, [3]))
     assert slow.begun.wait(60)
     for i in (7, 1, 2, 9):  # the caller is not held up while the first is graded
-        early.add(written(given, prompts, [i]))
+        early.add(ended(given, prompts, [i]))
     slow.may.set()
     scored, tally = scorer.score(prompts, given, early=early)
     assert slow.batches == [1, 4, 5], "the first, those that ended while it was graded, and the rest at the end"
@@ -104,8 +107,8 @@ def test_places_begin_at_an_offset() -> None:
     scorer, fakes = scorer_of(TABLE)
     prompts, given = prompts_of("a"), [rollout(f"graded {i / 10}", "p0", i) for i in range(6)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [0, 1, 2]))
-    early.add([Written(w.place - 3, w.prompt, w.text, w.finish_reason) for w in written(given, prompts, [3, 5])], 3)
+    early.add(ended(given, prompts, [0, 1, 2]))
+    early.add([replace(e, index=e.index - 3) for e in ended(given, prompts, [3, 5])], 3)
     scored, _ = scorer.score(prompts, given, early=early)
     assert [s.reward for s in scored] == [i / 10 for i in range(6)]
     assert sum(fakes["a"].batches) == 6
@@ -119,7 +122,7 @@ def test_what_is_scored_is_what_is_there_in_the_end(change: str) -> None:
     prompts = prompts_of("a", "b")
     given = [rollout("graded 1", "p0", 0), rollout("graded 0.5", "p0", 1)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [0, 1]))
+    early.add(ended(given, prompts, [0, 1]))
     if change == "text":
         given[1] = rollout("graded 0.75", "p0", 1)
     elif change == "finish":
@@ -141,7 +144,7 @@ def test_failed_graders_are_asked_again_when_all_is_there() -> None:
     scorer, fakes = scorer_of(TABLE)
     prompts, given = prompts_of("a"), [rollout("flaky 1", "p0", 0), rollout("sandbox_error", "p0", 1)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [0, 1]))
+    early.add(ended(given, prompts, [0, 1]))
     scored, tally = scorer.score(prompts, given, early=early)
     assert [s.reward for s in scored] == [1.0, None]
     assert tally.retried == 2
@@ -157,7 +160,7 @@ def test_an_exception_beside_ends_the_scoring_and_is_not_lost() -> None:
     scorer = Scorer(TABLE, {"a": Broken()})
     prompts, given = prompts_of("a"), [rollout("graded 1", "p0", 0)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [0]))
+    early.add(ended(given, prompts, [0]))
     with pytest.raises(RuntimeError, match="no such grader"):
         scorer.score(prompts, given, early=early)
     scorer.close()
@@ -168,9 +171,9 @@ def test_closing_leaves_what_has_not_begun() -> None:
     scorer = Scorer(TABLE, {"a": slow})
     prompts, given = prompts_of("a"), [rollout("graded 1", "p0", i) for i in range(5)]
     early = scorer.grade_early()
-    early.add(written(given, prompts, [0]))
+    early.add(ended(given, prompts, [0]))
     assert slow.begun.wait(60)
-    early.add(written(given, prompts, [1, 2, 3, 4]))
+    early.add(ended(given, prompts, [1, 2, 3, 4]))
     threading.Timer(0.05, slow.may.set).start()
     scorer.close()
     assert slow.batches == [1]

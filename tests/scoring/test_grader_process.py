@@ -20,7 +20,7 @@ from verizero.pipeline.scoring.early_grading import attempt_of
 from verizero.pipeline.scoring.grader_process import GraderProcess
 from verizero.pipeline.scoring.purity import may_leave
 from verizero.pipeline.scoring.score import Scorer
-from verizero.pipeline.types import Attempt, Prompt, Rollout, Written
+from verizero.pipeline.types import Attempt, EndedResponse, Prompt, Rollout
 from verizero.verifiers.base import load
 
 NOISY = """
@@ -97,7 +97,7 @@ def test_what_a_dead_process_leaves_is_graded_here(
         process = process_of(graders)
         if kills:
             process.kill()
-        early.add([Written(i, prompts[r.prompt_id], r.text, "stop") for i, r in enumerate(rollouts)])
+        early.add([EndedResponse(i, prompts[r.prompt_id], r.text, "stop") for i, r in enumerate(rollouts)])
         assert [m.reward for m in scorer.score(prompts, rollouts, early=early)[0]] == wanted
         asked = [attempt_of(prompts[r.prompt_id], r.text, "stop") for r in rollouts]
         assert len(early.verdicts(["math"] * 3, asked)[0]) == 3, "all were graded ahead"

@@ -51,7 +51,7 @@ def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Se
             text = by_prompt[prompt_ids].reference if good else "7777"
             return data.renderer.text_ids(f"\\boxed{{{text}}}")
 
-        session.workers.rollouts.engine = ScriptedEngine(answer, session.run.tokenizer.eos_token_id)
+        session.workers.rollouts.generation.engine = ScriptedEngine(answer, session.run.tokenizer.eos_token_id)
         yield session
 
 

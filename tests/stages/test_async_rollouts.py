@@ -170,7 +170,7 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
-        session.workers.rollouts.engine = Meets(
+        session.workers.rollouts.generation.engine = Meets(
             session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
         )
         plain = rl_phases(session).update
@@ -196,7 +196,7 @@ def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
-        session.workers.rollouts.engine = Breaks(
+        session.workers.rollouts.generation.engine = Breaks(
             session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
         )
         with pytest.raises(EngineError, match="the cable was cut"):

@@ -73,7 +73,7 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
     begun = started() if len(changes["stages"]) > 1 else ()
     with opened(tiny(changes, begun), folder, folder / "run", "auto", Silent()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
-        sleeper = source.engine = Sleeper(source.engine, backend.model)
+        sleeper = source.generation.engine = Sleeper(source.engine, backend.model)
         step, start = backend.step, backend.start
 
         def asleep(act: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import verizero.pipeline.data.render as render
 import verizero.pipeline.models.cpu as cpu
-import verizero.pipeline.rollout.collect as collect
+import verizero.pipeline.rollout.generate as generate
 import verizero.pipeline.rollout.torch_engine as torch_engine
 import verizero.pipeline.run.build as build
 import verizero.pipeline.train.prepare as prepare
@@ -221,7 +221,7 @@ ENGINE = (
         name="same_seed_in_a_group",
         cause="advantages_vanish",
         complaint="The loss is zero. All responses to a prompt are the same text.",
-        patch=around(collect, "derive", same_for_the_group),
+        patch=around(generate, "derive", same_for_the_group),
     ),
     Fault(
         name="end_not_known_to_the_engine",

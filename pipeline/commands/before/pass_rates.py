@@ -126,8 +126,8 @@ def _judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
 def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
     """Return graded responses to some of the prompts, or the reason for which the time does not allow it."""
     from verizero.pipeline.models.load import eos_ids
-    from verizero.pipeline.rollout.collect import Generation, collect
     from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.rollout.generate import Generation, generate_rollouts
     from verizero.pipeline.rollout.torch_engine import TorchEngine
     from verizero.pipeline.run.build import build_policy
     from verizero.pipeline.run.sampling import seconds_a_token
@@ -148,7 +148,7 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     else:
         return f"a token of {len(some) * SAMPLES} responses takes {seconds:.1f} s here{_load()}"
     sampling = Sampling(limit, how.temperature, how.top_p, how.top_k)
-    rollouts: list[Rollout] = collect(by, some, SAMPLES, sampling, "before")
+    rollouts: list[Rollout] = generate_rollouts(by, some, SAMPLES, sampling, "before")
     scorer = Scorer(recipe.config.scoring, graders)
     by_id = {p.id: p for p in some}
     try:

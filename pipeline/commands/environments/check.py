@@ -15,8 +15,8 @@ from typing import Any
 from verizero.pipeline.commands.environments.players import Chance, hostile
 from verizero.pipeline.commands.verifiers.check import Finding
 from verizero.pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
-from verizero.pipeline.environments.wire import fault
-from verizero.pipeline.errors import DataError, raise_if_operator, told
+from verizero.pipeline.environments.wire import fault_of
+from verizero.pipeline.errors import DataError, exception_text, raise_if_operator
 from verizero.pipeline.seeds import derive, stream
 from verizero.pipeline.types import Message, Prompt
 
@@ -122,7 +122,7 @@ def _play(bound: BoundEnvironment, prompt: Prompt, seed: int, number: int) -> _P
             environment.close()
     except BaseException as exc:
         raise_if_operator(exc)
-        played.failure = f"episode {number}: {told(exc)}"[:300]
+        played.failure = f"episode {number}: {exception_text(exc)}"[:300]
     return played
 
 
@@ -137,7 +137,7 @@ def _turns(environment: Environment, prompt: Prompt, seed: int, number: int, pla
         reply = environment.step(message)
         played.seconds.append(time.perf_counter() - begun)
         played.transcript += [repr(message), _timeless(reply)]
-        problem = fault(reply)
+        problem = fault_of(reply)
         if problem:
             raise DataError(f"its answer {problem}")
         if reply.done:
@@ -164,10 +164,10 @@ def _hostile(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
         environment = bound.make(prompt, seed, seed)
         try:
             environment.start()
-            problem = fault(environment.step(message))
+            problem = fault_of(environment.step(message))
         except BaseException as exc:
             raise_if_operator(exc)
-            problem = told(exc)
+            problem = exception_text(exc)
         finally:
             environment.close()
         if problem:
@@ -189,7 +189,7 @@ def _closes(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
             environment.close()
         except BaseException as exc:
             raise_if_operator(exc)
-            failures.append(f"{name}: {told(exc)}")
+            failures.append(f"{name}: {exception_text(exc)}")
     return Finding("close may be called twice, also before start", not failures, len(acts), tuple(failures))
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from verizero.pipeline.data.calls.base import Unread, call_of, decoded, words_around
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Found
+from verizero.pipeline.environments.conversing import FoundCalls
 from verizero.pipeline.errors import DataError
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)
 
 
-def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
+def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
     """Return the calls in the text. The words are what comes before the first, and behind any of them."""
     words, calls, at = [], [], 0
     try:
@@ -32,8 +32,8 @@ def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
         if CLOSE in text[at:]:
             raise Unread(f"{CLOSE} has no {OPEN}")
     except Unread as exc:
-        return Found(text, unread=f"the call cannot be read: {exc}")
-    return Found(words_around([*words, text[at:]]), tuple(calls))
+        return FoundCalls(text, unread=f"the call cannot be read: {exc}")
+    return FoundCalls(words_around([*words, text[at:]]), tuple(calls))
 
 
 def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:

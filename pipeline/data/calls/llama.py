@@ -11,7 +11,7 @@ from typing import Any
 
 from verizero.pipeline.data.calls.base import Unread, call_of, decoded
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Found
+from verizero.pipeline.environments.conversing import FoundCalls
 from verizero.pipeline.errors import DataError
 
 MARK = "<|python_tag|>"
@@ -20,21 +20,21 @@ MARKS = (MARK,)
 KEYS = ("parameters", "arguments")
 
 
-def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
+def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
     """Return the call that the whole text is. An object without a name is an answer, not a call."""
     body = text.strip().removeprefix(MARK).lstrip()
     is_marked = text.strip().startswith(MARK)
     if not is_marked and not (body.startswith("{") and '"name"' in body):
-        return Found(text)
+        return FoundCalls(text)
     try:
         value, end = decoded(body, 0)
         if not is_marked and not (isinstance(value, dict) and "name" in value):
-            return Found(text)
+            return FoundCalls(text)
         if end < len(body):
             raise Unread(f"a turn has one call and nothing behind it, and there is {body[end : end + 20]!r}")
-        return Found("", (call_of(value, KEYS),))
+        return FoundCalls("", (call_of(value, KEYS),))
     except Unread as exc:
-        return Found(text, unread=f"the call cannot be read: {exc}")
+        return FoundCalls(text, unread=f"the call cannot be read: {exc}")
 
 
 def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:

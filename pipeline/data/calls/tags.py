@@ -14,7 +14,7 @@ from typing import Any
 
 from verizero.pipeline.data.calls.base import Unread, properties_of, type_of, value_at
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Found
+from verizero.pipeline.environments.conversing import FoundCalls
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.near import did_you_mean
 
@@ -24,10 +24,10 @@ LAST_TAG = re.compile(r"<([A-Za-z_][\w.-]*)\s[^<>]*>\s*\Z")
 NUMBERS: dict[str, type] = {"integer": int, "number": float}
 
 
-def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
+def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
     """Return the calls in the text, which are tags that name one of the tools."""
     if not tools:
-        return Found(text)
+        return FoundCalls(text)
     schemas = {tool.name: tool for tool in tools}
     names = "|".join(re.escape(name) for name in sorted(schemas, key=lambda n: (-len(n), n)))
     opening = re.compile(rf"<({names})(?=[\s>])")
@@ -36,7 +36,7 @@ def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
         try:
             arguments, end = _arguments(text, match.end(), schemas[match[1]])
         except Unread as exc:
-            return Found(text, unread=f"the call <{match[1]} ...> cannot be read: {exc}")
+            return FoundCalls(text, unread=f"the call <{match[1]} ...> cannot be read: {exc}")
         content += text[at : match.start()]
         calls.append((match[1], arguments))
         at = end
@@ -44,8 +44,8 @@ def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
     last = LAST_TAG.search(content)
     if last is not None and last[1] not in schemas:
         hint = did_you_mean(last[1], schemas, f"tools: {', '.join(schemas)}", most=1)
-        return Found(text, unread=f"there is no tool {last[1]}; {hint}")
-    return Found(content, tuple(calls))
+        return FoundCalls(text, unread=f"there is no tool {last[1]}; {hint}")
+    return FoundCalls(content, tuple(calls))
 
 
 def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:

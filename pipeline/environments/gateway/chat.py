@@ -36,7 +36,7 @@ def read(body: Body) -> Asked:
         raise Refused(400, "messages is empty; give at least one")
     options = wire.object_in(body.get("stream_options") or {}, "stream_options")
     more = {"with_usage": wire.flag_in(options, "include_usage"), "stop": wire.stops_in(body, "stop")}
-    return wire.asked_of(body, decided, messages, _tool, **more)
+    return wire.turn_request(body, decided, messages, _tool, **more)
 
 
 def write(asked: Asked, answer: Answer) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def read(body: Body) -> Asked:
         messages += _messages(wire.object_in(value, f"messages[{i}]"), f"messages[{i}]")
     if not any(m.role != "system" for m in messages):
         raise Refused(400, "messages is empty; give at least one")
-    return wire.asked_of(body, decided, messages, _tool, stop=wire.stops_in(body, "stop_sequences"))
+    return wire.turn_request(body, decided, messages, _tool, stop=wire.stops_in(body, "stop_sequences"))
 
 
 def write_count(num_tokens: int) -> dict[str, Any]:

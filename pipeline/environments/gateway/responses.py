@@ -42,7 +42,7 @@ def read(body: Body) -> Asked:
         _add(messages, wire.object_in(entry, f"input[{i}]"), f"input[{i}]")
     if not messages:
         raise Refused(400, "input is empty; give at least one message")
-    return wire.asked_of(body, decided, messages, _tool)
+    return wire.turn_request(body, decided, messages, _tool)
 
 
 def write(asked: Asked, answer: Answer) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def known_only(
     return values.model_dump(exclude_unset=True)
 
 
-def asked_of(
+def turn_request(
     body: Body, decided: Mapping[str, Any], messages: Sequence[Message], tool: Callable[[Any], ToolSchema], **more: Any
 ) -> Asked:
     """Return the request with the fields that every wire has, and `more`.

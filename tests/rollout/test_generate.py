@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.collect import Generation, collect
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.types import Prompt, Rollout
 
@@ -37,7 +37,7 @@ def gather(
     engine = ScriptedEngine(answer, EOS)
     engine.publish(7)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ids]
-    return collect(Generation(engine, Letters(), seed), prompts, samples, Sampling(20), *stream)
+    return generate_rollouts(Generation(engine, Letters(), seed), prompts, samples, Sampling(20), *stream)
 
 
 def test_rollouts_come_prompt_by_prompt_with_all_that_was_said() -> None:
@@ -82,9 +82,9 @@ def test_a_prompt_that_comes_twice_gets_other_numbers_the_second_time() -> None:
 def test_an_engine_that_records_less_than_was_asked_for_is_refused(sampling: Sampling) -> None:
     engine = ScriptedEngine(answer, EOS)
     with pytest.raises(EngineError, match="rollout.top_k: 0" if sampling.max_kept else "rl.algorithm.keep_routing"):
-        collect(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, sampling, "rl")
+        generate_rollouts(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, sampling, "rl")
     uncut = Sampling(20, max_kept=8)
     assert all(
         r.kept is None
-        for r in collect(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, uncut, "rl")
+        for r in generate_rollouts(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, uncut, "rl")
     )

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rollout.test_rounds import EOS, PROMPT, Counting, CountingEpisode, Noted, engine_of, episodes_of, ids_of
+from tests.rollout.test_play import EOS, PROMPT, Counting, CountingEpisode, Noted, engine_of, episodes_of, ids_of
 from verizero.pipeline.environments.base import Reply
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
-from verizero.pipeline.rollout.rounds import Episodes, play
+from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.types import Message, Prompt, Rollout
 
@@ -27,11 +27,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ready(episodes: Episodes) -> Episodes:
+def ready(episodes: EpisodeSetup) -> EpisodeSetup:
     return replace(episodes, is_in_step=False)
 
 
-def played(engine: Noted, episodes: Episodes, samples: int, on_end: object = None) -> list[Rollout]:
+def played(engine: Noted, episodes: EpisodeSetup, samples: int, on_end: object = None) -> list[Rollout]:
     return play(engine, episodes, [PROMPT], samples, Sampling(20), 3, "rl", 0, on_end=on_end)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Prompts to rollouts: every response has a seed of its own, made of what it is and not of when it was drawn."""
+"""Generates rollouts from prompts. A response's seed depends on its prompt and number, not on when it is sampled."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Protocol
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
-from verizero.pipeline.rollout.rounds import EndedEpisode, Episodes, play
+from verizero.pipeline.rollout.play import EndedEpisode, EpisodeSetup, play
 from verizero.pipeline.seeds import derive
-from verizero.pipeline.types import FinishReason, Prompt, Rollout, Turn, Written
+from verizero.pipeline.types import EndedResponse, FinishReason, Prompt, Rollout, Turn
 
-Reader = Callable[[Sequence[Written]], None]
-"""Receives responses as they end, each with its place among the rollouts that `collect` returns."""
+ResponseReader = Callable[[Sequence[EndedResponse]], None]
+"""Receives responses as they end, each with its index among the rollouts that `generate_rollouts` returns."""
 
 Count = Callable[[int], None]
 """Receives the number of responses that have ended since its last call."""
 
 
-class Renders(Protocol):
+class Renderer(Protocol):
     """Turns prompts into tokens, and tokens into text."""
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -40,101 +40,104 @@ class Generation:
     """The objects and the seed that responses are generated with."""
 
     engine: Engine
-    renderer: Renders
+    renderer: Renderer
     seed: int
     """The root of all random numbers."""
-    episodes: Episodes | None = None
-    """None where no prompt has an environment."""
+    episode_setup: EpisodeSetup | None = None
+    """None if no prompt has an environment."""
 
 
-def collect(
-    by: Generation,
+def generate_rollouts(
+    generation: Generation,
     prompts: Sequence[Prompt],
     samples: int,
     sampling: Sampling,
     *stream: str | int,
-    reader: Reader | None = None,
+    reader: ResponseReader | None = None,
     count: Count | None = None,
 ) -> list[Rollout]:
     """Return `samples` responses to each prompt, prompt by prompt. Equal seeds and streams give equal responses.
 
     Prompts with an environment become episodes, which are played after the single responses are written.
-    `reader` receives the responses that the engine tells of while it still writes others, and episodes as they end.
-    `count` hears of each response and episode once; in the end also of those that the engine left out.
+    `reader` receives the responses that the engine reports while it still writes others, and episodes as they end.
+    `count` receives each response and episode once; at the end also the responses that the engine did not report.
     Raises: EngineError for an engine that does not record what `sampling` asks for.
     """
-    alone = [i for i, p in enumerate(prompts) if p.environment is None]
-    played = [i for i, p in enumerate(prompts) if p.environment is not None]
-    own, games = [prompts[i] for i in alone], [prompts[i] for i in played]
-    responses: list[Rollout] = []
-    if own or not games:  # ranks that share an engine call it together, also one that has no prompt
-        responses = _respond(by, own, samples, sampling, stream, _of_places(reader, alone, samples), count)
-    if games:
-        if by.episodes is None:
-            raise EngineError(f"prompt {games[0].id!r} has the environment {games[0].environment!r}, and none was made")
-        on_end = _episode_reader(_of_places(reader, played, samples), games, samples, count)
-        responses += play(by.engine, by.episodes, games, samples, sampling, by.seed, *stream, on_end=on_end)
-        check_recorded(sampling, [turn for r in responses for turn in r.turns])
-    # Back to the order of the prompts; both lists have `samples` responses to each of theirs.
-    place = {i: k for k, i in enumerate([*alone, *played])}
-    return [r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]]
+    single_at = [i for i, p in enumerate(prompts) if p.environment is None]
+    played_at = [i for i, p in enumerate(prompts) if p.environment is not None]
+    single, played = [prompts[i] for i in single_at], [prompts[i] for i in played_at]
+    rollouts: list[Rollout] = []
+    if single or not played:  # ranks that share an engine call it together, also one that has no prompt
+        of_single = _with_indices_of(reader, single_at, samples)
+        rollouts = _respond(generation, single, samples, sampling, stream, of_single, count)
+    if played:
+        if (setup := generation.episode_setup) is None:
+            raise EngineError(
+                f"prompt {played[0].id!r} has the environment {played[0].environment!r}, and none was made"
+            )
+        on_end = _episode_reader(_with_indices_of(reader, played_at, samples), played, samples, count)
+        rollouts += play(generation.engine, setup, played, samples, sampling, generation.seed, *stream, on_end=on_end)
+        check_recorded(sampling, [turn for r in rollouts for turn in r.turns])
+    # Back to the order of the prompts; both lists have `samples` rollouts of each of theirs.
+    position = {i: k for k, i in enumerate([*single_at, *played_at])}
+    return [r for i in range(len(prompts)) for r in rollouts[position[i] * samples : (position[i] + 1) * samples]]
 
 
-def _of_places(reader: Reader | None, places: Sequence[int], samples: int) -> Reader | None:
-    """Return a reader of the responses to some of the prompts, which are at `places` among all."""
+def _with_indices_of(reader: ResponseReader | None, indices: Sequence[int], samples: int) -> ResponseReader | None:
+    """Return a reader of the responses to some of the prompts, which have these `indices` among all."""
     if reader is None:
         return None
 
-    def tell(ended: Sequence[Written]) -> None:
-        reader([replace(w, place=places[w.place // samples] * samples + w.place % samples) for w in ended])
+    def read(ended: Sequence[EndedResponse]) -> None:
+        reader([replace(e, index=indices[e.index // samples] * samples + e.index % samples) for e in ended])
 
-    return tell
+    return read
 
 
 def _episode_reader(
-    reader: Reader | None, prompts: Sequence[Prompt], samples: int, count: Count | None
+    reader: ResponseReader | None, prompts: Sequence[Prompt], samples: int, count: Count | None
 ) -> EndedEpisode | None:
-    """Return a reader of episodes, which counts all and tells `reader` of those that a verifier grades."""
+    """Return a function that counts ended episodes, and passes those that a verifier grades on to `reader`."""
     if reader is None and count is None:
         return None
 
-    def tell(place: int, rollout: Rollout) -> None:
+    def read(index: int, rollout: Rollout) -> None:
         if count is not None:
             count(1)
         if reader is None:
             return
-        episode, prompt = rollout.episode, prompts[place // samples]
+        episode, prompt = rollout.episode, prompts[index // samples]
         if episode is not None and episode.outcome is None and prompt.verifier != ENVIRONMENT:
             finish: FinishReason = "length" if rollout.was_cut else "stop"
-            reader([Written(place, prompt, rollout.answer, finish, episode.messages)])
+            reader([EndedResponse(index, prompt, rollout.answer, finish, episode.messages)])
 
-    return tell
+    return read
 
 
 def _respond(
-    by: Generation,
+    generation: Generation,
     prompts: Sequence[Prompt],
     samples: int,
     sampling: Sampling,
     stream: Sequence[str | int],
-    reader: Reader | None,
+    reader: ResponseReader | None,
     count: Count | None,
 ) -> list[Rollout]:
     """Return `samples` single responses to each prompt."""
-    engine, renderer = by.engine, by.renderer
+    engine, renderer = generation.engine, generation.renderer
     times: Counter[str] = Counter()
     requests = []
     for p in prompts:  # a prompt that comes twice (an epoch ends in this call) gets other numbers the second time
-        own = (p.id, times[p.id]) if times[p.id] else (p.id,)
+        names = (p.id, times[p.id]) if times[p.id] else (p.id,)
         times[p.id] += 1
-        seeds = tuple(derive(by.seed, "rollout", *stream, *own, i) for i in range(samples))
+        seeds = tuple(derive(generation.seed, "rollout", *stream, *names, i) for i in range(samples))
         requests.append(Request(renderer.prompt_ids(p), seeds))
 
     text_of = cache(renderer.decode)  # a response that the reader received is not decoded a second time
 
     num_ended = 0
 
-    def hear(ended: Sequence[Ended]) -> None:
+    def read(ended: Sequence[Ended]) -> None:
         nonlocal num_ended
         num_ended += len(ended)
         if count is not None:
@@ -142,12 +145,14 @@ def _respond(
         if reader is not None:
             reader(
                 [
-                    Written(e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason)
+                    EndedResponse(
+                        e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason
+                    )
                     for e in ended
                 ]
             )
 
-    answers = engine.generate(requests, sampling, None if reader is None and count is None else hear)
+    answers = engine.generate(requests, sampling, None if reader is None and count is None else read)
     if count is not None and num_ended < len(prompts) * samples:
         count(len(prompts) * samples - num_ended)
     check_recorded(sampling, [c for completions in answers for c in completions])

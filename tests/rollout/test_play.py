@@ -15,17 +15,17 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import Reply, Start, ToolUse
-from verizero.pipeline.environments.conversing import Conversing, Next, Piece
+from verizero.pipeline.environments.conversing import Conversing, NextPrompt, Piece
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.collect import Generation, collect
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
 from verizero.pipeline.rollout.episode import Limits
-from verizero.pipeline.rollout.rounds import Episodes, play
+from verizero.pipeline.rollout.generate import Generation, generate_rollouts
+from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.rows import rows
 from verizero.pipeline.run.episodes import shortener
 from verizero.pipeline.seeds import derive
-from verizero.pipeline.types import Message, Prompt, Rollout, Verdict, Written
+from verizero.pipeline.types import EndedResponse, Message, Prompt, Rollout, Verdict
 
 TOKENIZER = character_tokenizer()
 RENDERER = Renderer(TOKENIZER, Template(observation="\n{text}\n"))
@@ -103,12 +103,12 @@ def engine_of(text: str = "one", seeded: bool = False) -> Noted:
     return engine
 
 
-def episodes_of(owner: Counting, threads: ThreadPoolExecutor, max_open: int = 256, **limits: object) -> Episodes:
+def episodes_of(owner: Counting, threads: ThreadPoolExecutor, max_open: int = 256, **limits: object) -> EpisodeSetup:
     chosen = Limits(**({"max_turns": 5} | limits))  # type: ignore[arg-type]
-    return Episodes({"counting": owner}, turns_of(RENDERER), chosen, threads, max_open)
+    return EpisodeSetup({"counting": owner}, turns_of(RENDERER), chosen, threads, max_open)
 
 
-def played(engine: Noted, episodes: Episodes, samples: int = 1, max_tokens: int = 20) -> list[Rollout]:
+def played(engine: Noted, episodes: EpisodeSetup, samples: int = 1, max_tokens: int = 20) -> list[Rollout]:
     return play(engine, episodes, [PROMPT], samples, Sampling(max_tokens), 3, "rl", 0)
 
 
@@ -287,11 +287,11 @@ class Forking:
         tools: object,
         sampled: Sequence[tuple[int, ...]],
         cut: str,
-    ) -> Next:
+    ) -> NextPrompt:
         plain = self.inner.extend(history, new, tools, sampled, cut)  # type: ignore[arg-type]
         if len(sampled) != 1:
             return plain
-        return Next((Piece(ids_of("q")), Piece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2)
+        return NextPrompt((Piece(ids_of("q")), Piece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2)
 
 
 def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(threads: ThreadPoolExecutor) -> None:
@@ -317,10 +317,10 @@ def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(thread
     assert second[0].reward is None, "the shared turn's reward counts once"
 
 
-def test_collect_puts_single_responses_and_episodes_in_order(threads: ThreadPoolExecutor) -> None:
+def test_generate_rollouts_puts_single_responses_and_episodes_in_order(threads: ThreadPoolExecutor) -> None:
     alone = Prompt("a", "1+1=", "exact", "2")
     episodes = episodes_of(Counting(last=2), threads)
-    heard: list[Written] = []
+    heard: list[EndedResponse] = []
     counts: list[int] = []
     graded = replace(PROMPT, id="g", verifier="exact")
     by = Generation(engine_of(), RENDERER, 3, episodes)
@@ -332,19 +332,19 @@ def test_collect_puts_single_responses_and_episodes_in_order(threads: ThreadPool
             episode.step = lambda message: replace(step(message), outcome=None)  # type: ignore[method-assign]
             return episode
 
-    by.episodes = replace(episodes, environments={"counting": Silent(last=2)})
+    by.episode_setup = replace(episodes, environments={"counting": Silent(last=2)})
     prompts = [graded, alone, PROMPT]
-    rollouts = collect(by, prompts, 2, Sampling(20), "rl", 0, reader=heard.extend, count=counts.append)
+    rollouts = generate_rollouts(by, prompts, 2, Sampling(20), "rl", 0, reader=heard.extend, count=counts.append)
     assert sum(counts) == len(rollouts)
     assert [(r.prompt_id, r.sample) for r in rollouts] == [(p.id, i) for p in prompts for i in range(2)]
     assert [r.episode is None for r in rollouts] == [False, False, True, True, False, False]
-    by_place = {w.place: w for w in heard}
+    by_place = {w.index: w for w in heard}
     assert {p for p, w in by_place.items() if w.prompt.id == "g"} == {0, 1}
     assert all(w.prompt.verifier != "environment" for w in heard), "no verifier grades what the environment did not"
     assert by_place[0].text == "one"
     assert by_place[0].messages == rollouts[0].episode.messages  # type: ignore[union-attr]
     with pytest.raises(EngineError, match="none was made"):
-        collect(Generation(engine_of(), RENDERER, 3), prompts, 1, Sampling(20), "rl")
+        generate_rollouts(Generation(engine_of(), RENDERER, 3), prompts, 1, Sampling(20), "rl")
 
 
 def test_a_long_observation_loses_its_middle_and_is_counted(threads: ThreadPoolExecutor) -> None:
