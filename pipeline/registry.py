@@ -44,7 +44,7 @@ PACKAGES: dict[Kind, str] = {
 }
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""
-SUPPORT = frozenset({"base", "conversing", "elsewhere", "far", "wire"})
+SUPPORT = frozenset({"as_json", "base", "conversing", "far", "hosts"})
 """Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
 
 

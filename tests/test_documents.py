@@ -202,7 +202,7 @@ def test_every_limit_of_episodes_is_explained() -> None:
 
 
 def test_the_wires_take_and_refuse_what_is_listed() -> None:
-    """Each field that a wire knows is in its column."""
+    """Each field that an API knows is in its column."""
     from verizero.pipeline.environments.gateway import chat, messages, responses
 
     heads = next(line for line in AGENTS.splitlines() if line.startswith("| | chat"))
@@ -212,9 +212,9 @@ def test_the_wires_take_and_refuse_what_is_listed() -> None:
         for line in AGENTS.splitlines()
         if line.startswith("|")
     }
-    for wire, title in ((chat, "chat completions"), (responses, "responses"), (messages, "messages")):
+    for api, title in ((chat, "chat completions"), (responses, "responses"), (messages, "messages")):
         at = columns.index(title)
-        for head, fields in (("the recipe decides", wire.DECIDED), ("accepted", wire.HARMLESS)):
+        for head, fields in (("the recipe decides", api.DECIDED), ("accepted", api.HARMLESS)):
             assert sorted(re.findall(r"`(\w+)`", rows[head][at])) == sorted(fields)
         told = rows["read"][at] + rows["refused by name"][at]
-        assert [f for f in wire.READ if f != "model" and f"`{f}" not in told] == []
+        assert [f for f in api.READ if f != "model" and f"`{f}" not in told] == []

@@ -16,7 +16,7 @@ import pytest
 from verizero.pipeline.listening import address_towards, answers, free_port, listen_at
 from verizero.pipeline.rollout.weight_group import join_group, rendezvous
 
-OWN, OTHER, NOBODYS = "127.0.0.1", "127.0.0.2", "203.0.113.9"
+OWN, OTHER, UNREACHABLE = "127.0.0.1", "127.0.0.2", "203.0.113.9"
 RANK = """
 import json, os
 from verizero.pipeline.train.ranks import join, leave
@@ -60,7 +60,7 @@ def test_a_socket_listens_at_its_address_alone() -> None:
 
 
 def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listen_at(NOBODYS, 0) is None
+    assert listen_at(UNREACHABLE, 0) is None
     assert listen_at("no-such-host.invalid", 0) is None
     place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (OTHER, 0))
     # as /etc/hosts of Debian leads the machine's own name
@@ -74,7 +74,7 @@ def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest
 
 def test_a_server_answers_once_it_is_there_and_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever proxy the user has, which would be asked for every other address."""
-    monkeypatch.setenv("http_proxy", f"http://{NOBODYS}:1")
+    monkeypatch.setenv("http_proxy", f"http://{UNREACHABLE}:1")
     url = f"http://{OWN}:{free_port()}/health"
     assert not answers(url)
     well = []

@@ -88,12 +88,12 @@ def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
     """Print a model's answer to a line, and add both to its conversation."""
-    from verizero.pipeline.environments.gateway.wire import Asked
+    from verizero.pipeline.environments.gateway.api import TurnRequest
     from verizero.pipeline.service import Refused
     from verizero.pipeline.types import Message
 
     messages.append(Message("user", text))
-    (answer,) = served.answer([Asked("policy", tuple(messages))], [seed])
+    (answer,) = served.answer([TurnRequest("policy", tuple(messages))], [seed])
     label = f"{name}: " if name else ""
     if isinstance(answer, Refused):
         show(f"verizero: {label}{answer}; /new begins again", is_error=True)

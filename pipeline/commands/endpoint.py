@@ -1,4 +1,4 @@
-"""`verizero endpoint`: a trained model behind an address that clients of the usual wires can talk to."""
+"""`verizero endpoint`: a trained model behind an address that clients of the usual APIs can talk to."""
 
 from __future__ import annotations
 

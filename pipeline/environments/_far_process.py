@@ -1,4 +1,4 @@
-"""A process that plays episodes, asked over pipes: one JSON object a line, by several threads at a time."""
+"""A far side on pipes: a process that plays episodes. Each request is a line of JSON; any thread may send one."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from verizero.pipeline.errors import EnvironmentFailed
 
 MAX_LINE = 64 * 2**20
 END_S = 2.0
-"""Seconds that a process has to close its episodes before it is killed, unless told differently."""
+"""Seconds that a process has to close its episodes before it is killed."""
 
 
-class Lost(EnvironmentFailed):
+class ConnectionLost(EnvironmentFailed):
     """The far side may never answer again for this episode."""
 
 
 class FarProcess:
-    """A far side, its threads of this process, and its calls that are not answered yet."""
+    """A process with episodes, two threads that read its output, and the requests that wait for an answer."""
 
     def __init__(self, command: list[str], environ: dict[str, str], step_s: float, start_s: float) -> None:
-        """Start the process and wait until it is ready. Raises: EnvironmentFailed with the reason that it gives."""
+        """Start the process and wait until it is ready. Raises: EnvironmentFailed with the reason if it fails."""
         self._step_s = step_s
         self._numbers = itertools.count(1)
         self._waiting: dict[int, SimpleQueue[dict[str, Any]]] = {0: SimpleQueue()}
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._last_words: collections.deque[str] = collections.deque(maxlen=20)
+        self._last_errors: collections.deque[str] = collections.deque(maxlen=20)
         self._gone = ""
         self._retired = self._is_ended = False
         self.num_open = 0
@@ -61,12 +61,12 @@ class FarProcess:
 
     @property
     def is_over(self) -> bool:
-        """True if the process is gone."""
+        """True if the process has ended."""
         return bool(self._gone)
 
     @property
     def is_usable(self) -> bool:
-        """True if new episodes may begin here: the process lives, and no call of it got stuck."""
+        """True if new episodes may begin in this process: it runs, and no request to it got stuck."""
         return not self._gone and not self._retired
 
     def enter(self) -> None:
@@ -75,27 +75,27 @@ class FarProcess:
             self.num_open += 1
 
     def leave(self) -> None:
-        """Count an episode as ended. A process that got stuck ends with its last episode."""
+        """Count an episode as ended. If a request got stuck, the process is ended with its last episode."""
         with self._lock:
             self.num_open -= 1
             is_last = self._retired and self.num_open == 0
         if is_last:
-            # All that it still holds is stuck.
+            # Its other requests are stuck too, so there is nothing to wait for.
             self.end(0.0)
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Return the value of the answer. Raises: EnvironmentFailed."""
         until = time.monotonic() + self._step_s
-        mine: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
         number = next(self._numbers)
         line = json.dumps({"id": number, **request}).encode() + b"\n"
         with self._lock:
             if self._gone:
-                raise Lost(self._gone)
-            self._waiting[number] = mine
+                raise ConnectionLost(self._gone)
+            self._waiting[number] = answers
         try:
             self._write(line, until)
-            return self._result(mine, until, self._step_s, request["call"])
+            return self._result(answers, until, self._step_s, request["call"])
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -116,41 +116,41 @@ class FarProcess:
             thread.join(END_S)
         child.close_pipes(self._process)
 
-    def _result(self, mine: SimpleQueue[dict[str, Any]], until: float, limit_s: float, call: str) -> Any:
+    def _result(self, answers: SimpleQueue[dict[str, Any]], until: float, limit_s: float, call: str) -> Any:
         try:
-            answer = mine.get(timeout=max(0.0, until - time.monotonic()))
+            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
         except Empty:
             self._retired = True
-            raise Lost(f"took more than {limit_s:g} s to {call}") from None
+            raise ConnectionLost(f"took more than {limit_s:g} s to {call}") from None
         if "lost" in answer:
-            raise Lost(answer["lost"])
+            raise ConnectionLost(answer["lost"])
         if "error" in answer:
             raise EnvironmentFailed(str(answer["error"]))
         return answer.get("value")
 
     def _write(self, line: bytes, until: float) -> None:
-        """Write a line whole. Raises: Lost if the other side does not read."""
+        """Write a line whole. Raises: ConnectionLost if the other side does not read."""
         if not self._writing.acquire(timeout=max(0.0, until - time.monotonic())):
             self._retired = True
-            raise Lost("its process does not read")
+            raise ConnectionLost("its process does not read")
         try:
             rest = memoryview(line)
             while rest:
                 left = until - time.monotonic()
                 if left <= 0 or not select.select([], [self._into], [], left)[1]:
-                    # Half a line was written: whatever follows could not be read.
+                    # Half a line was written: the next request would not be readable.
                     self._process.kill()
-                    raise Lost("its process does not read")
+                    raise ConnectionLost("its process does not read")
                 rest = rest[os.write(self._into, rest) :]
         except (OSError, ValueError) as exc:
-            # The thread that reads is about to learn why.
+            # The reading thread is about to find out why.
             self._threads[0].join(END_S)
-            raise Lost(self._gone or f"its process is gone: {exc}") from exc
+            raise ConnectionLost(self._gone or f"its process is gone: {exc}") from exc
         finally:
             self._writing.release()
 
     def _read(self) -> None:
-        """Give every answer to the thread that waits for it, until the last."""
+        """Read answers until the last, and give each to the thread that waits for it."""
         assert self._process.stdout is not None
         reason = ""
         for line in iter(lambda: self._process.stdout.readline(MAX_LINE), b""):  # type: ignore[union-attr]
@@ -168,16 +168,16 @@ class FarProcess:
             if waits is not None:
                 waits.put(answer)
         self._threads[1].join(END_S)
-        words = "; ".join(w for w in self._last_words if w)[-500:]
-        self._lose(reason or "its process ended" + (f"; it wrote: {words}" if words else ""))
+        errors = "; ".join(w for w in self._last_errors if w)[-500:]
+        self._lose(reason or "its process ended" + (f"; it wrote: {errors}" if errors else ""))
         if not self._is_ended:
             child.end(self._process, grace_s=0)
 
     def _listen(self) -> None:
-        """Keep the last lines of standard error."""
+        """Read standard error, and keep its last lines."""
         assert self._process.stderr is not None
         for line in iter(lambda: self._process.stderr.readline(4096), b""):  # type: ignore[union-attr]
-            self._last_words.append(line.decode("utf-8", "replace").strip())
+            self._last_errors.append(line.decode("utf-8", "replace").strip())
 
     def _lose(self, reason: str) -> None:
         with self._lock:

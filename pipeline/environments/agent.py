@@ -1,8 +1,8 @@
 """Any program as an agent: it is started for each episode with a base URL and a key, and talks to the policy there.
 
-The program is the user's own and is not walled in; programs that the policy writes belong into the sandbox. It finds
-the task in the variable VERIZERO_TASK and in the file task.txt of its folder, which is empty otherwise, and the address
-and the key in the variables that clients of the wires read. It ends by itself when it is done.
+The program is the user's own and runs outside the sandbox, which is for programs that the policy writes. It gets the
+task in the variable VERIZERO_TASK and in the file task.txt of its folder, which is otherwise empty, and the address and
+the key in the variables that clients of the three APIs read. It ends by itself when it is done.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from verizero.pipeline import child
 from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
+from verizero.pipeline.environments.gateway.api import Answer
 from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
 from verizero.pipeline.environments.gateway.server import MODEL, Gateway
-from verizero.pipeline.environments.gateway.wire import Answer
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt, Verdict
 
@@ -33,7 +33,7 @@ POLL_S = 0.01
 GRACE_S = 2.0
 UNKNOWN = "unknown"
 BROKEN = (UNKNOWN, *(str(-s) for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-"""Statuses of a program that somebody else ended, perhaps for want of memory: the policy is not to blame."""
+"""Exit statuses of a program that was killed, e.g. for lack of memory: a failure of the machine, not of the policy."""
 MAX_LOG = 4096
 """Characters of a failed program's output that its error quotes."""
 
@@ -63,7 +63,7 @@ class Agent:
     """One run of the program. Each of its requests is a turn of the policy."""
 
     takes_unread = True
-    """The program gets a message whose call cannot be read as text, and decides what to say to it."""
+    """If a call cannot be read, the program gets the message as text and decides how to answer."""
 
     def __init__(self, params: Params, prompt: Prompt, seeds: tuple[int, int]) -> None:
         """`seeds`: of the task and of the episode."""
@@ -89,14 +89,14 @@ class Agent:
                 f"the agent {self.params.command[0]!r} ended with status {self._status()} before its first request: "
                 f"{self._log()}"
             )
-        return Start(self._pending.asked.messages, self._pending.asked.tools)
+        return Start(self._pending.request.messages, self._pending.request.tools)
 
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Note the size of the turn that the next `step` brings."""
+        """Keep the size of the turn for the answer to the program."""
         self._tokens = prompt_tokens, sampled_tokens, was_cut
 
     def count_by(self, count: CountPrompt) -> None:
-        """Note the function that counts the tokens of a prompt, for requests that ask for no more."""
+        """Keep the function that counts a prompt's tokens, for the program's requests to count."""
         self._count = count
 
     def step(self, message: Message) -> Reply:
@@ -106,11 +106,11 @@ class Agent:
         answer = Answer(f"{self.prompt.id}-{self._turn}".replace("/", "-"), message, *self._tokens)
         self._turn += 1
         uses = tuple(ToolUse(call.name) for call in message.calls)
-        self._exchange.give(self._pending, answer)
+        self._exchange.answer(self._pending, answer)
         self._pending = self._next()
         if self._pending is not None:
-            asked = self._pending.asked
-            return Reply(history=asked.messages, tools=asked.tools, uses=uses)
+            request = self._pending.request
+            return Reply(history=request.messages, tools=request.tools, uses=uses)
         return replace(self._ended(), uses=uses, counts=dict(self._exchange.counts))
 
     def close(self) -> None:
@@ -165,15 +165,15 @@ class Agent:
         while time.monotonic() < until:
             has_ended = child.status_of(self._process) is not None
             try:
-                # After its end too: its last request may be in line.
-                pending = self._exchange.asks.get(timeout=0 if has_ended else POLL_S)
+                # Also after its end: its last request may still be in the queue.
+                pending = self._exchange.requests.get(timeout=0 if has_ended else POLL_S)
             except queue.Empty:
                 if has_ended:
                     return None
                 continue
             if not pending.only_counts:
                 return pending
-            self._exchange.give_count(pending, self._count)
+            self._exchange.answer_count(pending, self._count)
         raise EnvironmentFailed(
             f"the agent {self.params.command[0]!r} neither asked nor ended for {self.params.step_s:g} s; raise step_s"
         )

@@ -89,7 +89,7 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One episode's other side. Made by a plug-in's function `environment(params, prompt, task_seed, sample_seed)`.
+    """The environment of one episode, made by a plug-in's `environment(params, prompt, task_seed, sample_seed)`.
 
     `task_seed` is equal for all members of a group, so that they get one task; `sample_seed` differs. A class that
     cannot repeat itself with equal seeds and messages has the attribute `deterministic = False`.
@@ -104,29 +104,29 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """End what the episode holds. Always called, perhaps twice."""
+        """Release the episode's resources. Always called, perhaps twice."""
         ...
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """An environment that is told the size of each turn before `step`."""
+    """An environment that gets the size of each turn before `step`."""
 
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Note the size of the turn that the next `step` brings."""
+        """Receive the size of the turn whose message the next `step` gets."""
         ...
 
 
 CountPrompt = Callable[[Sequence[Message], Sequence[ToolSchema]], int]
-"""Returns the tokens of the prompt that a whole history with these tools would be. Raises: DataError."""
+"""Returns the number of tokens in the prompt for a whole history with these tools. Raises: DataError."""
 
 
 @runtime_checkable
 class CountsPrompts(Protocol):
-    """An environment that wants to know the size of a prompt before it asks for a turn."""
+    """An environment that counts the tokens of prompts."""
 
     def count_by(self, count: CountPrompt) -> None:
-        """Note the function that counts, for calls within `start` and `step`."""
+        """Receive the function that counts; it may be called within `start` and `step`."""
         ...
 
 
@@ -144,7 +144,7 @@ class EnvironmentParams(PluginParams):
     """Base of an environment's parameters."""
 
 
-Make = Callable[[Any, Prompt, int, int], Environment]
+MakeEnvironment = Callable[[Any, Prompt, int, int], Environment]
 """The function of a plug-in: (params, prompt, task_seed, sample_seed) -> the environment of one episode."""
 
 
@@ -157,7 +157,7 @@ class BoundEnvironment:
 
     name: str
     params: EnvironmentParams
-    function: Make
+    function: MakeEnvironment
 
     def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
         """Return the environment of a new episode."""
@@ -173,7 +173,7 @@ class EnvironmentPlugin:
 
     name: str
     params_type: type[EnvironmentParams]
-    function: Make
+    function: MakeEnvironment
 
     def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundEnvironment:
         """Return this environment with validated parameters. Relative paths among them start from `base`.
@@ -215,21 +215,23 @@ def validated(model: type[P], params: Mapping[str, Any] | None, base: Path | Non
         raise ConfigError(f"{what}: {registry.refused_parameters(errors, list(model.model_fields))}") from exc
 
 
-def params_of(function: object, wanted: type[P], what: str) -> tuple[type[P], Callable[..., Any]]:
+def params_of(function: object, base_class: type[P], what: str) -> tuple[type[P], Callable[..., Any]]:
     """Return the annotation of a function's first parameter, and the function.
 
-    Raises: ConfigError if there is no function, or its annotation is no subclass of `wanted`.
+    Raises: ConfigError if there is no function, or its annotation is no subclass of `base_class`.
     """
     if not callable(function) or not hasattr(function, "__code__"):
-        raise ConfigError(f"{what}: expected a function whose first parameter is its {wanted.__name__}")
+        raise ConfigError(f"{what}: expected a function whose first parameter is its {base_class.__name__}")
     try:
         hints = get_type_hints(function)
     except NameError as exc:
         raise ConfigError(f"{what}: an annotation cannot be read: {exc}; import that name in its file") from exc
     code = function.__code__
     first = hints.get(code.co_varnames[0]) if code.co_argcount else None
-    if not (isinstance(first, type) and issubclass(first, wanted)):
-        raise ConfigError(f"{what}: annotate its first parameter with a subclass of {wanted.__name__}, got {first!r}")
+    if not (isinstance(first, type) and issubclass(first, base_class)):
+        raise ConfigError(
+            f"{what}: annotate its first parameter with a subclass of {base_class.__name__}, got {first!r}"
+        )
     return first, function
 
 

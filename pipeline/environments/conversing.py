@@ -1,4 +1,4 @@
-"""Conversations in tokens: what a policy said, the prompt after it, and the protocols of what reads and writes them."""
+"""Conversations in tokens: the policy's turns, the prompts after them, and the protocol that reads and writes them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verizero.pipeline.types import FinishReason, Message, Prompt
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
-    """A turn of the policy, read.
+    """A turn of the policy as a message, after its calls were read.
 
     Example: ReadTurn(Message("assistant", "", calls=(Call("0-0", "add", {"a": 1, "b": 2}),)))
     """
 
     message: Message
     unread: str | None = None
-    """The reason for which a call could not be read, in words for the policy; None if all of it was read."""
+    """Why a call could not be read, in words for the policy; None if all calls were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class FoundCalls:
 
 @dataclass(frozen=True, slots=True)
 class NotFromPolicy(Message):
-    """A message in the assistant's name that the policy did not say.
+    """A message of the role assistant that the policy did not write.
 
     Example: NotFromPolicy("assistant", "Hello!")
     """
 
 
 def mark_not_from_policy(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages that others sent, those in the assistant's name marked."""
+    """Return messages from others than the policy; those of the role assistant become NotFromPolicy."""
     names = [f.name for f in fields(Message)]
     return tuple(
         NotFromPolicy(**{name: getattr(m, name) for name in names}) if m.role == "assistant" else m for m in messages
@@ -55,13 +55,13 @@ class CallForm(Protocol):
     """A form of calls. A plug-in's module has `read` and `write`, which are each other's inverse."""
 
     def read(self, text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
-        """Return the calls in a text that has no thinking. `tools` tell names and types where the form lacks them."""
+        """Return the calls in a text without thinking. `tools` give names and types that the form lacks."""
         ...
 
     def write(
         self, content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()
     ) -> str:
-        """Return the text in which a policy says `content` and makes these calls.
+        """Return the text of a turn with this content and these calls.
 
         Raises: DataError for calls that the form cannot write.
         """
@@ -88,18 +88,18 @@ class NextPrompt:
     """
 
     pieces: tuple[Piece, ...]
-    """Without a fork: one observed piece, which follows what the row holds. With a fork: the whole of a new row."""
+    """Without a fork: one observed piece, which continues the row. With a fork: a whole new row."""
     fork: str | None = None
-    """The cause for which the history could not be kept, e.g. "thinking"; None: the row continues."""
+    """Why the row cannot be continued, e.g. "thinking"; None: it continues."""
     num_new: int = 0
-    """With a fork: the last tokens of the last piece that the new messages bring, from their first word on."""
+    """With a fork: how many tokens at the end of the last piece are of new messages."""
 
 
 class Conversing(Protocol):
     """Writes conversations as tokens, and reads what the policy wrote."""
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
-        """Return the tokens of the first prompt: of `messages`, or where there are none of the prompt's question."""
+        """Return the tokens of the first prompt: those of `messages`, or of the prompt's question if there are none."""
         ...
 
     def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -109,13 +109,13 @@ class Conversing(Protocol):
     def read(
         self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
     ) -> ReadTurn:
-        """Return what the policy said in turn number `turn`, when it was shown `tools`."""
+        """Return the sampled tokens of turn number `turn` as a message. `tools`: those that the policy was shown."""
         ...
 
     def write(self, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
-        """Return the tokens of a policy that says this message: a turn to imitate, with its end token.
+        """Return the tokens of this message as a turn of the policy, with its end token: a turn to imitate.
 
-        Raises: DataError for a message that the policy cannot say.
+        Raises: DataError for a message that no tokens of the policy could mean.
         """
         ...
 
@@ -129,7 +129,7 @@ class Conversing(Protocol):
     ) -> NextPrompt:
         """Return the prompt after `new`.
 
-        `history` ends with what the policy said last; `sampled` has the tokens of each of its turns, and
-        `finish_reason` is that of the last of them. All else, `NotFromPolicy` messages among it, is text.
+        `history` ends with the policy's last message; `sampled` has the tokens of each of its turns, and
+        `finish_reason` is that of the last of them. All other messages, `NotFromPolicy` ones too, are written as text.
         """
         ...

@@ -1,4 +1,4 @@
-"""The far side of an environment in another process or on another machine: this file alone, standard library only.
+"""Runs environments in another process or on another machine: this file alone, with the standard library only.
 
     python -P far.py '{"path": "games.py:my_game", "params": {...}}'                 on pipes, one object a line
     python -P far.py '{"path": "games.py:my_game"}' --serve 8700                     over HTTP, one object a request
@@ -34,43 +34,45 @@ from pathlib import Path
 from typing import Any
 
 GRACE_S = 5.0
-"""Seconds that open episodes have to close, after the other side is gone."""
+"""Seconds in which open episodes must close after the trainer is gone."""
 IDLE_S = 3600.0
-"""Over HTTP: seconds after which an episode that nobody asked for is closed."""
+"""Over HTTP: seconds without a request after which an episode is closed."""
 MAX_BODY = 64 * 2**20
 
-Make = Callable[[Any, Any, int, int], Any]
+MakeEpisode = Callable[[Any, Any, int, int], Any]
 
 
-def loaded(choice: dict[str, Any]) -> Make:
+def load_function(choice: dict[str, Any]) -> MakeEpisode:
     """Return the function that makes episodes."""
     if "root" in choice:
         if choice["root"] is not None:
             sys.path.insert(0, choice["root"])
-        from verizero.pipeline.environments.wire import plain
+        from verizero.pipeline.environments.as_json import json_environment
 
-        make: Make = plain(choice.get("name"), choice.get("path"), choice.get("params") or {}, choice.get("base"))
+        make: MakeEpisode = json_environment(
+            choice.get("name"), choice.get("path"), choice.get("params") or {}, choice.get("base")
+        )
         return make
     file, _, attribute = choice["path"].partition(":")
-    where = Path(choice.get("base") or "", file)
-    spec = importlib.util.spec_from_file_location(f"environment_{where.stem}", where)
-    if spec is None or spec.loader is None or not where.is_file() or not attribute:
-        raise ValueError(f"path {choice['path']!r}: expected 'file.py:function', looked for {where}")
+    source = Path(choice.get("base") or "", file)
+    spec = importlib.util.spec_from_file_location(f"environment_{source.stem}", source)
+    if spec is None or spec.loader is None or not source.is_file() or not attribute:
+        raise ValueError(f"path {choice['path']!r}: expected 'file.py:function', looked for {source}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    function: Make = getattr(module, attribute)
+    function: MakeEpisode = getattr(module, attribute)
     return function
 
 
-class Episodes:
-    """The open episodes. Answers requests; those of different episodes may come at one time."""
+class OpenEpisodes:
+    """The open episodes, and the answers to requests for them. Requests of different episodes may come at one time."""
 
-    def __init__(self, make: Make, params: dict[str, Any]) -> None:
+    def __init__(self, make: MakeEpisode, params: dict[str, Any]) -> None:
         """`make` makes episodes with `params`."""
         self._make, self._params = make, params
         self._open: dict[str, Any] = {}
-        self._asked: dict[str, float] = {}
+        self._last_request: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def answer(self, line: str | bytes) -> str:
@@ -79,10 +81,10 @@ class Episodes:
         try:
             request = json.loads(line)
             number = request.get("id")
-            written = json.dumps({"id": number, "value": self._value(request)}, default=_plain, allow_nan=False)
-        except BaseException as exc:  # the environment's, whatever it is: other episodes are open here
-            written = json.dumps({"id": number, "error": f"{type(exc).__name__}: {exc}"[:2000]})
-        return written + "\n"
+            answer = json.dumps({"id": number, "value": self._value(request)}, default=_as_json, allow_nan=False)
+        except BaseException as exc:  # any exception of one environment: other episodes go on
+            answer = json.dumps({"id": number, "error": f"{type(exc).__name__}: {exc}"[:2000]})
+        return answer + "\n"
 
     def _value(self, request: dict[str, Any]) -> Any:
         call, episode = request["call"], request.get("episode", "")
@@ -90,7 +92,7 @@ class Episodes:
             return {"open": len(self._open)}
         if call == "close":
             with self._lock:
-                self._asked.pop(episode, None)
+                self._last_request.pop(episode, None)
                 environment = self._open.pop(episode, None)
             if environment is not None:
                 environment.close()
@@ -101,22 +103,25 @@ class Episodes:
                 self._params, request["prompt"], int(request["task_seed"]), int(request["sample_seed"])
             )
             with self._lock:
-                self._open[episode], self._asked[episode] = environment, time.monotonic()
+                self._open[episode], self._last_request[episode] = environment, time.monotonic()
             return environment.start()
         if call == "step":
             with self._lock:
                 environment = self._open[episode]
-                self._asked[episode] = time.monotonic()
+                self._last_request[episode] = time.monotonic()
             if "tokens" in request:
                 environment.count_tokens(*request["tokens"])
             return environment.step(request["message"])
         raise ValueError(f"unknown call {call!r}")
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
-        """Close episodes that nobody asked for so long."""
+        """Close the episodes without a request for `idle_s` seconds."""
         with self._lock:
-            old = [e for e, at in self._asked.items() if time.monotonic() - at >= idle_s]
-            environments = [self._open.pop(e) for e in old if self._asked.pop(e) >= 0]
+            now = time.monotonic()
+            idle = [episode for episode, last in self._last_request.items() if now - last >= idle_s]
+            environments = [self._open.pop(episode) for episode in idle]
+            for episode in idle:
+                del self._last_request[episode]
         for environment in environments:
             try:
                 environment.close()
@@ -124,14 +129,14 @@ class Episodes:
                 print(f"an episode does not close: {type(exc).__name__}: {exc}", file=sys.stderr)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def on_pipes(choice: dict[str, Any], threads: int) -> None:
-    """Answer requests from standard input until it ends; then close what is open, and end the process group."""
+    """Answer requests from standard input until it ends; then close the open episodes, and end the process group."""
     out = os.fdopen(os.dup(1), "w", encoding="ascii", newline="\n")
     # A print of the environment would be a broken line of answers.
     os.dup2(2, 1)
@@ -140,7 +145,7 @@ def on_pipes(choice: dict[str, Any], threads: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=_watch, args=(source.fileno(),), daemon=True).start()
     try:
-        episodes = Episodes(loaded(choice), choice.get("params") or {})
+        episodes = OpenEpisodes(load_function(choice), choice.get("params") or {})
     except BaseException as exc:
         out.write(json.dumps({"id": 0, "error": f"{type(exc).__name__}: {exc}"[:2000]}) + "\n")
         out.flush()
@@ -155,9 +160,9 @@ def on_pipes(choice: dict[str, Any], threads: int) -> None:
                 line = source.readline()
             if not line:
                 return
-            written = episodes.answer(line)
+            answer = episodes.answer(line)
             with writing:
-                out.write(written)
+                out.write(answer)
                 out.flush()
 
     workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
@@ -170,7 +175,7 @@ def on_pipes(choice: dict[str, Any], threads: int) -> None:
 
 
 def _watch(descriptor: int) -> None:
-    """Wait until the other side of the pipe is gone, also while all threads are busy; then end this process."""
+    """Wait until nobody reads from this process, even while all its threads are busy; then end it."""
     poll = select.poll()
     poll.register(descriptor, 0)
     poll.poll()
@@ -186,7 +191,7 @@ def _end() -> None:
 
 def over_http(choice: dict[str, Any], port: int) -> None:
     """Answer POST requests on this machine until the process is ended."""
-    episodes = Episodes(loaded(choice), choice.get("params") or {})
+    episodes = OpenEpisodes(load_function(choice), choice.get("params") or {})
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -202,7 +207,7 @@ def over_http(choice: dict[str, Any], port: int) -> None:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: there is a request for every step."""
+            """Log nothing: each step is a request."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
@@ -210,8 +215,8 @@ def over_http(choice: dict[str, Any], port: int) -> None:
 
 
 if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     if len(sys.argv) > 3 and sys.argv[2] == "--serve":
-        over_http(chosen, int(sys.argv[3]))
+        over_http(arguments, int(sys.argv[3]))
     else:
-        on_pipes(chosen, int(chosen.get("threads") or 8))
+        on_pipes(arguments, int(arguments.get("threads") or 8))

@@ -21,7 +21,7 @@ from verizero.pipeline.environments._answers import answer_of
 from verizero.pipeline.environments._interpreters import interpreter
 from verizero.pipeline.environments._scores import checked_range, verdict_of
 from verizero.pipeline.environments.base import BASE, Environment, EnvironmentParams, PluginParams, Reply, Start
-from verizero.pipeline.environments.elsewhere import FAR, Place, Processes
+from verizero.pipeline.environments.hosts import FAR, EnvironmentHost, ProcessHost
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Message, Prompt
 
@@ -103,11 +103,11 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     return TextArena(params, place_of(params).make(prompt, task_seed, sample_seed))
 
 
-_PLACES: dict[tuple[int, str], Place] = {}
+_PLACES: dict[tuple[int, str], EnvironmentHost] = {}
 _LOCK = threading.Lock()
 
 
-def place_of(params: Params) -> Place:
+def place_of(params: Params) -> EnvironmentHost:
     """Return the processes for these parameters, which begin with the first episode and end with this process."""
     # A fork cannot use the processes of its parent.
     key = os.getpid(), params.model_dump_json()
@@ -118,9 +118,9 @@ def place_of(params: Params) -> Place:
         return _PLACES[key]
 
 
-def _opened(params: Params) -> Place:
+def _opened(params: Params) -> EnvironmentHost:
     assert params.python is not None
     # One call at a time: the package's random numbers are those of the whole process.
     choice = {"path": str(GAMES) + ":game", "params": params.model_dump(mode="json"), "threads": 1}
     command = [params.python, "-P", str(FAR), json.dumps(choice)]
-    return Processes(command, f"textarena {params.game}", params.step_s, START_S, params.processes)
+    return ProcessHost(command, f"textarena {params.game}", params.step_s, START_S, params.processes)

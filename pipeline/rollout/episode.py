@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from verizero.pipeline.environments.as_json import fault_of
 from verizero.pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
 from verizero.pipeline.environments.conversing import Conversing, ReadTurn
-from verizero.pipeline.environments.wire import fault_of
 from verizero.pipeline.errors import EnvironmentFailed, VerizeroError, exception_text, raise_if_operator
 from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.rollout.transcript import Transcript

@@ -1,4 +1,4 @@
-"""The parts that the episodes of a run are played with: its environments, its limits, and its way of writing turns."""
+"""Builds the setup of a run's episodes: its environments, its limits, and how turns are written as tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.template_gate import template_gate
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema, load
-from verizero.pipeline.environments.elsewhere import Chosen, Place, Where, open_place
+from verizero.pipeline.environments.hosts import EnvironmentHost, EnvironmentSpec, Place, open_host
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.rollout.episode import Limits
@@ -27,7 +27,7 @@ AGENT = "agent"
 
 
 def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: int | None) -> EpisodeSetup | None:
-    """Return the parts of the run's episodes; None if no prompt names an environment.
+    """Return the setup of the run's episodes; None if no prompt names an environment.
 
     `context`: the longest sequence of the policy in tokens; None: no limit.
     Raises: ConfigError for a stage or an engine that plays no episodes; DataError naming the row whose environment
@@ -57,8 +57,8 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
     )
     environments = bind_environments(prompts, config.data.environments, base_dir, how.workers)
     threads = ThreadPoolExecutor(how.workers, "environment")
-    talk, places = turns_of(data.renderer), tuple(environments.values())
-    return EpisodeSetup(environments, talk, limits, threads, how.max_open, places, how.next_turn == "together")
+    conversing, hosts = turns_of(data.renderer), tuple(environments.values())
+    return EpisodeSetup(environments, conversing, limits, threads, how.max_open, hosts, how.next_turn == "together")
 
 
 def shortener(tokenizer: Any, most: int | None) -> Callable[[str], str] | None:
@@ -77,7 +77,7 @@ def shortener(tokenizer: Any, most: int | None) -> Callable[[str], str] | None:
 
 
 def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[ToolSchema]]:
-    """Return a function that tells the tools which a prompt's environment shows; each environment is asked once.
+    """Return a function that returns the tools of a prompt's environment; each environment is started once.
 
     An agent brings its own tools with each request, so none are known before. The function raises DataError for an
     environment that does not start.
@@ -90,9 +90,9 @@ def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[T
         if key is None or (key if choice is None else choice.name) == AGENT:
             return ()
         if key not in known:
-            place = bind_environments([prompt], config.data.environments, base_dir)[key]
-            with closing(place), boundary(DataError, f"row {prompt.id!r}: its environment {key!r} does not start"):
-                environment = place.make(prompt, 0, 0)
+            host = bind_environments([prompt], config.data.environments, base_dir)[key]
+            with closing(host), boundary(DataError, f"row {prompt.id!r}: its environment {key!r} does not start"):
+                environment = host.make(prompt, 0, 0)
                 try:
                     known[key] = environment.start().tools
                 finally:
@@ -110,8 +110,8 @@ def check_template(config: RunConfig, data: RunData, base_dir: Path, folder: Pat
     played = [p for p in (*data.train, *data.evaluation) if p.environment is not None]
     if not played or data.renderer.template.name != "chat":
         return ""
-    of = tools_of(config, base_dir)
-    tools = {tool.name: tool for prompt in played for tool in of(prompt)}
+    tools_for = tools_of(config, base_dir)
+    tools = {tool.name: tool for prompt in played for tool in tools_for(prompt)}
     has_system = any(p.system is not None for p in played) or data.renderer.template.system is not None
     gate = template_gate(turns_of(data.renderer), tuple(tools.values()), config.seed, has_system=has_system)
     if gate.kind == "cannot show tools":
@@ -159,22 +159,22 @@ def languages_of(prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoi
 
 def bind_environments(
     prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path, workers: int = 1
-) -> dict[str, Place]:
-    """Return the places of the environments that `prompts` name, by key; one that is not in `chosen` is a plain name.
+) -> dict[str, EnvironmentHost]:
+    """Return the hosts of the environments that `prompts` name, by key. A key that is not in `chosen` is a plain name.
 
     workers: calls that a process answers at a time. Processes start with their first episodes.
     Raises: DataError naming the first row whose environment does not exist or refuses its parameters.
     """
-    bound: dict[str, Place] = {}
+    hosts: dict[str, EnvironmentHost] = {}
     for prompt in prompts:
         key = prompt.environment
-        if key is None or key in bound:
+        if key is None or key in hosts:
             continue
         choice = chosen.get(key) or EnvironmentChoice.of_key(key, base)
-        which = Chosen(choice.name, choice.path, choice.params, base)
-        where: Where = choice.place if isinstance(choice.place, str) else {str(k): v for k, v in choice.place.items()}
+        spec = EnvironmentSpec(choice.name, choice.path, choice.params, base)
+        place: Place = choice.place if isinstance(choice.place, str) else {str(k): v for k, v in choice.place.items()}
         try:
-            bound[key] = open_place(where, which, step_s=choice.step_s, threads=workers)
+            hosts[key] = open_host(place, spec, step_s=choice.step_s, threads=workers)
         except ConfigError as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
-    return bound
+    return hosts

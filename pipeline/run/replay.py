@@ -1,4 +1,4 @@
-"""An episode of a run's files, played again: its environment or agent gets the recorded messages of the policy.
+"""Plays a recorded episode again: its environment or agent gets the recorded messages of the policy.
 
 The first message that differs from the record is named. Nothing is sampled, so no model is needed.
 """
@@ -18,13 +18,13 @@ from verizero.pipeline.rollout.episode import Limits, OpenEpisode
 from verizero.pipeline.rollout.play import EnvironmentMaker
 from verizero.pipeline.types import Call, FinishReason, Message, Prompt
 
-NOTHING = (0,)
-"""Stands for the tokens of a message: a replay looks at texts alone."""
+ANY_TOKENS = (0,)
+"""Stands for the tokens of any message: a replay compares messages, not tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The conversation that a replay gave, and its first difference from the record.
+    """The conversation of a replay, and its first difference from the record.
 
     Example: Replayed(messages=(question, answer), difference=None)
     """
@@ -34,17 +34,17 @@ class Replayed:
     """Index of the first message that differs; None if all are equal."""
 
 
-class Recorded:
-    """Says what the record says, whatever it is shown."""
+class RecordedTurns:
+    """Reads the recorded messages of the policy in place of sampled tokens."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         """`messages`: the record of an episode."""
-        self._own = [m for m in messages if m.role == "assistant"]
+        self._turns = [m for m in messages if m.role == "assistant"]
 
     @property
     def num_turns(self) -> int:
         """The number of turns in the record."""
-        return len(self._own)
+        return len(self._turns)
 
     def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the messages of the environment, or the prompt's own."""
@@ -55,18 +55,18 @@ class Recorded:
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         """Return one token."""
-        return NOTHING
+        return ANY_TOKENS
 
     def read(
         self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
     ) -> ReadTurn:
         """Return the recorded message of that turn."""
-        message = self._own[turn]
+        message = self._turns[turn]
         return ReadTurn(message, message.unread)
 
     def write(self, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         """Return one token."""
-        return NOTHING
+        return ANY_TOKENS
 
     def extend(
         self,
@@ -77,36 +77,36 @@ class Recorded:
         finish_reason: FinishReason,
     ) -> NextPrompt:
         """Return one observed token: rows are not compared."""
-        return NextPrompt((Piece(NOTHING),))
+        return NextPrompt((Piece(ANY_TOKENS),))
 
 
 def replay(plugin: EnvironmentMaker, prompt: Prompt, seeds: tuple[int, int], record: Sequence[Message]) -> Replayed:
     """Play the recorded episode again. `seeds`: of the task and of the episode.
 
-    Raises: EnvironmentFailed if the environment breaks, which tells nothing of the record.
+    Raises: EnvironmentFailed if the environment breaks, which shows nothing about the record.
     """
-    recorded = Recorded(record)
-    limits = Limits(max_turns=recorded.num_turns + 1, max_unread=recorded.num_turns, ends_when_cut=False, retries=0)
-    playing = OpenEpisode(prompt, 0, partial(plugin.make, prompt, *seeds), recorded, limits, seeds[1])
+    turns = RecordedTurns(record)
+    limits = Limits(max_turns=turns.num_turns + 1, max_unread=turns.num_turns, ends_when_cut=False, retries=0)
+    episode = OpenEpisode(prompt, 0, partial(plugin.make, prompt, *seeds), turns, limits, seeds[1])
     try:
-        while playing.ending is None:
-            if playing.awaits_environment:
-                playing.advance()
-                playing.settle()
-            elif playing.turn < recorded.num_turns:
-                playing.take(Completion(NOTHING, (0.0,), "stop"), 0)
+        while episode.ending is None:
+            if episode.awaits_environment:
+                episode.advance()
+                episode.settle()
+            elif episode.turn < turns.num_turns:
+                episode.take(Completion(ANY_TOKENS, (0.0,), "stop"), 0)
             else:
                 break  # the record ends here, at one of its limits
-        messages = playing.messages
-        if playing.outcome is not None and playing.outcome.status == "environment_error":
-            raise EnvironmentFailed(f"the environment of prompt {prompt.id!r} failed: {playing.outcome.reason}")
+        messages = episode.messages
+        if episode.outcome is not None and episode.outcome.status == "environment_error":
+            raise EnvironmentFailed(f"the environment of prompt {prompt.id!r} failed: {episode.outcome.reason}")
     finally:
-        playing.close()
+        episode.close()
     pairs = zip(messages, record, strict=False)
-    different = (i for i, (now, then) in enumerate(pairs) if now != then)
-    shorter = min(len(messages), len(record))
-    rest = None if len(messages) >= len(record) else shorter
-    return Replayed(messages, next(different, rest))
+    different = (i for i, (replayed, recorded) in enumerate(pairs) if replayed != recorded)
+    # A replay that is shorter than the record differs at its end. One may be longer: the record ended at a limit.
+    end = len(messages) if len(messages) < len(record) else None
+    return Replayed(messages, next(different, end))
 
 
 def message_of(row: MessageRow) -> Message:

@@ -17,8 +17,8 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import Conversing
+from verizero.pipeline.environments.gateway.api import Answer, TurnRequest, num_chars
 from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
-from verizero.pipeline.environments.gateway.wire import Answer, Asked, num_chars
 from verizero.pipeline.errors import ConfigError, DataError, EngineError
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import eos_ids, load_model, load_tokenizer
@@ -31,8 +31,8 @@ HOME = str(RunConfig.model_fields["output"].default)
 """The folder under which models of GGUF files are kept: that of the runs, where a recipe names no other."""
 TOGETHER_S = 0.005
 """Seconds that a request waits for others that can be computed with it."""
-NOBODYS = Prompt("request", "", "", None)
-"""The prompt of conversations that come whole."""
+EMPTY_PROMPT = Prompt("request", "", "", None)
+"""The prompt of conversations that bring all their messages."""
 LOG = logging.getLogger(__name__)
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -47,27 +47,27 @@ class Served:
     """The longest sequence in tokens."""
     sampling: Sampling
     """Values for all that a request does not set."""
-    most_chars: int | None = None
-    """Characters that no more than `context` tokens can hold."""
+    max_chars: int | None = None
+    """The most characters that `context` tokens can hold."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        """Return the tokens of a conversation's prompt. Raises: DataError if the template refuses it; Refused."""
+        """Return the number of tokens in a conversation's prompt. Raises: DataError by the template; Refused."""
         self._check_length(messages, tools)
-        return len(self.conversing.begin(NOBODYS, messages, tools))
+        return len(self.conversing.begin(EMPTY_PROMPT, messages, tools))
 
-    def answer(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Answer | Refused]:
-        """Return an answer to each request, those of equal sampling computed together."""
-        out: list[Answer | Refused | None] = [None] * len(asked)
+    def answer(self, turns: Sequence[TurnRequest], seeds: Sequence[int]) -> list[Answer | Refused]:
+        """Return an answer to each request. Requests with equal sampling options are computed together."""
+        out: list[Answer | Refused | None] = [None] * len(turns)
         groups: dict[Sampling, list[tuple[int, tuple[int, ...]]]] = {}
-        for i, request in enumerate(asked):
+        for i, turn in enumerate(turns):
             try:
-                self._check_length(request.messages, request.tools)
-                ids = self.conversing.begin(NOBODYS, request.messages, request.tools)
-                groups.setdefault(self._sampling(request, len(ids)), []).append((i, ids))
+                self._check_length(turn.messages, turn.tools)
+                ids = self.conversing.begin(EMPTY_PROMPT, turn.messages, turn.tools)
+                groups.setdefault(self._sampling(turn, len(ids)), []).append((i, ids))
             except Exception as exc:
                 out[i] = refusal(exc)
         for sampling, members in groups.items():
-            requests = [Request(ids, (_seed(asked[i], seeds[i]),)) for i, ids in members]
+            requests = [Request(ids, (_seed(turns[i], seeds[i]),)) for i, ids in members]
             try:
                 completions = self.engine.generate(requests, sampling)
             except Exception as exc:
@@ -76,32 +76,32 @@ class Served:
                 continue
             for (i, ids), (completion,) in zip(members, completions, strict=True):
                 try:
-                    out[i] = self._answer(asked[i], ids, completion)
+                    out[i] = self._answer(turns[i], ids, completion)
                 except Exception as exc:
                     out[i] = refusal(exc)
         return [o if o is not None else Refused(500, "no answer was made") for o in out]
 
     def _check_length(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """Raise Refused for what cannot fit into the context, before the time is spent that its tokens would take."""
-        if self.most_chars is not None and (num := num_chars(messages, tools)) > self.most_chars:
+        """Raise Refused for a request that is too long for the context, without the time to tokenize it."""
+        if self.max_chars is not None and (num := num_chars(messages, tools)) > self.max_chars:
             raise Refused(
                 400,
-                f"the request has {num} characters; {self.context} tokens hold at most {self.most_chars}",
+                f"the request has {num} characters; {self.context} tokens hold at most {self.max_chars}",
             )
 
-    def _sampling(self, request: Asked, num_prompt: int) -> Sampling:
-        """Return how this request is sampled; the wire has checked its values. Raises: Refused for a full context."""
+    def _sampling(self, request: TurnRequest, num_prompt: int) -> Sampling:
+        """Return how this request is sampled; the API has checked its values. Raises: Refused for a full context."""
         values = request.decided
-        most = min([self.sampling.max_tokens, *(values[name] for name in LIMITS if name in values)])
+        max_tokens = min([self.sampling.max_tokens, *(values[name] for name in LIMITS if name in values)])
         temperature = values.get("temperature", self.sampling.temperature)
         top_p, top_k = values.get("top_p", self.sampling.top_p), values.get("top_k", self.sampling.top_k)
         if self.context is not None:
-            most = min(most, self.context - num_prompt)
-            if most < 1:
+            max_tokens = min(max_tokens, self.context - num_prompt)
+            if max_tokens < 1:
                 raise Refused(400, f"the maximum context length is {self.context} tokens, the prompt has {num_prompt}")
-        return Sampling(most, temperature, top_p, top_k)
+        return Sampling(max_tokens, temperature, top_p, top_k)
 
-    def _answer(self, request: Asked, ids: Sequence[int], completion: Completion) -> Answer:
+    def _answer(self, request: TurnRequest, ids: Sequence[int], completion: Completion) -> Answer:
         turn = sum(m.role == "assistant" for m in request.messages)
         read = self.conversing.read(completion.token_ids, completion.finish_reason, turn, request.tools)
         was_cut = completion.finish_reason == "length"
@@ -109,7 +109,7 @@ class Served:
 
 
 def refusal(problem: Exception) -> Refused:
-    """Return the answer to a request that failed: it fails alone, whatever was raised."""
+    """Return the refusal for a request that raised an exception; other requests go on."""
     if isinstance(problem, Refused):
         return problem
     if isinstance(problem, DataError):
@@ -119,9 +119,9 @@ def refusal(problem: Exception) -> Refused:
     return Refused(500, f"{type(problem).__name__}: {problem!s:.300}")
 
 
-def _seed(request: Asked, seed: int) -> int:
-    asked = request.decided.get("seed")
-    return seed if asked is None else abs(int(asked))
+def _seed(request: TurnRequest, seed: int) -> int:
+    wanted = request.decided.get("seed")
+    return seed if wanted is None else abs(int(wanted))
 
 
 def serve_forever(served: Served, exchange: Exchange) -> None:
@@ -133,27 +133,27 @@ def serve_forever(served: Served, exchange: Exchange) -> None:
 def serve_waiting(served: Served, exchange: Exchange, timeout_s: float | None) -> int:
     """Answer the next request, and those that come with it; return their number, 0 if none came in time."""
     try:
-        waiting: list[Pending] = [exchange.asks.get(timeout=timeout_s)]
+        waiting: list[Pending] = [exchange.requests.get(timeout=timeout_s)]
     except queue.Empty:
         return 0
     while True:
         try:
-            waiting.append(exchange.asks.get(timeout=TOGETHER_S))
+            waiting.append(exchange.requests.get(timeout=TOGETHER_S))
         except queue.Empty:
             break
     num = len(waiting)
     for pending in waiting:
         if pending.only_counts:
-            exchange.give_count(pending, served.count)
-    waiting = [p for p in waiting if not p.only_counts and not p.is_left]
-    answers = served.answer([p.asked for p in waiting], [secrets.randbits(62) for _ in waiting])
+            exchange.answer_count(pending, served.count)
+    waiting = [p for p in waiting if not p.only_counts and not p.is_abandoned]
+    answers = served.answer([p.request for p in waiting], [secrets.randbits(62) for _ in waiting])
     for pending, answer in zip(waiting, answers, strict=True):
-        exchange.give(pending, answer) if isinstance(answer, Answer) else exchange.refuse(pending, answer)
+        exchange.answer(pending, answer) if isinstance(answer, Answer) else exchange.refuse(pending, answer)
     return num
 
 
 def recipe_of(path: str) -> RunConfig | None:
-    """Return the recipe of the run in the folder `path`; None for a model that no run has left."""
+    """Return the recipe of the run in the folder `path`; None if it is no run's folder."""
     folder = Path(path)
     is_run = (folder / "model").is_dir() and (folder / "recipe.yaml").is_file()
     return load_recipe(folder / "recipe.yaml") if is_run else None
@@ -182,5 +182,5 @@ def load_served(
     engine.publish(0)
     context = getattr(model.config, "max_position_embeddings", None)
     longest = max(map(len, tokenizer.get_vocab()))
-    most_chars = None if context is None else context * longest
-    return Served(engine, turns_of(Renderer(tokenizer, how)), context, sampling, most_chars)
+    max_chars = None if context is None else context * longest
+    return Served(engine, turns_of(Renderer(tokenizer, how)), context, sampling, max_chars)

@@ -1,4 +1,4 @@
-"""Programs written without this project, played by URL: equal rows by three wires, failures, and nothing left."""
+"""Programs written without this project, played by URL: equal rows by three APIs, failures, and nothing left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import load
-from verizero.pipeline.environments.elsewhere import Chosen, Where, open_place
+from verizero.pipeline.environments.hosts import EnvironmentSpec, Where, open_host
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import Limits
 from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of
@@ -69,7 +69,9 @@ def played(
     **params: object,
 ) -> list[Rollout]:
     prompt = Prompt("p/1", "47*60+43=", "exact", "2863", environment="agent")
-    with closing(open_place(where, Chosen("agent", params={"answer": "stdout"} | params, base=AGENTS))) as place:
+    with closing(
+        open_host(where, EnvironmentSpec("agent", params={"answer": "stdout"} | params, base=AGENTS))
+    ) as place:
         limits = Limits(max_turns=max_turns, retries=0)
         episodes = EpisodeSetup({"agent": place}, turns_of(RENDERER), limits, threads)
         return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)

@@ -1,4 +1,4 @@
-"""The gateway's wires: requests read, answers written, refusals that name the field, retries, streams and keys."""
+"""The gateway's APIs: requests read, answers written, refusals that name the field, retries, streams and keys."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.gateway import chat, messages, responses, server
+from verizero.pipeline.environments.gateway.api import Answer, Refused, TurnRequest
 from verizero.pipeline.environments.gateway.exchange import Exchange
 from verizero.pipeline.environments.gateway.server import Gateway
-from verizero.pipeline.environments.gateway.wire import Answer, Asked, Refused
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Call, Message
 
@@ -29,7 +29,7 @@ TALK = (
     Message("tool", "85", answers="0-0"),
     Message("user", "sure?"),
 )
-"""One conversation, as each wire writes it below."""
+"""One conversation, as each API writes it below."""
 BODIES: dict[str, tuple[ModuleType, dict[str, Any]]] = {
     "chat/completions": (
         chat,
@@ -108,16 +108,16 @@ BODIES: dict[str, tuple[ModuleType, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", BODIES)
 def test_each_wire_reads_the_same_conversation(path: str) -> None:
-    wire, body = BODIES[path]
-    asked: Asked = wire.read(body)
-    assert asked.messages == TALK
-    assert asked.tools == (ADD,)
+    api, body = BODIES[path]
+    request: TurnRequest = api.read(body)
+    assert request.messages == TALK
+    assert request.tools == (ADD,)
     names = {
         "chat/completions": {"temperature": 0.2},
         "messages": {"max_tokens": 9},
         "responses": {"max_output_tokens": 5},
     }
-    assert asked.decided == names[path]
+    assert request.decided == names[path]
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_each_wire_reads_the_same_conversation(path: str) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(path: str, change: dict[str, Any], names: str) -> None:
-    wire, body = BODIES[path]
+    api, body = BODIES[path]
     with pytest.raises(Refused, match=names) as caught:
-        wire.read(body | change)
+        api.read(body | change)
     assert caught.value.status == 400
 
 
@@ -161,29 +161,29 @@ ANSWERS = [
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_written_reads_as_what_the_policy_said(path: str, answer: Answer) -> None:
     """An agent puts the answer into its next request: that must be the same message."""
-    wire, body = BODIES[path]
-    asked = wire.read(body)
-    for written in (wire.write(asked, answer), _assembled(wire, asked, answer)):
+    api, body = BODIES[path]
+    request = api.read(body)
+    for written in (api.write(request, answer), _assembled(api, request, answer)):
         echo: list[Any] = (
             [written["choices"][0]["message"]]
-            if wire is chat
+            if api is chat
             else [{"role": "assistant", "content": written["content"]}]
-            if wire is messages
+            if api is messages
             else written["output"]
         )
-        key = "input" if wire is responses else "messages"
-        again = wire.read(body | {key: [*body[key], *echo]})
+        key = "input" if api is responses else "messages"
+        again = api.read(body | {key: [*body[key], *echo]})
         assert again.messages == (*TALK, answer.message)
 
 
-def _assembled(wire: ModuleType, asked: Asked, answer: Answer) -> dict[str, Any]:
+def _assembled(api: ModuleType, request: TurnRequest, answer: Answer) -> dict[str, Any]:
     """Return the answer, put together from the events of a stream as its users do."""
-    events = list(wire.events(asked, answer))
-    if wire is responses:
+    events = list(api.events(request, answer))
+    if api is responses:
         done = [data for _, data in events if data["type"] in ("response.completed", "response.incomplete")]
         assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
         return dict(done[0]["response"])
-    if wire is messages:
+    if api is messages:
         parts: list[dict[str, Any]] = []
         for name, data in events:
             assert name == data["type"]
@@ -232,9 +232,9 @@ def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threa
 
     def give() -> None:
         for answer in answers:
-            pending = exchange.asks.get(timeout=30)
+            pending = exchange.requests.get(timeout=30)
             threading.Event().wait(wait_s)
-            exchange.give(pending, answer)
+            exchange.answer(pending, answer)
 
     thread = threading.Thread(target=give)
     thread.start()
@@ -247,7 +247,7 @@ def test_keys_open_their_own_episode_only(gateway: Gateway) -> None:
     for key in ("", "x" * 32, two.key, "é"):
         status, answer = Client(one, key).post("chat/completions", body) if key.isascii() else (401, {"error": {}})
         assert (status, list(answer)) == (401, ["error"])
-    assert one.asks.empty()
+    assert one.requests.empty()
     gateway.forget(one)
     assert Client(one).post("chat/completions", body)[0] == 401
     gateway.forget(two)
@@ -280,9 +280,9 @@ def test_the_size_of_a_prompt_is_told_and_is_no_turn(gateway: Gateway) -> None:
 
     def give() -> None:
         for how in (count, count, None):
-            pending = exchange.asks.get(timeout=30)
+            pending = exchange.requests.get(timeout=30)
             assert pending.only_counts
-            exchange.give_count(pending, how)
+            exchange.answer_count(pending, how)
 
     giving = threading.Thread(target=give)
     giving.start()
@@ -294,7 +294,7 @@ def test_the_size_of_a_prompt_is_told_and_is_no_turn(gateway: Gateway) -> None:
     assert client.post("messages/count_tokens", body)[0] == 501
     giving.join()
     assert client.post("messages/count_tokens", {"model": "m", "messages": []})[0] == 400
-    assert exchange.asks.empty()
+    assert exchange.requests.empty()
     assert not exchange.counts
     exchange.seal("a limit was reached")
     status, answer = client.post("messages/count_tokens", body)
@@ -316,7 +316,7 @@ def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway: G
 
 
 def test_a_stream_is_kept_open_while_it_waits(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ALIVE_S", 0.05)
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
     exchange = gateway.open()
     giving = answered(exchange, ANSWERS[1], wait_s=0.2)
     status, text = Client(exchange).post("chat/completions", BODIES["chat/completions"][1] | {"stream": True})
@@ -332,7 +332,7 @@ def test_the_end_refuses_what_waits_and_what_comes(gateway: Gateway) -> None:
     body = BODIES["chat/completions"][1]
     waiting = threading.Thread(target=lambda: seen.append(Client(exchange).post("chat/completions", body)))
     waiting.start()
-    exchange.asks.get(timeout=30)
+    exchange.requests.get(timeout=30)
     exchange.seal("a limit was reached")
     waiting.join()
     assert seen[0][0] == 400
@@ -350,8 +350,10 @@ def test_a_stop_text_cuts_the_message_and_not_the_row(gateway: Gateway) -> None:
     giving.join()
     message = answer["choices"][0]["message"]
     assert message["content"] == "look"
-    pending = exchange.ask("chat/completions", {}, chat.read(body | {"messages": [*body["messages"], message]}), False)
-    assert pending.asked.messages == (*TALK, whole)
+    pending = exchange.submit(
+        "chat/completions", {}, chat.read(body | {"messages": [*body["messages"], message]}), False
+    )
+    assert pending.request.messages == (*TALK, whole)
     gateway.forget(exchange)
 
 
@@ -361,8 +363,8 @@ def test_a_response_continues_an_earlier_one_by_its_id(gateway: Gateway) -> None
     _, first = Client(exchange).post("responses", body)
     giving.join()
     more = {"model": "m", "input": [{"type": "function_call_output", "call_id": "0-0", "output": "85"}]}
-    pending = exchange.ask("responses", more | {"previous_response_id": first["id"]}, responses.read(more), False)
-    assert pending.asked.messages == (*TALK, SAID, Message("tool", "85", answers="0-0"))
+    pending = exchange.submit("responses", more | {"previous_response_id": first["id"]}, responses.read(more), False)
+    assert pending.request.messages == (*TALK, SAID, Message("tool", "85", answers="0-0"))
     with pytest.raises(Refused, match="previous_response_id='resp_9'"):
-        exchange.ask("responses", more | {"previous_response_id": "resp_9"}, responses.read(more), False)
+        exchange.submit("responses", more | {"previous_response_id": "resp_9"}, responses.read(more), False)
     gateway.forget(exchange)

@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_shipped_environment_loads_and_has_defaults() -> None:
     shipped = registry.names("environments")
     assert {"calculator", "files", "guess", "repair", "retry", "sql", "tool_use"} <= set(shipped)
-    assert not {"base", "conversing", "elsewhere", "far", "wire"} & set(shipped)
+    assert not {"as_json", "base", "conversing", "far", "hosts"} & set(shipped)
     needed = {
         "tool_use": {"tools": ["calculator"]},
         "agent": {"command": ["true"]},

@@ -12,7 +12,7 @@ import pytest
 from tests.environments.talk import made, played
 from verizero import sandbox
 from verizero.pipeline.config.choices import EnvironmentChoice
-from verizero.pipeline.environments.elsewhere import Chosen, open_place
+from verizero.pipeline.environments.hosts import EnvironmentSpec, open_host
 from verizero.pipeline.environments.tools import python, session
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.run.episodes import languages_of
@@ -79,7 +79,7 @@ def test_a_service_that_refuses_is_no_mistake_of_the_policy() -> None:
 def test_a_process_that_plays_episodes_takes_the_settings_over() -> None:
     with served() as server:
         configure(at(server))
-        place = open_place("process", Chosen("repair"), step_s=30)
+        place = open_host("process", EnvironmentSpec("repair"), step_s=30)
         try:
             environment = place.make(Prompt("p", "f", "environment", LINE), 0, 0)
             environment.start()

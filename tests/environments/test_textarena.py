@@ -16,7 +16,7 @@ from tests.environments.talk import said
 from tests.processes import until
 from verizero.pipeline.environments import textarena
 from verizero.pipeline.environments.base import Reply, load
-from verizero.pipeline.environments.elsewhere import Processes
+from verizero.pipeline.environments.hosts import ProcessHost
 from verizero.pipeline.errors import ConfigError, DataError, EnvironmentFailed
 from verizero.pipeline.types import Prompt
 
@@ -212,7 +212,7 @@ def test_two_hundred_episodes_leave_nothing(python: str) -> None:
 
     play()
     (place,) = textarena._PLACES.values()
-    assert isinstance(place, Processes)
+    assert isinstance(place, ProcessHost)
     (far,) = place._running
     process = Path(f"/proc/{far._process.pid}/fd")
 
@@ -231,7 +231,7 @@ def test_a_killed_process_is_a_failure_and_the_next_episode_plays(python: str) -
     environment = game(python, "GuessTheNumber-v0")
     environment.start()
     (place,) = textarena._PLACES.values()
-    assert isinstance(place, Processes)
+    assert isinstance(place, ProcessHost)
     far = place._running[0]
     far._process.kill()
     with pytest.raises(EnvironmentFailed, match="its process"):

@@ -220,7 +220,7 @@ def test_a_host_that_stays_broken_gives_no_reward(threads: ThreadPoolExecutor) -
     assert rollout.episode is not None
     assert rollout.episode.ending == "failed"
     assert rollout.episode.outcome.status == "environment_error"
-    assert re.fullmatch(r"OSError: the host is gone, at .*test_rounds\.py:\d+", rollout.episode.outcome.reason)
+    assert re.fullmatch(r"OSError: the host is gone, at .*test_play\.py:\d+", rollout.episode.outcome.reason)
     assert rollout.episode.outcome.is_infrastructure
     assert owner.open == 0
 
@@ -247,7 +247,7 @@ def test_what_ends_programs_ends_an_episode_alone(error: type[BaseException], th
     assert rollout.episode.ending == "failed"
     assert rollout.episode.outcome is not None
     assert error.__name__ in rollout.episode.outcome.reason
-    assert "test_rounds.py:" in rollout.episode.outcome.reason
+    assert "test_play.py:" in rollout.episode.outcome.reason
 
 
 def test_a_first_prompt_past_the_context_is_no_zero(threads: ThreadPoolExecutor) -> None:

@@ -1,4 +1,4 @@
-"""A served model behind its gateway, and requests of the three wires: right ones, odd ones and random ones."""
+"""A served model behind its gateway, and requests of the three APIs: right ones, odd ones and random ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RIGHT: dict[str, dict[str, Any]] = {
         "stop_sequences": ["z"], "stream": False, "tools": [],
     },
 }  # fmt: skip
-"""A request of each wire, with every field that it reads."""
+"""A request of each API, with every field that it reads."""
 DEEP: Any = []
 for _ in range(150):
     DEEP = [DEEP]

@@ -121,7 +121,7 @@ def test_a_client_that_leaves_is_not_answered() -> None:
         time.sleep(3.5)  # the stream has begun
         for connection in connections:
             connection.close()
-        until(lambda: all(p.is_left for p in pendings), "that both are known to have left", 20)
+        until(lambda: all(p.is_abandoned for p in pendings), "that both are known to have left", 20)
         assert exchange._open == []
         free.set()
         assert post(exchange, "messages", json.dumps(RIGHT["messages"]).encode())[0] == 200

@@ -1,4 +1,4 @@
-"""Places of environments in recipes, what they change and leave; and limits that count episodes."""
+"""Hosts of environments in recipes, what they change and leave; and limits that count episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verizero.pipeline.commands.plan.estimate import plan, plan_lines
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.config.rl import most_tokens
-from verizero.pipeline.environments.elsewhere import Here, Processes, Service
+from verizero.pipeline.environments.hosts import Here, Processes, Service
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.algorithm import resolve_parts

@@ -25,7 +25,7 @@ from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
-from verizero.pipeline.environments.gateway.wire import Answer, Asked, Refused
+from verizero.pipeline.environments.gateway.api import Answer, Refused, TurnRequest
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import create_model, save_folder
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
@@ -53,13 +53,18 @@ def served(context: int | None = 40) -> tuple[Served, Noted]:
     return Served(engine, turns_of(Renderer(TOKENIZER, Template())), context, Sampling(8, 0.7)), engine
 
 
-def asked(text: str, **decided: Any) -> Asked:
-    return Asked("policy", (Message("user", text),), decided=decided)
+def request_of(text: str, **decided: Any) -> TurnRequest:
+    return TurnRequest("policy", (Message("user", text),), decided=decided)
 
 
 def test_requests_of_equal_sampling_are_computed_together_and_answered_in_order() -> None:
     model, engine = served()
-    requests = [asked("ab"), asked("cd", temperature=0), asked("ef", max_tokens=3), asked("gh", seed=-5)]
+    requests = [
+        request_of("ab"),
+        request_of("cd", temperature=0),
+        request_of("ef", max_tokens=3),
+        request_of("gh", seed=-5),
+    ]
     answers = model.answer(requests, [1, 2, 3, 4])
     assert [a.message.content for a in answers if isinstance(a, Answer)] == ["b", "d", "f", "h"]
     assert [(len(r), s.temperature, s.max_tokens) for r, s in engine.calls] == [(2, 0.7, 8), (1, 0.0, 8), (1, 0.7, 3)]
@@ -72,7 +77,7 @@ def test_requests_of_equal_sampling_are_computed_together_and_answered_in_order(
 )
 def test_a_bad_request_is_refused_and_the_others_are_answered(text: str, names: str) -> None:
     model, _ = served()
-    bad, good = replace(model, most_chars=40).answer([asked(text), asked("xy")], [1, 2])
+    bad, good = replace(model, max_chars=40).answer([request_of(text), request_of("xy")], [1, 2])
     assert isinstance(bad, Refused)
     assert bad.status == 400
     assert re.search(names, str(bad))
@@ -82,7 +87,7 @@ def test_a_bad_request_is_refused_and_the_others_are_answered(text: str, names: 
 
 def test_an_answer_takes_what_the_context_leaves() -> None:
     model, engine = served(context=10)
-    model.answer([asked("abcdefgh")], [1])
+    model.answer([request_of("abcdefgh")], [1])
     assert engine.calls[0][1].max_tokens == 2
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from verizero.pipeline.commands.environments.players import Chance, hostile
 from verizero.pipeline.commands.verifiers.check import Finding
+from verizero.pipeline.environments.as_json import fault_of
 from verizero.pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
-from verizero.pipeline.environments.wire import fault_of
 from verizero.pipeline.errors import DataError, exception_text, raise_if_operator
 from verizero.pipeline.seeds import derive, stream
 from verizero.pipeline.types import Message, Prompt

@@ -1,1 +1,1 @@
-"""An HTTP endpoint through which an unmodified program talks to the policy: the wires chat, responses and messages."""
+"""An HTTP server through which any program talks to the policy: the APIs chat completions, responses, messages."""

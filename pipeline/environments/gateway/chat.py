@@ -1,4 +1,4 @@
-"""The wire `POST chat/completions`."""
+"""The API `POST chat/completions`."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from collections.abc import Iterator
 from typing import Any
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.gateway import wire
-from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, Event
+from verizero.pipeline.environments.gateway import api
+from verizero.pipeline.environments.gateway.api import Answer, Body, Event, TurnRequest
 from verizero.pipeline.service import Refused
 from verizero.pipeline.types import Call, Message
 
-READ = (*wire.READ, "messages", "stream_options", "stop", "n", "response_format")
-DECIDED = (*wire.DECIDED, "seed", "max_tokens", "max_completion_tokens")
-HARMLESS = (*wire.HARMLESS, "user", "store", "parallel_tool_calls", "reasoning_effort", "verbosity")
+READ = (*api.READ, "messages", "stream_options", "stop", "n", "response_format")
+DECIDED = (*api.DECIDED, "seed", "max_tokens", "max_completion_tokens")
+HARMLESS = (*api.HARMLESS, "user", "store", "parallel_tool_calls", "reasoning_effort", "verbosity")
 PENALTIES = ("presence_penalty", "frequency_penalty")
 """Options that may be sent as 0, and are refused otherwise."""
 CREATED = 0
-"""Seconds since 1970 that an answer tells: always the same, so that equal episodes are equal."""
+"""The time in an answer, in seconds since 1970: always the same, so that equal episodes have equal bytes."""
 
 
-def read(body: Body) -> Asked:
+def read(body: Body) -> TurnRequest:
     """Return the request. Raises: Refused naming the field that is wrong or not supported."""
-    decided = wire.known_only(body, (*READ, *PENALTIES), DECIDED, HARMLESS)
+    decided = api.sampling_options(body, (*READ, *PENALTIES), DECIDED, HARMLESS)
     for name in PENALTIES:
         if body.get(name):
             raise Refused(400, f"{name}={body[name]} is not supported here; leave it out")
     if body.get("n") not in (None, 1):
         raise Refused(400, f"n={body['n']} is not supported here; ask once for each answer")
     form = body.get("response_format")
-    if form is not None and wire.object_in(form, "response_format").get("type") != "text":
+    if form is not None and api.object_in(form, "response_format").get("type") != "text":
         raise Refused(400, "response_format is not supported here; leave it out")
-    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(wire.list_in(body, "messages"))]
+    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(api.list_in(body, "messages"))]
     if not messages:
         raise Refused(400, "messages is empty; give at least one")
-    options = wire.object_in(body.get("stream_options") or {}, "stream_options")
-    more = {"with_usage": wire.flag_in(options, "include_usage"), "stop": wire.stops_in(body, "stop")}
-    return wire.turn_request(body, decided, messages, _tool, **more)
+    options = api.object_in(body.get("stream_options") or {}, "stream_options")
+    more = {"with_usage": api.flag_in(options, "include_usage"), "stop": api.stops_in(body, "stop")}
+    return api.request_of(body, decided, messages, _tool, **more)
 
 
-def write(asked: Asked, answer: Answer) -> dict[str, Any]:
+def write(request: TurnRequest, answer: Answer) -> dict[str, Any]:
     """Return the answer as one JSON object."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None, "refusal": None}
     if answer.message.calls:
@@ -47,12 +47,12 @@ def write(asked: Asked, answer: Answer) -> dict[str, Any]:
     elif message["content"] is None:
         message["content"] = ""
     choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
-    return _envelope(asked, answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+    return _envelope(request, answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
 
 
-def events(asked: Asked, answer: Answer) -> Iterator[Event]:
+def events(request: TurnRequest, answer: Answer) -> Iterator[Event]:
     """Yield the answer as events of a stream."""
-    envelope = _envelope(asked, answer, "chat.completion.chunk")
+    envelope = _envelope(request, answer, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> Event:
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
@@ -64,55 +64,55 @@ def events(asked: Asked, answer: Answer) -> Iterator[Event]:
     for i, call in enumerate(answer.message.calls):
         yield chunk({"tool_calls": [{"index": i} | _call(call)]})
     yield chunk({}, _reason(answer))
-    if asked.with_usage:
+    if request.with_usage:
         yield None, envelope | {"choices": [], "usage": _usage(answer)}
     yield None, "[DONE]"
 
 
 def error(refused: Refused) -> dict[str, Any]:
-    """Return the wire's form of an error."""
+    """Return an error in the form of this API."""
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     return {"error": {"message": str(refused), "type": kind, "param": None, "code": None}}
 
 
 def _message(value: Any, where: str) -> Message:
-    message = wire.object_in(value, where)
+    message = api.object_in(value, where)
     role = {"developer": "system", "function": "tool"}.get(str(message.get("role")), message.get("role"))
-    content = wire.text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
+    content = api.text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
     if role in ("system", "user"):
         return Message(role, content)  # type: ignore[arg-type]
     if role == "tool":
         return Message(
-            "tool", content, answers=wire.id_in(message, "tool_call_id", where), name=wire.id_in(message, "name", where)
+            "tool", content, answers=api.id_in(message, "tool_call_id", where), name=api.id_in(message, "name", where)
         )
     if role != "assistant":
         raise Refused(400, f"{where}.role is {role!r}; use system, user, assistant or tool")
     calls = []
-    for i, entry in enumerate(wire.list_in(message, "tool_calls")):
-        place = f"{where}.tool_calls[{i}]"
-        call = wire.object_in(entry, place)
-        function = wire.object_in(call.get("function"), f"{place}.function")
-        arguments = wire.arguments_in(function.get("arguments"), f"{place}.function.arguments")
+    for i, entry in enumerate(api.list_in(message, "tool_calls")):
+        field = f"{where}.tool_calls[{i}]"
+        call = api.object_in(entry, field)
+        function = api.object_in(call.get("function"), f"{field}.function")
+        arguments = api.arguments_in(function.get("arguments"), f"{field}.function.arguments")
         calls.append(
-            Call(str(wire.id_in(call, "id", place)), wire.name_in(function, "name", f"{place}.function"), arguments)
+            Call(str(api.id_in(call, "id", field)), api.name_in(function, "name", f"{field}.function"), arguments)
         )
     return Message("assistant", content, tuple(calls))
 
 
 def _tool(value: Any) -> ToolSchema:
-    return wire.tool_in(wire.object_in(value, "a tool").get("function"))
+    return api.tool_in(api.object_in(value, "a tool").get("function"))
 
 
 def _call(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": wire.json_of(call)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": api.json_of(call)}}
 
 
 def _reason(answer: Answer) -> str:
     return "length" if answer.was_cut else "tool_calls" if answer.message.calls else "stop"
 
 
-def _envelope(asked: Asked, answer: Answer, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": CREATED, "model": asked.model}
+def _envelope(request: TurnRequest, answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": CREATED, "model": request.model}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One episode's side of the gateway: requests that wait for the policy, and answers that are given again to a retry."""
+"""The requests of one episode at the gateway: those that wait for the policy, and answers that a retry gets again."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from verizero.pipeline.environments.base import CountPrompt
-from verizero.pipeline.environments.gateway.wire import Answer, Asked, Body, cut_at, num_chars
+from verizero.pipeline.environments.gateway.api import Answer, Body, TurnRequest, cut_at, num_chars
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.service import Refused
 from verizero.pipeline.types import Message
 
-KEPT_CHARS = 4 << 20
-"""Characters of conversations that clients of a served model may continue by an answer's name."""
+MAX_KEPT_CHARS = 4 << 20
+"""Limit for the conversations that are kept, so that clients of a served model can continue one by its answer's id."""
 
 
 @dataclass(eq=False)
 class Pending:
-    """A request that waits for its answer.
+    """A request and its outcome, once it has one: an answer, a refusal or a number of tokens.
 
-    Example: Pending(asked)
+    Example: Pending(request)
     """
 
-    asked: Asked
+    request: TurnRequest
     only_counts: bool = False
-    """Not an answer is wanted, but the number of tokens of the prompt."""
+    """The request is for the number of tokens of its prompt, not for an answer."""
     num_tokens: int | None = None
     answer: Answer | None = None
     refused: Refused | None = None
     done: threading.Event = field(default_factory=threading.Event)
     digest: str = ""
     """Hash of the request."""
-    is_left: bool = False
-    """The one who asked has gone, and nobody may ask for the answer again."""
+    is_abandoned: bool = False
+    """The client has left, and the answer cannot be requested again."""
     _calls: list[Callable[[], None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Have `call` called when there is an outcome: at once if there is one."""
+        """Call `call` when there is an outcome: at once if there is one already."""
         with self._lock:
             is_done = self.done.is_set()
             if not is_done:
@@ -52,7 +52,7 @@ class Pending:
             call()
 
     def settle(self, outcome: Answer | Refused | int) -> None:
-        """Give the answer, the refusal or the count to the one who waits."""
+        """Set the outcome, and call those who wait for it."""
         if isinstance(outcome, Refused):
             self.refused = outcome
         elif isinstance(outcome, int):
@@ -67,20 +67,20 @@ class Pending:
 
 
 class Exchange:
-    """The requests of one agent, and their answers. Its key opens nothing else, and nothing once it is sealed."""
+    """The requests of one agent, and their answers. Its key is valid for this exchange only, until it is sealed."""
 
     def __init__(self, number: int, address: str, is_episode: bool = True) -> None:
         """`address`: of the gateway, e.g. http://127.0.0.1:8700.
 
-        is_episode: the requests are of one episode, so that each may be repeated by a retry; else they are of any
-        clients, nothing of a request stays when it is answered but KEPT_CHARS of answers to begin from, and one whose
-        client leaves is dropped.
+        is_episode: True: all requests are of one episode, and a retry gets the answer that was made before. False: they
+        are of any clients; an answered request is forgotten, but up to MAX_KEPT_CHARS of conversations that a later
+        request may continue; and a request whose client leaves is dropped.
         """
         self.is_episode = is_episode
         self.key = secrets.token_hex(16)
         self.url = f"{address}/e/{number}"
         self.number = number
-        self.asks: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self.requests: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._sealed: str | None = None
@@ -89,14 +89,14 @@ class Exchange:
         self._by_response: dict[str, tuple[Message, ...]] = {}
         self._kept_chars = 0
         self._originals: list[tuple[Message, Message]] = []
-        """(as the agent got it, as the policy wrote it), where a stop text cut the answer."""
+        """For answers that a stop text cut: (the message that the agent got, the message that the policy wrote)."""
 
-    def ask(self, wire: str, body: Body, asked: Asked, is_retry: bool) -> Pending:
-        """Put a request in line. A retry of the same body gets the first one's answer.
+    def submit(self, path: str, body: Body, request: TurnRequest, is_retry: bool) -> Pending:
+        """Put a request into the queue. A retry with the same body gets the answer to the first.
 
         Raises: Refused once the episode is sealed, or for an unknown `previous_response_id`.
         """
-        digest = hashlib.sha256(json.dumps([wire, body], sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             if self._sealed is not None:
                 raise Refused(409, f"the episode has ended: {self._sealed}")
@@ -106,30 +106,30 @@ class Exchange:
             if (before := body.get("previous_response_id")) is not None:
                 if before not in self._by_response:
                     raise Refused(404, f"previous_response_id={before!r} is no answer of this episode")
-                asked = replace(asked, messages=(*self._by_response[before], *asked.messages))
-            pending = Pending(replace(asked, messages=self._as_written(asked.messages)), digest=digest)
+                request = replace(request, messages=(*self._by_response[before], *request.messages))
+            pending = Pending(replace(request, messages=self._as_written(request.messages)), digest=digest)
             self._open.append(pending)
             self._by_body[digest] = pending
             self.counts["gateway/requests"] += 1
-            self.counts.update(f"gateway/ignored/{name}" for name in asked.decided)
-        self.asks.put(pending)
+            self.counts.update(f"gateway/ignored/{name}" for name in request.decided)
+        self.requests.put(pending)
         return pending
 
-    def ask_count(self, asked: Asked) -> Pending:
-        """Put a request for the size of its prompt in line, which is no turn.
+    def submit_count(self, request: TurnRequest) -> Pending:
+        """Put a request for the size of its prompt into the queue; it is no turn of the policy.
 
         Raises: Refused once the episode is sealed.
         """
         with self._lock:
             if self._sealed is not None:
                 raise Refused(409, f"the episode has ended: {self._sealed}")
-            pending = Pending(replace(asked, messages=self._as_written(asked.messages)), only_counts=True)
+            pending = Pending(replace(request, messages=self._as_written(request.messages)), only_counts=True)
             self._open.append(pending)
-        self.asks.put(pending)
+        self.requests.put(pending)
         return pending
 
-    def give_count(self, pending: Pending, count: CountPrompt | None) -> None:
-        """Answer a request for the size of its prompt; None: nothing here can count."""
+    def answer_count(self, pending: Pending, count: CountPrompt | None) -> None:
+        """Answer a request for the size of its prompt. `count`: None if there is no tokenizer here."""
         outcome: int | Refused
         try:
             if count is None:
@@ -138,25 +138,25 @@ class Exchange:
                     "an agent with another place than here has no tokenizer that counts a prompt; leave place out, or "
                     "ask for an answer, whose usage has its tokens",
                 )
-            outcome = count(pending.asked.messages, pending.asked.tools)
+            outcome = count(pending.request.messages, pending.request.tools)
         except Refused as exc:
             outcome = exc
-        except Exception as exc:  # of this request alone: others wait in the same line
+        except Exception as exc:  # only this request fails: others wait in the same queue
             outcome = Refused(400 if isinstance(exc, DataError) else 500, f"{exc!s:.500}")
         with self._lock:
             self._close(pending)
         pending.settle(outcome)
 
-    def give(self, pending: Pending, answer: Answer) -> None:
-        """Answer a request. A text that the agent wanted to stop at ends the message that it gets."""
+    def answer(self, pending: Pending, answer: Answer) -> None:
+        """Answer a request. The message that the agent gets ends before the first of its stop texts."""
         message = answer.message
-        cut = replace(message, content=cut_at(message.content, pending.asked.stop))
+        cut = replace(message, content=cut_at(message.content, pending.request.stop))
         with self._lock:
             self._close(pending)
             if cut != message and self.is_episode:
                 self._originals.append((cut, message))
                 self.counts["gateway/stopped"] += 1
-            self._by_response[f"resp_{answer.id}"] = (*pending.asked.messages, message)
+            self._by_response[f"resp_{answer.id}"] = (*pending.request.messages, message)
             self._forget_old(answer.id)
         pending.settle(replace(answer, message=cut))
 
@@ -166,10 +166,10 @@ class Exchange:
             self._close(pending)
         pending.settle(refused)
 
-    def leave(self, pending: Pending) -> None:
-        """Note that the one who asked has gone. In an episode its retry may still come."""
+    def abandon(self, pending: Pending) -> None:
+        """Drop a request whose client has left. In an episode it stays: a retry may still come."""
         if not self.is_episode:
-            pending.is_left = True
+            pending.is_abandoned = True
             self.refuse(pending, Refused(400, "the client has left"))
 
     def _close(self, pending: Pending) -> None:
@@ -179,15 +179,15 @@ class Exchange:
             self._by_body.pop(pending.digest, None)
 
     def _forget_old(self, newest: str) -> None:
-        """Forget the oldest answers that a later request may begin from, until the others are KEPT_CHARS long."""
+        """Forget the oldest conversations until the others have MAX_KEPT_CHARS characters at most."""
         if self.is_episode:
             return
         self._kept_chars += num_chars(self._by_response[f"resp_{newest}"])
-        while self._kept_chars > KEPT_CHARS:
+        while self._kept_chars > MAX_KEPT_CHARS:
             self._kept_chars -= num_chars(self._by_response.pop(next(iter(self._by_response))))
 
     def seal(self, reason: str) -> None:
-        """Refuse all requests from now on, and those that still wait."""
+        """Refuse the requests that still wait, and all later ones."""
         with self._lock:
             self._sealed = reason
             waiting, self._open = self._open, []
@@ -195,7 +195,7 @@ class Exchange:
             pending.settle(Refused(400, f"the episode has ended: {reason}"))
 
     def _as_written(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages, those that a stop text cut as the policy wrote them: the row has all its tokens."""
+        """Return the messages; those that a stop text cut are whole again, because the row has all their tokens."""
         originals = dict(self._originals_by_text())
         return tuple(originals.get((m.content, len(m.calls)), m) if m.role == "assistant" else m for m in messages)
 

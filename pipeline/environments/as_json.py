@@ -1,4 +1,4 @@
-"""Environments as JSON: what crosses to another process or machine, and the checks of what comes back."""
+"""Prompts, messages and replies as JSON, for environments in another process; and checks of what comes back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REPLY = TypeAdapter(Reply)
 
 
 def prompt_json(prompt: Prompt) -> dict[str, Any]:
-    """Return what an environment elsewhere learns of a prompt."""
+    """Return the part of a prompt that is sent to an environment in another process."""
     return {
         "id": prompt.id,
         "question": prompt.question,
@@ -39,12 +39,12 @@ def prompt_json(prompt: Prompt) -> dict[str, Any]:
 
 
 def message_json(message: Message) -> Any:
-    """Return a message as JSON holds it."""
+    """Return a message as a JSON value."""
     return MESSAGE.dump_python(message)
 
 
 def start_of(value: Any, what: str) -> Start:
-    """Return an environment's beginning. Raises: EnvironmentFailed if it is none."""
+    """Return a JSON value as an environment's beginning. Raises: EnvironmentFailed if it is malformed."""
     try:
         return START.validate_python({} if value is None else value)
     except ValidationError as exc:
@@ -52,7 +52,7 @@ def start_of(value: Any, what: str) -> Start:
 
 
 def reply_of(value: Any, what: str) -> Reply:
-    """Return an environment's answer. Raises: EnvironmentFailed if it is none, or cannot be continued from."""
+    """Return a JSON value as an environment's answer. Raises: EnvironmentFailed if it is malformed or not valid."""
     try:
         reply = REPLY.validate_python(value)
     except ValidationError as exc:
@@ -78,15 +78,15 @@ def fault_of(reply: Reply) -> str:
     return ""
 
 
-class Plain:
-    """An environment of ours that takes and returns JSON: the far side of the place `process`."""
+class JsonEnvironment:
+    """An environment of this project that takes and returns JSON, for the place `process`."""
 
     def __init__(self, environment: Environment) -> None:
         """`environment` is a new episode."""
         self._environment = environment
 
     def start(self) -> Any:
-        """Return the beginning, and with it what the environment can do and wants."""
+        """Return the beginning, with what the environment wants: see far.py."""
         begun = START.dump_python(self._environment.start())
         return {
             **begun,
@@ -96,7 +96,7 @@ class Plain:
         }
 
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Note the size of the turn that the next `step` brings."""
+        """Pass on the size of the turn, before its `step`."""
         if isinstance(self._environment, CountsTokens):
             self._environment.count_tokens(prompt_tokens, sampled_tokens, was_cut)
 
@@ -109,17 +109,17 @@ class Plain:
         self._environment.close()
 
 
-def plain(name: str | None, path: str | None, params: Mapping[str, Any], base: str | None) -> Any:
-    """Return a function (params, prompt, task_seed, sample_seed) that makes episodes of the environment, as JSON.
+def json_environment(name: str | None, path: str | None, params: Mapping[str, Any], base: str | None) -> Any:
+    """Return a function (params, prompt, task_seed, sample_seed) that makes episodes of the environment, in JSON.
 
-    The policy's programs run where those of the process run that started this one.
+    Programs that the policy writes run in the sandbox of the process that started this one.
     """
     settings.take_over()
     folder = None if base is None else Path(base)
     bound: BoundEnvironment = load(name, path, folder).bind(params, folder)
 
-    def make(_: Any, prompt: Mapping[str, Any], task_seed: int, sample_seed: int) -> Plain:
-        return Plain(bound.make(Prompt(verifier="environment", **prompt), task_seed, sample_seed))
+    def make(_: Any, prompt: Mapping[str, Any], task_seed: int, sample_seed: int) -> JsonEnvironment:
+        return JsonEnvironment(bound.make(Prompt(verifier="environment", **prompt), task_seed, sample_seed))
 
     return make
 

@@ -1,4 +1,4 @@
-"""The parts that the three wires share: a request read, an answer to write, a refusal that names the field."""
+"""The parts that the three APIs share: requests, answers, and checks of fields whose errors name the field."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from verizero.pipeline.types import Call, Message
 
 Body = Mapping[str, Any]
 Event = tuple[str | None, Any]
-"""A server-sent event: (its name, if the wire names events; its data)."""
+"""A server-sent event: (its name, if the API names events; its data)."""
 
 
 READ = ("model", "tools", "tool_choice", "stream")
 DECIDED = ("temperature", "top_p")
 HARMLESS = ("metadata", "service_tier")
-"""Fields of every wire: those that are read, those that a recipe decides, and those that change nothing here."""
-LEAST_TEMPERATURE = 1e-3
-"""Smaller ones, but 0, divide logits until they are infinite."""
+"""Fields of every API: those that are read, those that the recipe decides, and those that change nothing here."""
+MIN_TEMPERATURE = 1e-3
+"""Smaller ones above 0 would make logits infinite."""
 
 
 def _not_nearly_0(value: float) -> float:
-    if 0 < value < LEAST_TEMPERATURE:
-        raise ValueError(f"must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}")
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}")
     return value
 
 
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class Decided(BaseModel):
-    """Values of a request that say how an answer is sampled."""
+class SamplingOptions(BaseModel):
+    """The sampling options of a request, with their ranges."""
 
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False), AfterValidator(_not_nearly_0)] | None = None
     top_p: float | None = Field(None, ge=1e-6, le=1, allow_inf_nan=False)
@@ -49,10 +49,10 @@ class Decided(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for a completion.
+class TurnRequest:
+    """A request for the policy's next turn.
 
-    Example: Asked(model="policy", messages=(Message("user", "hello"),))
+    Example: TurnRequest(model="policy", messages=(Message("user", "hello"),))
     """
 
     model: str
@@ -60,16 +60,16 @@ class Asked:
     tools: tuple[ToolSchema, ...] = ()
     stream: bool = False
     with_usage: bool = False
-    """The last event of a stream tells the numbers of tokens."""
+    """The last event of a stream has the numbers of tokens."""
     stop: tuple[str, ...] = ()
-    """Texts at which the answer is cut."""
+    """The answer is cut before the first of these texts."""
     decided: Mapping[str, Any] = field(default_factory=dict)
-    """Values that a recipe decides and a server may follow, e.g. of temperature."""
+    """Sampling options, e.g. temperature: a served model follows them; in training the recipe decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completion, as an agent gets it.
+    """An answer to a request: the message that the agent gets, and its size.
 
     Example: Answer("c-0", Message("assistant", "hi"), prompt_tokens=5, sampled_tokens=2, was_cut=False)
     """
@@ -81,45 +81,45 @@ class Answer:
     was_cut: bool
 
 
-class Wire(Protocol):
-    """One form of requests and answers."""
+class Api(Protocol):
+    """One of the three APIs; its module has these functions."""
 
-    def read(self, body: Body) -> Asked:
+    def read(self, body: Body) -> TurnRequest:
         """Return the request. Raises: Refused naming the field that is wrong or not supported."""
         ...
 
-    def write(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+    def write(self, request: TurnRequest, answer: Answer) -> dict[str, Any]:
         """Return the answer as one JSON object."""
         ...
 
-    def events(self, asked: Asked, answer: Answer) -> Iterator[Event]:
+    def events(self, request: TurnRequest, answer: Answer) -> Iterator[Event]:
         """Yield the answer as events of a stream."""
         ...
 
     def error(self, refused: Refused) -> dict[str, Any]:
-        """Return the wire's form of an error."""
+        """Return an error in the form of this API."""
         ...
 
 
-def known_only(
+def sampling_options(
     body: Body, read: Collection[str], decided: Collection[str], harmless: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields of `decided` that the request sets, with their values.
+    """Return the sampling options that the request sets; raise for fields that are not known.
 
-    Raises: Refused for a field that is in none of the three, since an option that is silently ignored would mislead;
-    and for a value of `decided` that is of another type or out of range.
+    Raises: Refused for a field in none of the three lists, since an option that is silently ignored would mislead;
+    and for a sampling option of another type or out of range.
     """
     odd = sorted(name for name in body.keys() - {*read, *decided, *harmless} if body[name] is not None)
     if odd:
         raise Refused(400, f"{odd[0]} is not supported here; leave it out")
-    values = checked(Decided, {name: body[name] for name in decided if body.get(name) is not None})
+    values = checked(SamplingOptions, {name: body[name] for name in decided if body.get(name) is not None})
     return values.model_dump(exclude_unset=True)
 
 
-def turn_request(
+def request_of(
     body: Body, decided: Mapping[str, Any], messages: Sequence[Message], tool: Callable[[Any], ToolSchema], **more: Any
-) -> Asked:
-    """Return the request with the fields that every wire has, and `more`.
+) -> TurnRequest:
+    """Return the request with the fields that every API has, and `more`.
 
     `tool` reads an entry of `tools`. Raises: Refused for a choice of tools that is neither auto nor none.
     """
@@ -127,7 +127,7 @@ def turn_request(
     choice = choice.get("type") if isinstance(choice, Mapping) else choice
     if choice not in (None, "auto", "none"):
         raise Refused(400, f"tool_choice={choice!r} is not supported here; use auto or none")
-    return Asked(
+    return TurnRequest(
         model=name_in(body, "model", "the request"),
         messages=tuple(messages),
         tools=() if choice == "none" else tuple(map(tool, list_in(body, "tools"))),
@@ -234,11 +234,11 @@ def num_chars(messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> 
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text up to the first of `stops`, as the wires define it."""
-    places = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(places)] if places else text
+    """Return the text before the first of `stops`, as the APIs define it."""
+    found_at = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return text[: min(found_at)] if found_at else text
 
 
 def json_of(call: Call) -> str:
-    """Return a call's arguments as JSON, always in the same form."""
+    """Return a call's arguments as JSON. Equal arguments in equal order give equal text."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)

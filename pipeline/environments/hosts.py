@@ -1,7 +1,8 @@
-"""Places of environments: in this process, in another one, under another interpreter, or behind a URL.
+"""Hosts of environments: this process, another process, another interpreter, or a service at a URL.
 
-A place makes the environments of episodes. Whatever goes wrong with a process or a connection is an EnvironmentFailed:
-its death, a step that takes too long, a line that cannot be read. Many episodes share a process; far.py is its program.
+A host makes the environments of episodes. The far side is the process or service in which they run, if it is not this
+process; far.py is its program, and many episodes share it. All its failures are an EnvironmentFailed: its death, a step
+that takes too long, a line that cannot be read.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from verizero.pipeline.environments import wire
-from verizero.pipeline.environments._far_process import FarProcess, Lost
+from verizero.pipeline.environments import as_json
+from verizero.pipeline.environments._far_process import ConnectionLost, FarProcess
 from verizero.pipeline.environments.base import Environment, Reply, Start, load
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.own_programs import import_root
 from verizero.pipeline.types import Message, Prompt
 from verizero.sandbox import settings
 
-Where = Literal["here", "process"] | Mapping[str, str]
-"""here; process; {"python": path of an interpreter}; {"url": address of a far side}."""
+Place = Literal["here", "process"] | Mapping[str, str]
+"""`place` of a recipe: here; process; {"python": path of an interpreter}; {"url": address of a far side}."""
 FAR = Path(__file__).with_name("far.py")
 LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """Variables by which another interpreter would find our packages in place of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EnvironmentSpec:
     """An environment by name or by path, with its parameters and the folder that relative paths start from.
 
-    Example: Chosen(name="guess", params={"tries": 5})
+    Example: EnvironmentSpec(name="guess", params={"tries": 5})
     """
 
     name: str | None = None
@@ -51,78 +52,84 @@ class Chosen:
         return f"environment {self.name or self.path!r}"
 
 
-class Place(Protocol):
-    """Makes the environments of episodes, from any thread."""
+class EnvironmentHost(Protocol):
+    """Makes the environments of episodes. Any thread may call it."""
 
     def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
         """Return the environment of a new episode."""
         ...
 
     def close(self) -> None:
-        """End what the place holds. Episodes that are open then fail."""
+        """End its processes. Episodes that are still open then fail."""
         ...
 
 
-def open_place(
-    where: Where, chosen: Chosen, *, step_s: float = 60.0, start_s: float = 120.0, processes: int = 1, threads: int = 8
-) -> Place:
-    """Return a place for episodes of an environment.
+def open_host(
+    place: Place,
+    spec: EnvironmentSpec,
+    *,
+    step_s: float = 60.0,
+    start_s: float = 120.0,
+    processes: int = 1,
+    threads: int = 8,
+) -> EnvironmentHost:
+    """Return the host for episodes of an environment at the `place` that a recipe chose.
 
-    step_s: seconds of one call, elsewhere; start_s: seconds until a new process is ready. Episodes share `processes`
+    step_s: seconds of one call to a far side; start_s: seconds until a new process is ready. Episodes share `processes`
     processes, each of which answers `threads` calls at a time.
     Raises: ConfigError for a malformed choice, or parameters that the environment refuses.
     """
-    if where == "here":
-        return Here(chosen)
-    if where == "process":
-        load(chosen.name, chosen.path, chosen.base).bind(chosen.params, chosen.base)
-        command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(chosen, threads), "root": import_root()})]
-        return Processes(command, chosen.label, step_s, start_s, processes, settings.variables)
-    if not isinstance(where, Mapping) or len(where) != 1 or not {"python", "url"} & where.keys():
-        raise ConfigError(f"place: expected here, process, {{python: path}} or {{url: address}}, got {where!r}")
-    if "url" in where:
-        return Service(where["url"], chosen.label, step_s)
-    if chosen.path is None:
-        raise ConfigError(f"place {{python: ...}} needs an environment by path, file.py:function; got {chosen.label}")
+    if place == "here":
+        return InProcessHost(spec)
+    if place == "process":
+        load(spec.name, spec.path, spec.base).bind(spec.params, spec.base)
+        command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(spec, threads), "root": import_root()})]
+        return ProcessHost(command, spec.label, step_s, start_s, processes, settings.variables)
+    if not isinstance(place, Mapping) or len(place) != 1 or not {"python", "url"} & place.keys():
+        raise ConfigError(f"place: expected here, process, {{python: path}} or {{url: address}}, got {place!r}")
+    if "url" in place:
+        return ServiceHost(place["url"], spec.label, step_s)
+    if spec.path is None:
+        raise ConfigError(f"place {{python: ...}} needs an environment by path, file.py:function; got {spec.label}")
     # A bare name is looked for in PATH; links are kept, since a virtual environment's interpreter is one.
-    program = where["python"]
+    program = place["python"]
     if os.sep in program:
-        program = str((chosen.base or Path.cwd()) / program)
-    command = [program, "-P", str(FAR), json.dumps(_choice(chosen, threads))]
-    return Processes(command, chosen.label, step_s, start_s, processes)
+        program = str((spec.base or Path.cwd()) / program)
+    command = [program, "-P", str(FAR), json.dumps(_choice(spec, threads))]
+    return ProcessHost(command, spec.label, step_s, start_s, processes)
 
 
-def _choice(chosen: Chosen, threads: int) -> dict[str, Any]:
-    base = str((chosen.base or Path.cwd()).resolve())
+def _choice(spec: EnvironmentSpec, threads: int) -> dict[str, Any]:
+    base = str((spec.base or Path.cwd()).resolve())
     return {
-        "name": chosen.name,
-        "path": chosen.path,
-        "params": dict(chosen.params),
+        "name": spec.name,
+        "path": spec.path,
+        "params": dict(spec.params),
         "base": base,
         "threads": threads,
     }
 
 
-class Here:
-    """This process: for code that is trusted. Nothing is added to a step."""
+class InProcessHost:
+    """Runs environments in this process: for trusted code. It adds no time to a step."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, spec: EnvironmentSpec) -> None:
         """Raises: UnknownName, ConfigError."""
-        self._bound = load(chosen.name, chosen.path, chosen.base).bind(chosen.params, chosen.base)
+        self._bound = load(spec.name, spec.path, spec.base).bind(spec.params, spec.base)
 
     def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
         """Return the environment itself."""
         return self._bound.make(prompt, task_seed, sample_seed)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no process was started."""
 
 
-class Asks(Protocol):
-    """Sends a request to a far side and returns the value of its answer."""
+class FarSide(Protocol):
+    """A process or service that plays episodes: send it a request, get its answer."""
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Raises: EnvironmentFailed."""
+        """Return the value of the answer. Raises: EnvironmentFailed."""
         ...
 
     def leave(self) -> None:
@@ -130,10 +137,10 @@ class Asks(Protocol):
         ...
 
 
-class Remote:
-    """An episode that is played elsewhere."""
+class RemoteEpisode:
+    """An episode whose environment runs on a far side."""
 
-    def __init__(self, far: Asks, label: str, request: dict[str, Any]) -> None:
+    def __init__(self, far: FarSide, label: str, request: dict[str, Any]) -> None:
         """`request` has the prompt and the seeds."""
         self._far, self._label, self._request = far, label, request
         self._episode = secrets.token_hex(8)
@@ -141,31 +148,31 @@ class Remote:
         self._broke = False
         self.deterministic = True
         self.takes_unread = False
-        """The environment gets a message whose call cannot be read as text."""
+        """The environment wants turns whose calls cannot be read, as text."""
         self._counts = False
         self._tokens = (0, 0, False)
 
     def start(self) -> Start:
         """Begin the episode. Raises: EnvironmentFailed."""
         value = self._ask({"call": "start", **self._request})
-        wants = value if isinstance(value, dict) else {}
-        self.deterministic = wants.get("deterministic") is not False
-        self.takes_unread, self._counts = wants.get("takes_unread") is True, wants.get("counts_tokens") is True
-        return wire.start_of(value, self._label)
+        options = value if isinstance(value, dict) else {}
+        self.deterministic = options.get("deterministic") is not False
+        self.takes_unread, self._counts = options.get("takes_unread") is True, options.get("counts_tokens") is True
+        return as_json.start_of(value, self._label)
 
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Note the size of the turn that the next `step` brings, for an environment that wants to know."""
+        """Keep the size of the turn; the next `step` sends it, if the environment counts tokens."""
         self._tokens = prompt_tokens, sampled_tokens, was_cut
 
     def step(self, message: Message) -> Reply:
         """Return the answer to a message. Raises: EnvironmentFailed."""
-        request: dict[str, Any] = {"call": "step", "message": wire.message_json(message)}
+        request: dict[str, Any] = {"call": "step", "message": as_json.message_json(message)}
         if self._counts:
             request["tokens"] = list(self._tokens)
-        return wire.reply_of(self._ask(request), self._label)
+        return as_json.reply_of(self._ask(request), self._label)
 
     def close(self) -> None:
-        """End the episode. After a failure the far side is not asked: it may never answer."""
+        """End the episode. After a lost connection the far side is not told: it may never answer."""
         if not self._is_open:
             return
         self._is_open = False
@@ -179,12 +186,12 @@ class Remote:
         try:
             return self._far.ask({"episode": self._episode, **request})
         except EnvironmentFailed as exc:
-            self._broke = isinstance(exc, Lost)
+            self._broke = isinstance(exc, ConnectionLost)
             raise EnvironmentFailed(f"{self._label}: {exc}") from exc
 
 
-class Processes:
-    """Processes that play episodes, each several; started when needed, replaced when they die or get stuck."""
+class ProcessHost:
+    """Runs environments in processes, each with several episodes; replaces a process that dies or gets stuck."""
 
     def __init__(
         self,
@@ -198,24 +205,24 @@ class Processes:
         """`command` starts a far side on pipes; `variables` are added to its environment when it starts."""
         self._variables = variables
         self._command, self._label = command, label
-        self._step_s, self._start_s, self._most = step_s, start_s, processes
+        self._step_s, self._start_s, self._max_processes = step_s, start_s, processes
         # Without a fixed seed the order of a set of texts differs from process to process.
         self._environ = {"PYTHONHASHSEED": "0"} | {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
         self._running: list[FarProcess] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Remote:
-        """Return an episode in the process that has the fewest. Raises: EnvironmentFailed if none can be started."""
-        request = {"prompt": wire.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> RemoteEpisode:
+        """Return an episode in the process with the fewest. Raises: EnvironmentFailed if no process can be started."""
+        request = {"prompt": as_json.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
         with self._lock:
             if self._is_closed:
-                raise EnvironmentFailed(f"{self._label}: its place is closed; open another")
+                raise EnvironmentFailed(f"{self._label}: its host is closed; open another")
             for far in [far for far in self._running if far.is_over]:
                 far.end()
                 self._running.remove(far)
             usable = [far for far in self._running if far.is_usable]
-            if len(usable) < self._most and all(far.num_open for far in usable):
+            if len(usable) < self._max_processes and all(far.num_open for far in usable):
                 try:
                     environ = self._environ | dict(self._variables())
                     usable.append(FarProcess(self._command, environ, self._step_s, self._start_s))
@@ -224,7 +231,7 @@ class Processes:
                 self._running.append(usable[-1])
             far = min(usable, key=lambda f: f.num_open)
             far.enter()
-        return Remote(far, self._label, request)
+        return RemoteEpisode(far, self._label, request)
 
     def close(self) -> None:
         """End all processes."""
@@ -235,8 +242,8 @@ class Processes:
             far.end()
 
 
-class Service:
-    """A far side behind a URL: one request a call."""
+class ServiceHost:
+    """Runs environments in a service at a URL: one HTTP request for each call."""
 
     def __init__(self, url: str, label: str, step_s: float) -> None:
         """Raises: ConfigError for a malformed address."""
@@ -247,10 +254,10 @@ class Service:
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Remote:
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> RemoteEpisode:
         """Return an episode of the service."""
-        request = {"prompt": wire.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
-        return Remote(self, self._label, request)
+        request = {"prompt": as_json.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
+        return RemoteEpisode(self, self._label, request)
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Return the value of the service's answer. Raises: EnvironmentFailed."""
@@ -268,7 +275,7 @@ class Service:
             if not isinstance(answer, dict) or not {"value", "error"} & answer.keys():
                 raise EnvironmentFailed(f"{self._url} answers with {text[:80]!r}, which is no answer")
         except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise Lost(f"{self._url} does not answer: {type(exc).__name__}: {exc}") from exc
+            raise ConnectionLost(f"{self._url} does not answer: {type(exc).__name__}: {exc}") from exc
         finally:
             connection.close()
         if "error" in answer:
@@ -276,7 +283,7 @@ class Service:
         return answer["value"]
 
     def leave(self) -> None:
-        """Nothing is counted here."""
+        """Do nothing: the service counts its own episodes."""
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no connection is kept between calls."""

@@ -19,7 +19,7 @@ import pytest
 
 from tests.environments.talk import said
 from tests.processes import alive
-from verizero.pipeline.environments.elsewhere import FAR, Chosen, Place, Processes, open_place
+from verizero.pipeline.environments.hosts import FAR, EnvironmentHost, EnvironmentSpec, ProcessHost, open_host
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.types import Prompt
 
@@ -33,13 +33,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def chosen(folder: Path) -> Chosen:
-    return Chosen(path="far_games.py:echo", params={"log": str(folder / "log"), "n": 1}, base=folder)
+def chosen(folder: Path) -> EnvironmentSpec:
+    return EnvironmentSpec(path="far_games.py:echo", params={"log": str(folder / "log"), "n": 1}, base=folder)
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[Place]:
-    opened = open_place({"python": sys.executable}, chosen(folder), step_s=20)
+def place(folder: Path) -> Iterator[EnvironmentHost]:
+    opened = open_host({"python": sys.executable}, chosen(folder), step_s=20)
     yield opened
     opened.close()
 
@@ -49,14 +49,14 @@ def tell(environment, text: str) -> str:
     return message.content
 
 
-def begun(place: Place, sample: int = 2):
+def begun(place: EnvironmentHost, sample: int = 2):
     environment = place.make(PROMPT, 1, sample)
     environment.start()
     return environment
 
 
-def pids(place: Place) -> list[int]:
-    assert isinstance(place, Processes)
+def pids(place: EnvironmentHost) -> list[int]:
+    assert isinstance(place, ProcessHost)
     return [far._process.pid for far in place._running]
 
 
@@ -85,7 +85,7 @@ def test_a_process_gives_the_transcript_of_this_process(name: str) -> None:
     prompt = Prompt("p", "q", "environment", 6)
     transcripts = []
     for where in ("here", "process"):
-        opened = open_place(where, Chosen(name=name), step_s=60)
+        opened = open_host(where, EnvironmentSpec(name=name), step_s=60)
         environment = opened.make(prompt, 3, 4)
         start = environment.start()
         transcripts.append([start, *(environment.step(said(m)) for m in moves[name])])
@@ -100,7 +100,7 @@ def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "verifiers").mkdir()
     (site / "verifiers" / "__init__.py").write_text("")
-    with_own = open_place({"python": "venv/bin/python"}, chosen(folder), step_s=20)
+    with_own = open_host({"python": "venv/bin/python"}, chosen(folder), step_s=20)
     try:
         environment = with_own.make(PROMPT, 1, 2)
         start = environment.start()
@@ -132,8 +132,8 @@ def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_sizes_of_turns_are_told_to_those_who_ask(folder: Path, wants: bool) -> None:
-    which = Chosen(path="far_games.py:Sized", params={"wants": wants}, base=folder)
-    with closing(open_place({"python": sys.executable}, which)) as place:
+    which = EnvironmentSpec(path="far_games.py:Sized", params={"wants": wants}, base=folder)
+    with closing(open_host({"python": sys.executable}, which)) as place:
         environment = place.make(Prompt("p", "q", "exact", 1), 1, 2)
         environment.start()
         assert environment.takes_unread
@@ -144,7 +144,7 @@ def test_sizes_of_turns_are_told_to_those_who_ask(folder: Path, wants: bool) -> 
         environment.close()
 
 
-def test_many_episodes_share_a_process_and_are_kept_apart(place: Place) -> None:
+def test_many_episodes_share_a_process_and_are_kept_apart(place: EnvironmentHost) -> None:
     def play(sample: int) -> list[str]:
         environment = begun(place, sample)
         heard = [tell(environment, f"{sample} {i}") for i in range(20)]
@@ -158,7 +158,7 @@ def test_many_episodes_share_a_process_and_are_kept_apart(place: Place) -> None:
 
 
 def test_a_killed_process_fails_its_episodes_alone(folder: Path) -> None:
-    place = open_place({"python": sys.executable}, chosen(folder), step_s=20, processes=2)
+    place = open_host({"python": sys.executable}, chosen(folder), step_s=20, processes=2)
     first, second = begun(place, 1), begun(place, 2)
     victim, other = pids(place)
     child = int(tell(first, "child"))
@@ -187,7 +187,7 @@ def test_a_killed_process_fails_its_episodes_alone(folder: Path) -> None:
         ("nan", "ValueError: Out of range float values"),
     ],
 )
-def test_what_breaks_is_named(place: Place, word: str, words: str) -> None:
+def test_what_breaks_is_named(place: EnvironmentHost, word: str, words: str) -> None:
     environment = begun(place)
     with pytest.raises(EnvironmentFailed, match=words):
         list(map(environment.step, [said(word), said("after garbage")]))
@@ -196,7 +196,7 @@ def test_what_breaks_is_named(place: Place, word: str, words: str) -> None:
 
 
 def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folder: Path) -> None:
-    place = open_place({"python": sys.executable}, chosen(folder), step_s=1.0)
+    place = open_host({"python": sys.executable}, chosen(folder), step_s=1.0)
     stuck, other = begun(place, 1), begun(place, 2)
     (pid,) = pids(place)
     begin = time.monotonic()
@@ -215,7 +215,7 @@ def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folde
     place.close()
 
 
-def test_a_megabyte_crosses_both_ways(place: Place) -> None:
+def test_a_megabyte_crosses_both_ways(place: EnvironmentHost) -> None:
     environment = begun(place)
     text = "ab\ud800\x00\n" * 200_000
     assert tell(environment, text) == f"1 {text}"
@@ -224,7 +224,7 @@ def test_a_megabyte_crosses_both_ways(place: Place) -> None:
 def test_nothing_is_left_after_close(folder: Path) -> None:
     before = held()
     for _ in range(3):
-        place = open_place({"python": sys.executable}, chosen(folder), step_s=20)
+        place = open_host({"python": sys.executable}, chosen(folder), step_s=20)
         environments = [begun(place, i) for i in range(20)]
         child = int(tell(environments[0], "child"))
         assert is_alive(child)
@@ -246,10 +246,10 @@ def test_nothing_is_left_after_close(folder: Path) -> None:
 def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from verizero.pipeline.environments.elsewhere import Chosen, open_place\n"
+        "from verizero.pipeline.environments.hosts import EnvironmentSpec, open_host\n"
         "from verizero.pipeline.types import Prompt\n"
-        f"chosen = Chosen(path='far_games.py:echo', params={{'log': '/dev/null'}}, base=Path({str(folder)!r}))\n"
-        "place = open_place({'python': sys.executable}, chosen)\n"
+        f"spec = EnvironmentSpec(path='far_games.py:echo', params={{'log': '/dev/null'}}, base=Path({str(folder)!r}))\n"
+        "place = open_host({'python': sys.executable}, spec)\n"
         "episode = place.make(Prompt('p', 'q', 'environment', None), 1, 2)\nepisode.start()\n"
         "print(place._running[0]._process.pid, flush=True)\ntime.sleep(600)\n"
     )
@@ -269,7 +269,7 @@ def test_a_service_is_asked_over_http(folder: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         url = service.stdout.readline().strip()
-        place = open_place({"url": url}, Chosen(name="echo"), step_s=1.0)
+        place = open_host({"url": url}, EnvironmentSpec(name="echo"), step_s=1.0)
         first, second = begun(place, 1), begun(place, 2)
         assert [tell(e, "hello") for e in (first, second, first)] == ["1 hello", "1 hello", "2 hello"]
         with pytest.raises(EnvironmentFailed, match="KeyError: 'broken'"):
@@ -296,18 +296,18 @@ def test_a_service_is_asked_over_http(folder: Path) -> None:
 )
 def test_a_wrong_place_is_refused(where, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        open_place(where, Chosen(name="guess"))
+        open_host(where, EnvironmentSpec(name="guess"))
 
 
 def test_what_cannot_begin_says_why(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no parameter 'trys'"):
-        open_place("process", Chosen(name="guess", params={"trys": 1}))
+        open_host("process", EnvironmentSpec(name="guess", params={"trys": 1}))
     for choice, python, words in (
         (chosen(folder), "./no-python", "cannot be started: No such file"),
-        (Chosen(path="nothing.py:echo", base=folder), sys.executable, "looked for .*nothing.py"),
-        (Chosen(path="far_games.py:nothing", base=folder), sys.executable, "AttributeError"),
+        (EnvironmentSpec(path="nothing.py:echo", base=folder), sys.executable, "looked for .*nothing.py"),
+        (EnvironmentSpec(path="far_games.py:nothing", base=folder), sys.executable, "AttributeError"),
     ):
-        place = open_place({"python": python}, choice)
+        place = open_host({"python": python}, choice)
         with pytest.raises(EnvironmentFailed, match=words):
             place.make(PROMPT, 1, 2)
         place.close()
