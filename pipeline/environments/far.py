@@ -82,7 +82,7 @@ class OpenEpisodes:
             request = json.loads(line)
             number = request.get("id")
             answer = json.dumps({"id": number, "value": self._value(request)}, default=_as_json, allow_nan=False)
-        except BaseException as exc:  # any exception of one environment: other episodes go on
+        except BaseException as exc:  # any exception of one environment: other episodes continue
             answer = json.dumps({"id": number, "error": f"{type(exc).__name__}: {exc}"[:2000]})
         return answer + "\n"
 

@@ -36,7 +36,7 @@ class Limits:
     wall_s: float | None = None
     """Seconds of the environment's work; the time that the engine takes does not count."""
     retries: int = 1
-    """How often the episode may begin again after its environment broke."""
+    """Times that the episode may begin again after its environment broke."""
     shorten: Callable[[str], str] | None = None
     """Returns a message that is too long with its middle left out, and any other as it is."""
 
@@ -62,7 +62,7 @@ class OpenEpisode:
         self._make, self._conversing, self._limits = make, conversing, limits
         self._environment: Environment | None = None
         self.retries = 0
-        """How often the episode has begun again."""
+        """Times that the episode has begun again."""
         self._reset()
 
     def _reset(self) -> None:

@@ -151,7 +151,7 @@ class Transcript:
         self.observed = pieces[0].ids
 
     def _repeat_in_a_row(self, next_prompt: NextPrompt) -> None:
-        """Begin a row whose history was written anew; sampled tokens that it repeats are context, and do not train."""
+        """Begin a row whose history was written again; sampled tokens that it repeats are context, and do not train."""
         self.counts[f"forks/{next_prompt.fork}"] += 1
         before = self.branch
         row = Branch(before.tools, list(before.messages))

@@ -109,7 +109,7 @@ class Served:
 
 
 def refusal(problem: Exception) -> Refused:
-    """Return the refusal for a request that raised an exception; other requests go on."""
+    """Return the refusal for a request that raised an exception; other requests continue."""
     if isinstance(problem, Refused):
         return problem
     if isinstance(problem, DataError):
