@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +167,13 @@ def run(config: Any, base: Path, mode: str) -> None:
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.whole_run import train
 
-    if mode == "none":
-        train(config, base, run_folder(config), "never", Silent())
-    else:
-        from verizero.flows.local import run_here
+    orchestrator: Any = nullcontext()
+    if mode != "none":
+        from verizero.flows.local import prefect_server
 
-        run_here(config, base, "never", Silent())
+        orchestrator = prefect_server(config, Silent())
+    with orchestrator as shown:
+        train(config, base, run_folder(config), "never", Silent(), shown)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from prefect import tags
-
 from verizero.flows.artifacts import show_result
 from verizero.pipeline.config.recipes import Request, Resume, run_folder
 from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.report.round import run_tags
 
 
 def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
@@ -20,12 +17,14 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
     A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
     """
     config, folder = request.config, run_folder(request.config)
+    summary: dict[str, Any]
     if config.launch.kind == "none":
-        from verizero.flows.train import run_in_flow
+        from verizero.flows.train import CurrentFlow
+        from verizero.pipeline.whole_run import train
 
-        with tags(*run_tags(config)):  # subflows and tasks inherit them
-            return run_in_flow(request, folder, resume, progress)
-    launch(config.launch, request.words(resume), folder)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        summary = train(config, request.base_dir, folder, resume, progress, CurrentFlow())
+    else:
+        launch(config.launch, request.words(resume), folder)
+        summary = json.loads((folder / "summary.json").read_text())
     show_result(config, folder, summary)
     return summary

@@ -1,11 +1,12 @@
-"""The run as a flow: each stage a subflow, each phase a task named by its step, the report an artifact."""
+"""What Prefect shows of a run: the run a flow, each stage a subflow, each phase a task, the report an artifact.
+
+The order of a run's parts is in `pipeline/whole_run.py`, which calls the methods here.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +14,16 @@ from prefect import flow, tags, task
 from prefect.cache_policies import NO_CACHE
 
 from verizero.flows.artifacts import Listener, show_result
-from verizero.pipeline.config.recipes import Request, Resume
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.models.load import quiet
-from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.round import run_tags
-from verizero.pipeline.run.data import RunData
-from verizero.pipeline.run.opening import opened, prepare_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.whole_run import finish, remaining, run_items
 
-FOLDED = frozenset({"step", "train", "evaluate"})
+TASKS_WHEN_FOLDED = frozenset({"step", "train", "evaluate"})
 """Phases that are tasks with `prefect.phases: folded`, where a step is one task."""
-PHASES = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
+TASKS = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
 """Phases that are tasks without folding."""
-
-
-@dataclass
-class FlowJob:
-    """A run of the flow: its recipe, folder and data."""
-
-    config: RunConfig
-    base_dir: Path
-    folder: Path
-    resume: Resume
-    progress: Progress
-    data: Future[RunData]
 
 
 class OpaqueCall:
@@ -86,53 +70,48 @@ def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Cal
     return call
 
 
-def run_job(job: FlowJob) -> dict[str, Any]:
-    """Run the flow and return the run's summary."""
-    config = job.config
-    summary: dict[str, Any] = {}  # a result that the flow returned would be kept by Prefect
+class CurrentFlow:
+    """Shows a run within the flow that calls it, which shows the result itself."""
 
-    @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
-    def train() -> None:
-        summary.update(run_stages(job))
+    def run(self, config: RunConfig, folder: Path, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function; stages and tasks inherit the run's tags."""
+        with tags(*run_tags(config)):
+            return function()
 
-    with tags(*run_tags(config)):
-        train()
-    return summary
+    def stage(self, session: Session, stage: str, function: Callable[[PhaseWrapper], None]) -> None:
+        """Call the function as a subflow, with phases as tasks, and make artifacts of the run's events."""
+        config, recorder = session.run.recipe, session.recorder
+        recorder.listener = Listener(config.name, session.run.shared)
+        tasks = TASKS_WHEN_FOLDED if config.prefect.phases == "folded" else TASKS
 
+        def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            return as_task(recorder, phase, function) if phase in tasks else function
 
-def run_stages(job: FlowJob) -> dict[str, Any]:
-    """Run each stage as a subflow, and show the report as an artifact; return the summary. Called within a flow."""
-    config = job.config
-    # The data's errors are raised here, inside the flow, so that bad data makes the flow Failed in the UI.
-    with opened(config, job.base_dir, job.folder, job.resume, job.progress, job.data.result) as session:
-        session.recorder.listener = Listener(config.name, job.folder)
-        for stage, items in remaining(session.run, session.state):
-            run_stage(session, stage, items)
+        @flow(name=stage, flow_run_name=f"{config.name} {stage}", persist_result=False, validate_parameters=False)
+        def run() -> None:
+            function(wrap)
+
+        run()
+
+    def report(self, session: Session, function: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function as a task."""
         session.recorder.where = "write the"
-        summary: dict[str, Any] = as_task(session.recorder, "report", finish)(session)
-    show_result(config, job.folder, summary)
-    return summary
+        summary: dict[str, Any] = as_task(session.recorder, "report", function)(session)
+        return summary
 
 
-def run_in_flow(request: Request, folder: Path, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Run the request in this process and return the summary. Called within a flow."""
-    quiet()
-    data: Future[RunData] = Future()
-    data.set_result(prepare_run(request.config, request.base_dir, folder))
-    return run_stages(FlowJob(request.config, request.base_dir, folder, resume, progress, data))
+class NewFlow(CurrentFlow):
+    """Shows a run as a flow of its own."""
 
+    def run(self, config: RunConfig, folder: Path, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function as a flow, and show the report as an artifact."""
+        summary: dict[str, Any] = {}  # a result that the flow returned would be kept by Prefect
 
-def run_stage(session: Session, stage: str, items: list[Any]) -> None:
-    """Run a stage as a subflow."""
-    tasks = FOLDED if session.run.recipe.prefect.phases == "folded" else PHASES
+        @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
+        def train() -> None:
+            summary.update(function())
+            show_result(config, folder, summary)
 
-    def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return as_task(session.recorder, phase, function) if phase in tasks else function
-
-    name = f"{session.run.recipe.name} {stage}"
-
-    @flow(name=stage, flow_run_name=name, persist_result=False, validate_parameters=False)
-    def run() -> None:
-        run_items(session, items, wrap)
-
-    run()
+        with tags(*run_tags(config)):
+            train()
+        return summary

@@ -1,11 +1,12 @@
-"""A whole run: every item of its schedule, each once, with a checkpoint after it."""
+"""A whole run, with Prefect or without: every item of its schedule, each once, with a checkpoint after it."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.recipes import Resume
@@ -15,6 +16,7 @@ from verizero.pipeline.diagnosis.cards import cards_of
 from verizero.pipeline.loop.diagnosing import report_causes
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rollback import RolledBack
+from verizero.pipeline.models.load import quiet
 from verizero.pipeline.report.ended import ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
@@ -27,6 +29,62 @@ from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.stages.evaluate import evaluate
+
+
+class Orchestrator(Protocol):
+    """Shows a run while it goes. Each method calls the function that it is given once, within what it shows."""
+
+    def run(self, config: RunConfig, folder: Path, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function that does the whole run, and return its summary."""
+        ...
+
+    def stage(self, session: Session, stage: str, function: Callable[[PhaseWrapper], None]) -> None:
+        """Call the function that does the items of one stage. It passes each phase of them through the wrap."""
+        ...
+
+    def report(self, session: Session, function: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function that ends the run, and return its summary."""
+        ...
+
+
+class InProcess:
+    """The orchestrator of `--no-prefect`, which shows nothing. That of Prefect is in `flows/train.py`."""
+
+    def run(self, config: RunConfig, folder: Path, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function."""
+        return function()
+
+    def stage(self, session: Session, stage: str, function: Callable[[PhaseWrapper], None]) -> None:
+        """Call the function, with phases as they are."""
+        function(unwrapped)
+
+    def report(self, session: Session, function: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
+        """Call the function."""
+        return function(session)
+
+
+def train(
+    config: RunConfig,
+    base_dir: Path,
+    folder: Path,
+    resume: Resume,
+    progress: Progress,
+    orchestrator: Orchestrator | None = None,
+) -> dict[str, Any]:
+    """Run the recipe in this process, from its newest checkpoint if there is one; return the summary.
+
+    `orchestrator`: shows the run, its stages and their phases; None: nothing does.
+    """
+    quiet()
+    shown = InProcess() if orchestrator is None else orchestrator
+
+    def run() -> dict[str, Any]:
+        with opened(config, base_dir, folder, resume, progress) as session:
+            for stage, items in remaining(session.run, session.state):
+                shown.stage(session, stage, partial(run_items, session, items))
+            return shown.report(session, finish)
+
+    return shown.run(config, folder, run)
 
 
 def remaining(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:
@@ -115,14 +173,6 @@ def finish(session: Session) -> dict[str, Any]:
     summary = build_summary(run.folder)
     build_page(run.folder, cards_of(run.folder, session.recorder.say))
     return summary
-
-
-def train(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Run the recipe in this process, without an orchestrator; return the summary."""
-    with opened(config, base_dir, folder, resume, progress) as session:
-        for _, items in remaining(session.run, session.state):
-            run_items(session, items)
-        return finish(session)
 
 
 def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None = None) -> dict[str, Any]:

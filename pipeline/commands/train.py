@@ -1,11 +1,11 @@
-"""`verizero train`: run a recipe, in this process, as a Prefect flow, or as a group of ranks."""
+"""`verizero train`: run a recipe, in this process or as a group of ranks, shown by Prefect or without it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 from verizero.pipeline.commands.arguments import add_recipe
@@ -34,42 +34,39 @@ def run(arguments: argparse.Namespace) -> None:
     stages = [name.strip() for name in (arguments.stages or "").split(",") if name]
     config = load_recipe(path, arguments.set, stages)
     if config.model.path is not None:
-        # Now: a group of ranks or a server would first take its time to start.
+        # Check the model now, before ranks or a server start, which takes long.
         require_model(config.model.path, config.model.revision)
-    is_first = True
+    folder, is_first_rank = run_folder(config), True
     if config.launch.kind != "none" or "RANK" in os.environ:
         from verizero.pipeline.launch import as_rank, is_rank, launch
 
-        folder = run_folder(config)
         # This process only launches; the ranks run this command again, as ranks.
         if not is_rank():
-            launch(config.launch, words_of(arguments), folder)
+            launch(config.launch, command_line_of(arguments), folder)
             print_result(folder, json.loads((folder / "summary.json").read_text()))
             return
-        is_first = as_rank(config.launch, folder) == 0
-    base_dir = path.resolve().parent
-    # Only the first rank is a flow; one run must not appear once for each rank.
-    with closing(for_terminal(beats=is_first)) as progress:
+        is_first_rank = as_rank(config.launch, folder) == 0
+    with ExitStack() as stack:
+        progress = stack.enter_context(closing(for_terminal(beats=is_first_rank)))
         progress.say(f"{config.name}: starts")
         progress.under_way("loads its libraries")
-        if arguments.no_prefect or not is_first:
-            from verizero.pipeline.models.load import quiet
-            from verizero.pipeline.whole_run import train
+        orchestrator = None
+        # Only rank 0 runs under Prefect, so that a run appears once in its UI.
+        if is_first_rank and not arguments.no_prefect:
+            from verizero.flows.local import prefect_server
 
-            quiet()
-            folder = run_folder(config)
-            summary = train(config, base_dir, folder, arguments.resume, progress)
-        else:
-            from verizero.flows.local import run_here
+            orchestrator = stack.enter_context(prefect_server(config, progress))
+        from verizero.pipeline.whole_run import train
 
-            folder, summary = run_here(config, base_dir, arguments.resume, progress)
-    if config.launch.kind == "none" and is_first:
+        # The same function with Prefect and without: an orchestrator calls its parts as flows and tasks.
+        summary = train(config, path.resolve().parent, folder, arguments.resume, progress, orchestrator)
+    if config.launch.kind == "none" and is_first_rank:
         print_result(folder, summary)
 
 
-def words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of this command line, which each rank is started with."""
-    words = ["train", arguments.recipe, "--resume", arguments.resume]
-    words += [word for change in arguments.set for word in ("--set", change)]
-    words += ["--stages", arguments.stages] if arguments.stages else []
-    return [*words, *(["--no-prefect"] if arguments.no_prefect else [])]
+def command_line_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments of this command line, with which each rank is started."""
+    argv = ["train", arguments.recipe, "--resume", arguments.resume]
+    argv += [word for change in arguments.set for word in ("--set", change)]
+    argv += ["--stages", arguments.stages] if arguments.stages else []
+    return [*argv, *(["--no-prefect"] if arguments.no_prefect else [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ LOG = "run.log"
 
 
 def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
-    """Load and check the data. This needs no server and no policy, so it can run while those start."""
+    """Load and check the data."""
     data = prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
     check_domains(config, data.train)
     return data
@@ -57,12 +57,11 @@ def opened(
     folder: Path,
     resume: Resume,
     progress: Progress,
-    prepare: Callable[[], RunData] | None = None,
 ) -> Iterator[Session]:
     """Yield a session that holds the run's folder until the block ends.
 
-    `prepare` returns the data; None: `prepare_run` does. What is shown is written to run.log too. An exception ends the
-    run: run.json, summary.json and run.log then have the reason.
+    What is shown is written to run.log too. An exception ends the run: run.json, summary.json and run.log then have the
+    reason.
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
@@ -85,7 +84,7 @@ def opened(
         session: Session | None = None
         try:
             progress.under_way("loads the data")
-            data = prepare_run(config, base_dir, own) if prepare is None else prepare()
+            data = prepare_run(config, base_dir, own)
             session = open_session(config, own, data, resume, progress, base_dir, ranks=ranks, shared=folder)
             stack.callback(session.close)
             yield session
