@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
-from verizero.pipeline.run.schedule import EVALUATION, Item, position, schedule
+from verizero.pipeline.run.schedule import EVALUATION, Item, schedule
 from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
@@ -80,21 +81,23 @@ def train(
 
     def run() -> dict[str, Any]:
         with opened(config, base_dir, folder, resume, progress) as session:
-            for stage, items in remaining(session.run, session.state):
+            for stage, items in items_by_stage(session.run, session.state):
                 shown.stage(session, stage, partial(run_items, session, items))
             return shown.report(session, finish)
 
     return shown.run(config, folder, run)
 
 
-def remaining(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:
-    """Return the items that are still to be done, by stage, in order."""
-    stages: list[tuple[str, list[Item]]] = []
-    for item in upcoming(run, state, schedule(run.recipe)[-1]):
-        if not stages or stages[-1][0] != item.stage:
-            stages.append((item.stage, []))
-        stages[-1][1].append(item)
-    return stages
+def items_by_stage(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:
+    """Return the items that are still to be done, those of each stage together."""
+    items = state.items_left(schedule(run.recipe))
+    return [(stage, list(group)) for stage, group in groupby(items, lambda item: item.stage)]
+
+
+def items_until(run: Run, state: RunState, last: Item) -> list[Item]:
+    """Return the items that are still to be done, up to `last`."""
+    items = schedule(run.recipe)
+    return state.items_left(items[: items.index(last) + 1])
 
 
 def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrapped) -> None:
@@ -117,14 +120,14 @@ def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrappe
             try:
                 registry.find("stages", item.kind).KIND.run(session, item, wrap)
             except RolledBack:
-                left = upcoming(run, state, items[-1])
+                left = items_until(run, state, items[-1])
                 continue
             state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
         if not left or not left[0].is_evaluation:
             causes: list[str] = []
             if run.ranks.is_first:
-                is_over = not upcoming(run, state, schedule(run.recipe)[-1])
+                is_over = not state.items_left(schedule(run.recipe))
                 causes = report_causes(recorder, run.folder, item, is_over)
             announce_round(session.setup, state, recorder, item, causes)
         save(session)
@@ -146,12 +149,6 @@ def announce_round(
             "verizero.round.completed",
             {**round_, "step": state.rl_step, "tokens": state.stage.num_tokens, "causes": list(causes)},
         )
-
-
-def upcoming(run: Run, state: RunState, last: Item) -> list[Item]:
-    """Return the items that are still to be done, up to `last`."""
-    items = schedule(run.recipe)
-    return items[position(items, state.num_done, state.is_evaluated) : items.index(last) + 1]
 
 
 def finish(session: Session) -> dict[str, Any]:

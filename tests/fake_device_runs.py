@@ -41,16 +41,17 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.algorithm import resolve_parts
-from verizero.pipeline.run.build import build_backend, build_policy, build_tokenizer
+from verizero.pipeline.run.build import build_backend, build_tokenizer
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
+from verizero.pipeline.run.stage_entry import load_policy
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
 from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import row_after, text_gradient
 from verizero.pipeline.types import Group
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -151,7 +152,7 @@ def run_whole(name: str, folder: Path) -> None:
     """Do a whole run: every stage, each evaluation and checkpoint. Its page is drawn from files, so is left out."""
     config = tiny(name, folder)
     with opened(config, folder, folder / config.name, "never", Silent()) as session:
-        for _, items in remaining(session.run, session.state):
+        for _, items in items_by_stage(session.run, session.state):
             run_items(session, items)
         save_final(session.run, session.workers.backend)
 
@@ -171,7 +172,7 @@ def update_once(name: str, folder: Path) -> None:
 
 def learner(config: RunConfig) -> tuple[Backend, Any]:
     """A backend on the device with all that the recipe's algorithm needs, and the algorithm's parts."""
-    policy = build_policy(config, build_tokenizer(config), None)
+    policy = load_policy(config, build_tokenizer(config), None)
     backend = build_backend(config, policy)
     parts, rl = resolve_parts(config.of_stage("rl"), policy), config.rl
     assert parts is not None
@@ -193,7 +194,7 @@ def update_pairs(config: RunConfig) -> None:
     """Take one update of a loss of preferences, on pairs or on labelled responses."""
     section = config.preference
     assert section is not None
-    backend = build_backend(config, build_policy(config, build_tokenizer(config), None))
+    backend = build_backend(config, load_policy(config, build_tokenizer(config), None))
     backend.start(section.optimizer, 10)
     params, loss = load_preference(section.loss["name"], {k: v for k, v in section.loss.items() if k != "name"})
     draw = random.Random(0)
@@ -263,7 +264,7 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
 def text_waits(folder: Path) -> dict[str, float]:
     """The waits of one micro-batch more in an optimiser step on the same texts."""
     config = tiny("demo", folder, LAYERS_OF_WAITS)
-    backend = build_backend(config, build_policy(config, build_tokenizer(config), None))
+    backend = build_backend(config, load_policy(config, build_tokenizer(config), None))
     rows = [row_after(tuple(range(3, 13)), 4)] * 8
 
     def waits(tokens: int) -> Counter[tuple[str, str]]:

@@ -62,14 +62,14 @@ def _child(fault: Fault, seed: int, folder: Path, only_sft: bool, sender: Any) -
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.report.summary import build_summary
     from verizero.pipeline.run.opening import opened
-    from verizero.pipeline.whole_run import remaining, run_items
+    from verizero.pipeline.whole_run import items_by_stage, run_items
 
     recipe = prepare_inputs(fault, seed, folder / "inputs")
     try:
         config = load_recipe(recipe, [f"seed={seed}", *fault.overrides])
         # Without the page of plots, which takes as long as the training.
         with fault.patch(), opened(config, recipe.parent, folder / "run", "auto", Silent()) as session:
-            items = [item for _, own in remaining(session.run, session.state) for item in own]
+            items = [item for _, own in items_by_stage(session.run, session.state) for item in own]
             # A start ends before SFT's evaluation, which the fault may change.
             run_items(session, items[:1] if only_sft else items)
         build_summary(folder / "run")

@@ -41,7 +41,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     from verizero.pipeline.config.recipes import run_folder
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.run.opening import opened
-    from verizero.pipeline.whole_run import finish, remaining, run_items
+    from verizero.pipeline.whole_run import finish, items_by_stage, run_items
 
     seen = 0
 
@@ -56,7 +56,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
         return call
 
     with opened(config, ROOT / "configs", run_folder(config), "auto", Silent()) as session:
-        for _, items in remaining(session.run, session.state):
+        for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
         yield finish(session)
 

@@ -13,8 +13,8 @@ from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpo
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup
-from verizero.pipeline.run.stage_entry import load_weights, make_setup, restore_in_flight, sampler_at
-from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.run.stage_entry import make_setup, restore_checkpoint, restore_in_flight
+from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.types import StepMetrics
 
@@ -77,7 +77,7 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     state, recorder, backend = session.state, session.recorder, session.workers.backend
     step, times, num_tokens = state.rl_step, num_roll_backs(state) + 1, state.stage.num_tokens
     kept = {n: getattr(state, n) for n in ("num_responses", "num_prompts_used", "next_checkpoint")}
-    return_to(session, good)
+    restore_checkpoint(session.run, session.workers, state, good)
     vars(state).update(kept)
     state.stage.num_tokens = num_tokens
     state.stage.guard |= {"roll_backs": times, "said": []}
@@ -95,19 +95,6 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     )
     save(session)
     raise RolledBack
-
-
-def return_to(session: Session, start: Path) -> None:
-    """Give state, policy, sampler and engine the values of the checkpoint `start` of the present stage."""
-    run, workers, state = session.run, session.workers, session.state
-    workers.rollouts.drop()
-    vars(state).update(vars(read_state(start)))
-    if run.recipe.train.lora is None:  # with LoRA the base never changed, and the backend restores the adapters
-        load_weights(run, workers.backend, start)
-    workers.backend.load(start)
-    workers.sampler, workers.ledger = sampler_at(run, state)
-    workers.backend.whole_model()
-    workers.rollouts.publish_first(workers.backend, state.policy_version, start)
 
 
 def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, Any]) -> None:

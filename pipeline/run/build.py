@@ -1,4 +1,4 @@
-"""The objects that a recipe names: tokenizer, policy, backend, engine and source of rollouts."""
+"""The objects that a recipe names: tokenizer, backend, engine, source of rollouts and recorder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import torch
 from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.servers import load_servers
-from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
-from verizero.pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
-from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.load import DTYPES, eos_ids, load_tokenizer
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.unloaded import unloaded
 from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.store import Store
@@ -35,7 +32,6 @@ from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource, Synchronous
 from verizero.pipeline.run.session import Run
-from verizero.pipeline.run.state import RunState
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deadline import SPARE_S, START_S
@@ -82,43 +78,6 @@ def context_of(config: RunConfig) -> int | None:
         return context
     settings = transformers.AutoConfig.from_pretrained(start_of(config), revision=config.model.revision)
     return getattr(settings, "max_position_embeddings", None)
-
-
-def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
-    """Return the policy of checkpoint `start`; without one, or under adapters, the model of the recipe."""
-    device = device_of(config)
-    for teacher in config.teachers:
-        check_teacher(teacher, tokenizer)
-    if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
-        return read_policy(config, str(start / "model"), device)
-    if config.model.create is not None:
-        create = config.model.create
-        seed = derive(config.seed, "init")
-        return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
-    return read_policy(config, start_of(config), device, config.model.revision)
-
-
-def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
-    """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
-    if config.train.backend == "fsdp":
-        model = unloaded(path, DTYPES[config.model.dtype], revision)
-        if model is not None:
-            return model
-        device = "cpu"  # its whole weights may have no room on a GPU
-    return load_model(path, config.model.dtype, device, revision)
-
-
-def check_teacher(path: str, tokenizer: Any) -> None:
-    """Raise ConfigError if the teacher at `path` has another vocabulary than `tokenizer`."""
-    theirs, ours = load_tokenizer(model_named(path, field="path of a teacher")).get_vocab(), tokenizer.get_vocab()
-    if theirs != ours:
-        # Equal sizes do not suffice: a token of another number would be scored as another word.
-        odd = sorted(theirs.items() ^ ours.items())[0][0]
-        raise ConfigError(
-            f"distill: the teacher {path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
-            f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of "
-            "the same family, or distil through its answers (stage sample, endpoint)"
-        )
 
 
 def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backend:
@@ -225,11 +184,10 @@ def build_source(
     return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
 
 
-def build_recorder(run: Run, state: RunState, backend: Backend, progress: Progress) -> Recorder:
-    """Return the recorder of a run that is at `state`. Lines of later steps are cut off: those steps are done again."""
-    config, store, is_first = run.recipe, Store(run.folder), run.ranks.is_first
-    store.cut(*((state.store.lengths, state.store.sums) if is_first else ({}, {})))
-    trackers = config.report.trackers if is_first else ()
+def build_recorder(run: Run, store: Store, backend: Backend, progress: Progress) -> Recorder:
+    """Return the recorder of a run, which writes into `store`."""
+    config = run.recipe
+    trackers = config.report.trackers if run.ranks.is_first else ()
     tracked = Trackers(trackers, run.folder, config.name, config.model_dump(mode="json"))
     return Recorder(store, tracked, progress, *gpu_of(config, backend))
 

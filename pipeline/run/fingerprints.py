@@ -1,8 +1,7 @@
-"""Fingerprints of stages: a changed recipe or changed data runs the stages again that depend on the change.
+"""Fingerprints of stages: a hash of everything that a stage's result depends on, earlier stages included.
 
-A stage's fingerprint is a hash of everything that its result depends on and of the fingerprint of the stage before it.
-`stages.json` has those of the stages that were started. When the run is started again, the first stage that differs and
-all after it are stale: their results are put aside, and the run resumes at the end of the last unchanged stage.
+`stages.json` has those of the stages that were started. When the run is started again, `choose_checkpoint.py` compares
+them with those of the recipe as it is now.
 """
 
 from __future__ import annotations
@@ -22,12 +21,8 @@ from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
-from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.aside import RECORD, put_aside
+from verizero.pipeline.run.aside import STAGES_FILE
 from verizero.pipeline.run.data import RunData
-from verizero.pipeline.run.lengths import is_of_length, obstacle
-from verizero.pipeline.run.state import read_state
-from verizero.pipeline.train import checkpoint
 
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
@@ -37,8 +32,6 @@ STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
 """Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
 ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
 """Fields of `endpoint` and of teachers that may change on resume: where and how often one is asked, not which one."""
-SHOWN = 3
-"""Changes that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +110,9 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [_change(n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n)]
 
 
-def read_record(folder: Path) -> list[Fingerprint]:
+def read_stages_file(folder: Path) -> list[Fingerprint]:
     """Return the stages that the run in `folder` has started. Raise RunError if the file was changed by hand."""
-    path = folder / RECORD
+    path = folder / STAGES_FILE
     if not path.exists():
         return []
     try:
@@ -128,103 +121,11 @@ def read_record(folder: Path) -> list[Fingerprint]:
         raise RunError(f"{path} cannot be read ({exc}); restore it, or start under another name") from exc
 
 
-def write_record(folder: Path, begun: Sequence[Fingerprint]) -> None:
+def write_stages_file(folder: Path, begun: Sequence[Fingerprint]) -> None:
     """Write the stages that were started, unless the file already says so."""
     text = json.dumps({"stages": [asdict(f) for f in begun]}, indent=1, ensure_ascii=False).encode()
-    if not (folder / RECORD).is_file() or (folder / RECORD).read_bytes() != text:
-        write_atomic(folder / RECORD, text)
-
-
-def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
-    """Return the checkpoint to resume from: `newest`, or the end of the last unchanged stage.
-
-    A stage of which only more is asked now continues from its own last checkpoint, where nothing in it depended on its
-    length. Results of later stages are moved to `folder`/stale/N, and the reason is reported.
-    Raise RunError if the first stage changed, so that there is nothing to resume from.
-    """
-    begun = read_record(folder)
-    index = next((i for i, f in enumerate(begun) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
-    if index is None:
-        return newest
-    before, after = begun[index], now[index] if index < len(now) else None
-    why, state = _brief(_changes(before, after)), read_state(newest)
-    ends = {name: newest.parent / f"{number:08d}" for name, number in state.stage_ends.items()}
-    if state.stage.name == before.name:
-        ends[before.name] = newest
-    is_longer = False
-    if after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends:
-        is_longer = is_of_length(before.kind, before.fields, after.fields)
-    # The stages whose end has a checkpoint, up to the first change.
-    good = _whole([f.name for f in begun[: index + is_longer] if f.name in ends], ends, progress)
-    if after is not None and is_longer and good and good[-1] == before.name:
-        reason = obstacle(before.kind, before.fields, after.fields, read_state(ends[before.name]))
-        if reason is None:
-            return _continue(folder, begun, after, ends[after.name], why, progress)
-        good.pop()
-        why += f"; {before.name} cannot continue with that, as {reason}"
-    if not good:
-        kept = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
-        model = folder / "model" if (folder / "model").is_dir() else newest / "model"
-        raise RunError(
-            f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-            f"resume from. {f'Keep {kept}' if is_longer else 'Undo the change'}, or start a new run from the model of "
-            f"this one (--set name=… --set model.path={model}), or from the beginning (--set name=…)"
-        )
-    stale = [f.name for f in begun[len(good) :]]
-    where = put_aside(folder, ends[good[-1]], stale)
-    # After the move: if killed before, the next start finds the same difference and moves the rest.
-    write_record(folder, begun[: len(good)])
-    if where is not None:
-        is_single = len(stale) == 1
-        progress.say(
-            f"{_listed(stale)} stale: {why}; {'runs' if is_single else 'they run'} "
-            f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
-            f"{where.relative_to(folder)}"
-        )
-    return ends[good[-1]]
-
-
-def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
-    """Return the stages up to the last one whose checkpoint in `ends` is whole."""
-    while names and (bad := checkpoint.fault(ends[names[-1]])) is not None:
-        if not bad.is_damaged:
-            raise RunError(f"the checkpoint at the end of {names[-1]} cannot be used: {bad}; make it readable")
-        progress.say(f"the checkpoint at the end of {names[-1]} is damaged ({bad}); using an earlier one")
-        names = names[:-1]
-    return names
-
-
-def _continue(
-    folder: Path, begun: Sequence[Fingerprint], longer: Fingerprint, end: Path, why: str, progress: Progress
-) -> Path:
-    """Put aside the stages after the one that is longer now, note its new length, and return its checkpoint `end`."""
-    names = [f.name for f in begun]
-    index = names.index(longer.name)
-    later = names[index + 1 :]
-    where = put_aside(folder, end, later) if later else None
-    write_record(folder, [*begun[:index], longer])
-    aside = (
-        f"; {_listed(later)} stale, and the earlier results are kept in {where.relative_to(folder)}" if where else ""
-    )
-    progress.say(f"{longer.name} continues: {why}{aside}")
-    return end
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
-
-
-def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:
-    if now is None:
-        return [f"the recipe has no stage {before.name} any more"]
-    if (before.name, before.kind) != (now.name, now.kind):
-        return [f"this stage was {before.name} (kind {before.kind}), is {now.name} (kind {now.kind})"]
-    return differences(before.fields, now.fields) or ["it was made by another version of verizero"]
-
-
-def _brief(changes: Sequence[str]) -> str:
-    rest = len(changes) - SHOWN
-    return "; ".join(changes[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+    if not (folder / STAGES_FILE).is_file() or (folder / STAGES_FILE).read_bytes() != text:
+        write_atomic(folder / STAGES_FILE, text)
 
 
 def _change(name: str, before: Any, now: Any) -> str:

@@ -11,20 +11,20 @@ from typing import Any
 from verizero.pipeline.config.run import RunConfig, section_named
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import RoundsConfig
-from verizero.pipeline.run.schedule import at_end_of_stage
+from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.train.optimizer import schedule
+from verizero.pipeline.train import optimizer
 
 
-def is_of_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """True if nothing but the length differs between two stages' fields, each with a number in both."""
+def differs_only_in_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """True if the fields of two fingerprints differ only in rounds, steps or epochs, which both name."""
     names = {f"{kind}.{name}" for name in section_named(kind).lengths}
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
 
 
-def obstacle(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
-    """Return why the stage at `state` cannot continue with the new length, in words; None if it can."""
+def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
+    """Return the reason, in words, why the stage at `state` cannot continue with the new length; None if it can."""
     in_rounds = issubclass(section_named(kind), RoundsConfig)
     done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
     if done == 0:
@@ -56,21 +56,21 @@ def _steps(kind: str, fields: dict[str, Any]) -> int | None:
     return steps
 
 
-def _has_fallen(optimizer: OptimizerConfig, done: int, totals: list[int | None]) -> bool:
+def _has_fallen(config: OptimizerConfig, done: int, totals: list[int | None]) -> bool:
     # Without the warm-up, which ends at the same update in both, and may have several updates in a step.
-    numbers = optimizer.model_copy(update={"warmup_steps": 0})
+    numbers = config.model_copy(update={"warmup_steps": 0})
     if numbers.schedule == "constant":
         return False
-    return any(total is None or schedule(numbers, done, total) < numbers.learning_rate for total in totals)
+    return any(total is None or optimizer.schedule(numbers, done, total) < numbers.learning_rate for total in totals)
 
 
-def take_up(config: RunConfig, state: RunState) -> None:
-    """Let the state's stage continue if the recipe now asks more of it than when its last item ended."""
+def reopen_longer_stage(config: RunConfig, state: RunState) -> None:
+    """Reopen a finished stage if the recipe now asks for more of it: take back its last item."""
     stage = next((s for s in config.stages if s.name == state.stage.name), None)
     if stage is None:
         return
-    asked = config.section_of(stage).length_of_item
-    if state.step == 0 and state.stage.last_length and asked > state.stage.last_length:
+    length = config.section_of(stage).length_of_item
+    if state.step == 0 and state.stage.last_length and length > state.stage.last_length:
         state.num_done, state.step, state.is_evaluated = state.num_done - 1, state.stage.last_steps, False
-    if not at_end_of_stage(config, state):
+    if not state.is_at_end_of_stage(schedule(config)):
         state.stage_ends.pop(stage.name, None)

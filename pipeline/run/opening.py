@@ -15,24 +15,24 @@ from verizero.pipeline.files import locked
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.progress import Logged, Progress
+from verizero.pipeline.report.store import Store
 from verizero.pipeline.run.build import (
     build_backend,
-    build_policy,
     build_recorder,
     build_source,
     build_tokenizer,
     context_of,
     device_of,
 )
+from verizero.pipeline.run.choose_checkpoint import choose_checkpoint
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
 from verizero.pipeline.run.fingerprints import fingerprints
 from verizero.pipeline.run.graders import build_graders
 from verizero.pipeline.run.info import write_run_info
-from verizero.pipeline.run.lengths import take_up
-from verizero.pipeline.run.resume_point import find_checkpoint
+from verizero.pipeline.run.lengths import reopen_longer_stage
 from verizero.pipeline.run.session import Run, Session, Workers
-from verizero.pipeline.run.stage_entry import enter_stage, next_stage, restore_in_flight, sampler_at
+from verizero.pipeline.run.stage_entry import enter_stage, load_policy, next_stage, restore_in_flight, restored_sampler
 from verizero.pipeline.run.state import RunState, read_state
 from verizero.pipeline.run.teachers import check_domains
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
@@ -137,24 +137,27 @@ def open_session(
     shared = shared or folder
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
-    start = ranks.agree(lambda: find_checkpoint(shared, resume, progress, prints))
+    start = ranks.agree(lambda: choose_checkpoint(shared, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
-    take_up(config, state)
+    reopen_longer_stage(config, state)
     tokenizer = data.renderer.tokenizer
     progress.under_way("loads the model")
-    backend = build_backend(config, build_policy(config, tokenizer, start), ranks)
+    backend = build_backend(config, load_policy(config, tokenizer, start), ranks)
     if start is not None:
-        backend.load(start)
-    # the backend's ranks know which of them share sequences
+        backend.load(start)  # optimisers, reference and critic
+    # The backend's ranks: they know which of them share sequences.
     run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
-    recorder = build_recorder(run, state, backend, progress)
+    store = Store(folder)
+    # Lines of later steps go: those steps are done again.
+    store.cut(*((state.store.lengths, state.store.sums) if ranks.is_first else ({}, {})))
+    recorder = build_recorder(run, store, backend, progress)
     episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))
     if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, folder)):
         progress.say(note)
     progress.under_way("starts the engine")
     source = build_source(config, backend, data, folder, episodes)
-    workers = Workers(backend, source, graders, *sampler_at(run, state))
+    workers = Workers(backend, source, graders, *restored_sampler(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
     # After the stage is entered, which may replace the weights; before batches in flight use the engine.
     workers.rollouts.publish_first(backend, state.policy_version, start)

@@ -13,7 +13,7 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import disk_errors, partial_path, replace_folder
 from verizero.pipeline.report.memory import note_peak
 from verizero.pipeline.run import collapse
-from verizero.pipeline.run.schedule import at_end_of_stage
+from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.session import Run, Session, Workers
 from verizero.pipeline.run.state import StoreMark
 from verizero.pipeline.train import checkpoint
@@ -46,7 +46,7 @@ def save(session: Session) -> None:
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     WATCH.begins(f"{recorder.where}: checkpoint")
     finish_checkpoint(run, workers)
-    is_last = at_end_of_stage(run.recipe, state)
+    is_last = state.is_at_end_of_stage(schedule(run.recipe))
     if is_last:
         state.stage_ends[state.stage.name] = state.next_checkpoint
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.

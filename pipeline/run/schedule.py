@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, Stage, StageSection
-from verizero.pipeline.run.state import RunState
 
 EVALUATION = "evaluate"
 """Kind of the items that measure the policy."""
@@ -54,24 +53,3 @@ def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[I
         due = not section.in_rounds or number % config.evaluation.every_rounds == 0 or number == len(sizes)
         if config.data.evaluation and section.trains_policy and due:
             yield Item(EVALUATION, stage.name, f"after {label}", round_)
-
-
-def at_end_of_stage(config: RunConfig, state: RunState) -> bool:
-    """True if all items of the state's stage are done."""
-    items = schedule(config)
-    left = items[position(items, state.num_done, state.is_evaluated) :]
-    return state.step == 0 and (not left or left[0].stage not in (BASE, state.stage.name))
-
-
-def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:
-    """Return the index of the first item to do, when `num_done` items of stages are done.
-
-    With `is_evaluated` the evaluation that follows them (at 0: the one before training) is done too. Evaluations are
-    not counted in `num_done`, so that a run resumes at the same place if its recipe now evaluates more or less often.
-    """
-    for index, item in enumerate(items):
-        if num_done == 0 and not (item.is_evaluation and is_evaluated):
-            return index
-        # At 0 all stages' items are passed, and an evaluation that follows is due unless it is done.
-        num_done -= not item.is_evaluation
-    return len(items)

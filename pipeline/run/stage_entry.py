@@ -1,27 +1,34 @@
-"""Entry into a stage: its policy, its verifier, its algorithm, and its position among prompts and batches in flight."""
+"""What a stage begins or continues with: weights, verifier, algorithm, prompts and batches in flight.
+
+`run/opening.py` calls these functions for a run that is started again, `loop/rollback.py` after a collapse.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.data.ledger import PassRateLedger
 from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer
+from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.unloaded import unloaded
 from verizero.pipeline.run import collapse
 from verizero.pipeline.run.algorithm import resolve_parts
-from verizero.pipeline.run.build import (
-    build_policy,
-)
-from verizero.pipeline.run.fingerprints import write_record
+from verizero.pipeline.run.build import device_of, start_of
+from verizero.pipeline.run.fingerprints import write_stages_file
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.sampling import response_kinds
-from verizero.pipeline.run.schedule import position, schedule
+from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.session import Run, StageSetup, Workers
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.seeds import derive
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.prepare import Controllers
@@ -30,14 +37,51 @@ from verizero.pipeline.train.prepare import Controllers
 def next_stage(config: RunConfig, state: RunState) -> str:
     """Return the stage of the next item: the first one before all, the last one of a finished run."""
     items = schedule(config)
-    item = items[min(position(items, state.num_done, state.is_evaluated), len(items) - 1)]
+    item = next(iter(state.items_left(items)), items[-1])
     return config.stages[0].name if item.stage == BASE else item.stage
+
+
+def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
+    """Return the policy with the weights of checkpoint `start`; None, or with LoRA: those of the recipe's model."""
+    device = device_of(config)
+    for teacher in config.teachers:
+        check_teacher(teacher, tokenizer)
+    if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
+        return read_policy(config, str(start / "model"), device)
+    if config.model.create is not None:
+        create = config.model.create
+        seed = derive(config.seed, "init")
+        return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
+    return read_policy(config, start_of(config), device, config.model.revision)
+
+
+def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
+    """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
+    if config.train.backend == "fsdp":
+        model = unloaded(path, DTYPES[config.model.dtype], revision)
+        if model is not None:
+            return model
+        device = "cpu"  # its whole weights may have no room on a GPU
+    return load_model(path, config.model.dtype, device, revision)
+
+
+def check_teacher(path: str, tokenizer: Any) -> None:
+    """Raise ConfigError if the teacher at `path` has another vocabulary than `tokenizer`."""
+    theirs, ours = load_tokenizer(model_named(path, field="path of a teacher")).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        # Equal sizes do not suffice: a token of another number would be scored as another word.
+        odd = sorted(theirs.items() ^ ours.items())[0][0]
+        raise ConfigError(
+            f"distill: the teacher {path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
+            f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of "
+            "the same family, or distil through its answers (stage sample, endpoint)"
+        )
 
 
 def enter_stage(run: Run, workers: Workers, state: RunState, recorder: Recorder, stage: str) -> StageSetup:
     """Start or continue a stage: write that it was started, give it its policy, and return its setup."""
     if run.ranks.is_first:
-        write_record(run.folder, run.fingerprints[: run.recipe.stage_names.index(stage) + 1])
+        write_stages_file(run.folder, run.fingerprints[: run.recipe.stage_names.index(stage) + 1])
     (start,) = (s.start for s in run.recipe.stages if s.name == stage)
     if start is not None and stage != state.stage.name and state.num_done > 0:
         take_policy_of(run, workers.backend, state, start)
@@ -62,7 +106,7 @@ def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> N
 
 def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
     """Give the policy the weights of checkpoint `start`; None: of the model that the recipe starts from."""
-    backend.replace_weights(build_policy(run.recipe, run.tokenizer, start))
+    backend.replace_weights(load_policy(run.recipe, run.tokenizer, start))
 
 
 def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
@@ -81,13 +125,13 @@ def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
     return setup
 
 
-def sampler_at(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
+def restored_sampler(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
     """Return the sampler of prompts and the ledger of their pass rates, at the position of `state`."""
     ledger, how = PassRateLedger(), run.recipe.data.sampling
     sampler = PromptSampler(run.data.train, run.seed, how.order, how.weights, ledger, how.pass_rate)
     if state.ledger is not None:
         ledger.load_state_dict(state.ledger)
-    # while nothing was drawn, the prompts may have changed since the checkpoint: no stage so far depends on them
+    # While nothing was drawn, the prompts may have changed since the checkpoint: no stage so far depends on them
     if state.sampler is not None and any(state.sampler["drawn"].values()):
         sampler.load_state_dict(state.sampler)
     return sampler, ledger
@@ -99,3 +143,15 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
     batches, state.in_flight = state.in_flight, []
     for batch in batches:
         workers.rollouts.restore(batch, response_kinds(setup, batch.temperature))
+
+
+def restore_checkpoint(run: Run, workers: Workers, state: RunState, start: Path) -> None:
+    """Give state, policy, sampler and engine the values of the checkpoint `start` of the present stage."""
+    workers.rollouts.drop()
+    vars(state).update(vars(read_state(start)))
+    if run.recipe.train.lora is None:  # with LoRA the base never changed, and the backend restores the adapters
+        load_weights(run, workers.backend, start)
+    workers.backend.load(start)
+    workers.sampler, workers.ledger = restored_sampler(run, state)
+    workers.backend.whole_model()
+    workers.rollouts.publish_first(workers.backend, state.policy_version, start)

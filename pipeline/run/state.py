@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.types import (
     Call,
     Episode,
@@ -119,6 +122,25 @@ class RunState:
     def step_in_stage(self) -> int:
         """RL steps done in this stage."""
         return self.rl_step - self.stage.first_rl_step
+
+    def items_left(self, items: Sequence[Item]) -> list[Item]:
+        """Return those of the schedule's items that are still to be done; `step` is the next step of the first one.
+
+        Evaluations are not counted in `num_done`, so that a run resumes at the same item if its recipe now evaluates
+        more or less often.
+        """
+        num_to_pass = self.num_done
+        for index, item in enumerate(items):
+            if num_to_pass == 0 and not (item.is_evaluation and self.is_evaluated):
+                return list(items[index:])
+            # At 0 all stages' items are passed, and an evaluation that follows is due unless it is done.
+            num_to_pass -= not item.is_evaluation
+        return []
+
+    def is_at_end_of_stage(self, items: Sequence[Item]) -> bool:
+        """True if all items of the present stage are done."""
+        left = self.items_left(items)
+        return self.step == 0 and (not left or left[0].stage not in (BASE, self.stage.name))
 
     def enter(self, stage: str) -> None:
         """Start the stage of that name. A stage that is being continued stays as it is."""

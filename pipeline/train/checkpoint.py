@@ -12,13 +12,13 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.files import disk_errors, replace_folder, restore_folders
+from verizero.pipeline.files import disk_errors, replace_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -77,45 +77,6 @@ def save(
 def path_of(root: Path, serial: int) -> Path:
     """Return the folder of checkpoint `serial` under `root`."""
     return root / f"{serial:08d}"
-
-
-def newest(root: Path) -> tuple[Path | None, list[Refused]]:
-    """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
-
-    Nothing is deleted. Raise CheckpointError listing each checkpoint with the reason if none is whole, or if a newer
-    one than that may be whole but cannot be read.
-    """
-    refused: list[Refused] = []
-    with disk_errors(f"reading {root}"):
-        restore_folders(root)
-    for path in numbered(root):
-        bad = fault(path)
-        if bad is None:
-            if all(b.is_damaged for b in refused):
-                return path, refused
-            raise CheckpointError(_unusable(root, refused, path))
-        refused.append(bad)
-    if refused:
-        raise CheckpointError(_unusable(root, refused))
-    return None, []
-
-
-def _unusable(root: Path, refused: Sequence[Refused], older: Path | None = None) -> str:
-    """Return the message on checkpoints of which the run cannot continue, with the ways out."""
-    ways = ["start again under another name (--set name=…)"]
-    if older is None:
-        ways.append(f"move {root} elsewhere, to start this run from the beginning")
-    else:
-        ways.append(f"move the folders named here out of {root}, to continue from the older {older.name}")
-    if any(b.is_damaged for b in refused):
-        ways.insert(0, "restore their files from a copy")
-    if not all(b.is_damaged for b in refused):
-        ways.insert(0, "make them readable (mount the disk, give back the permission, use the version that wrote them)")
-    which = "no checkpoint" if older is None else "the newest checkpoint"
-    return (
-        f"{which} in {root} can{'' if older is None else 'not'} be used: {'; '.join(map(str, refused))}. Nothing was "
-        f"changed or deleted. Either {', or '.join(ways)}"
-    )
 
 
 def fault(path: Path) -> Refused | None:

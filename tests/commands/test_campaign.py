@@ -20,7 +20,7 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.files import locked
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
-from verizero.pipeline.whole_run import remaining, run_items, train
+from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -59,7 +59,7 @@ def killed_after_a_step(request: Request) -> object:
 
             return call
 
-        for _, items in remaining(session.run, session.state):
+        for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
     raise AssertionError("it was over before it was killed")
 

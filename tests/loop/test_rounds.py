@@ -15,9 +15,9 @@ from tests.loop.scripted import group_of, loop_of, mixed
 from tests.stages.sessions import lines, rows, session_of, train_round, weights
 from verizero.pipeline.errors import NonFiniteError, RunError
 from verizero.pipeline.loop.rounds import train
+from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.train import checkpoint
 from verizero.pipeline.types import Attempt, Group, StepMetrics, Verdict
 
 
@@ -186,7 +186,7 @@ def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Pa
         before = weights(session)
         with pytest.raises(RunError):
             train_round(session, update=refuse)
-        path, refused = checkpoint.newest(session.run.folder / "checkpoints")
+        path, refused = newest_whole(session.run.folder / "checkpoints")
         assert session.state.policy_version == 0
         assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
         assert [r["metrics"]["update/skipped"] for r in rows(session)] == [1.0, 1.0]

@@ -17,7 +17,7 @@ from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.pairs import Pair
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.fingerprints import RECORD, differences, hash_rows, read_record, recipe_fields
+from verizero.pipeline.run.fingerprints import STAGES_FILE, differences, hash_rows, read_stages_file, recipe_fields
 from verizero.pipeline.types import Call, Message, Prompt
 
 SHORT: dict[str, Any] = {
@@ -82,10 +82,10 @@ def test_fields_are_those_that_decide_the_stage() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    assert read_record(tmp_path) == []
-    (tmp_path / RECORD).write_text('{"stages": [{"name": 3}]}')
+    assert read_stages_file(tmp_path) == []
+    (tmp_path / STAGES_FILE).write_text('{"stages": [{"name": 3}]}')
     with pytest.raises(RunError, match=r"stages\.json"):
-        read_record(tmp_path)
+        read_stages_file(tmp_path)
 
 
 SERVERS = {"rollout": {"engine": "vllm_server", "vllm": {"urls": ["http://a:1"]}}}

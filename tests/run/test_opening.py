@@ -10,7 +10,7 @@ import pytest
 
 from tests.stages.sessions import Heard
 from verizero.pipeline.errors import CheckpointError, RunError
-from verizero.pipeline.run.resume_point import find_checkpoint
+from verizero.pipeline.run.choose_checkpoint import choose_checkpoint
 from verizero.pipeline.run.state import RunState, StoreMark, read_state
 from verizero.pipeline.train.checkpoint import MANIFEST, save
 
@@ -55,14 +55,14 @@ def test_a_run_without_a_usable_checkpoint_stops_and_nothing_of_it_changes(
         spoil(path)
     before = files(folder)
     with pytest.raises(RunError if resume == "never" else CheckpointError):
-        find_checkpoint(folder, resume, Heard(), [])  # type: ignore[arg-type]
+        choose_checkpoint(folder, resume, Heard(), [])  # type: ignore[arg-type]
     assert files(folder) == before
 
 
 def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_path: Path) -> None:
     folder, heard = run_with(tmp_path / "run", 1, 2, 3), Heard()
     torn(folder / "checkpoints" / "00000003")
-    assert find_checkpoint(folder, "auto", heard, []) == folder / "checkpoints" / "00000002"
+    assert choose_checkpoint(folder, "auto", heard, []) == folder / "checkpoints" / "00000002"
     aside = folder / "stale" / "1"
     assert files(aside)["checkpoints/00000003/state.json"] == b""
     assert (aside / "metrics.jsonl").read_bytes() == LINE * 2
@@ -73,13 +73,13 @@ def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_p
         f"{(folder / 'checkpoints/00000002/state.json').stat().st_size}; using the one before it",
         f"continues from the older checkpoint 00000002; what came after it is kept in {aside}",
     ]
-    assert find_checkpoint(folder, "auto", Heard(), []) == folder / "checkpoints" / "00000002"
+    assert choose_checkpoint(folder, "auto", Heard(), []) == folder / "checkpoints" / "00000002"
 
 
 def test_lines_without_any_checkpoint_are_kept(tmp_path: Path) -> None:
     """who deletes checkpoints to have room, or tries again before the first one, loses no line."""
     folder, heard = run_with(tmp_path / "run"), Heard()
-    assert find_checkpoint(folder, "auto", heard, []) is None
+    assert choose_checkpoint(folder, "auto", heard, []) is None
     assert (folder / "stale" / "1" / "metrics.jsonl").read_bytes() == LINE
     assert (folder / "stale" / "1" / "model").is_dir()
     (said,) = heard.lines
@@ -88,7 +88,7 @@ def test_lines_without_any_checkpoint_are_kept(tmp_path: Path) -> None:
 
 def test_a_new_run_says_nothing(tmp_path: Path) -> None:
     heard = Heard()
-    assert find_checkpoint(tmp_path / "run", "auto", heard, []) is None
+    assert choose_checkpoint(tmp_path / "run", "auto", heard, []) is None
     assert heard.lines == []
     assert not (tmp_path / "run" / "stale").exists()
 

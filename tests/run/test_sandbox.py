@@ -66,7 +66,7 @@ def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_walls(monkeypatch)
-    monkeypatch.setattr("verizero.pipeline.run.opening.build_policy", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("verizero.pipeline.run.opening.load_policy", lambda *_: pytest.fail("too late"))
     with pytest.raises(IsolationError), session_of(tmp_path, workers=1):
         pass
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -12,8 +12,8 @@ import torch
 
 from tests.stages.sessions import session_of
 from verizero.pipeline.errors import RunError
+from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import release_heap, save
-from verizero.pipeline.train import checkpoint
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +27,12 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
         with pytest.raises(RunError, match="the disk is full; free space and start the same command again"):
             save(session)
         monkeypatch.undo()
-        path, refused = checkpoint.newest(session.run.folder / "checkpoints")
+        path, refused = newest_whole(session.run.folder / "checkpoints")
         assert path is not None
         assert path.name == "00000000"
         assert not refused
         save(session)
-        assert checkpoint.newest(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
+        assert newest_whole(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
 
 
 @pytest.mark.integration

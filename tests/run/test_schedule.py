@@ -1,9 +1,10 @@
-"""The schedule of a run: its items in order, and the position after some of them."""
+"""The schedule of a run: its items in order, and those that are left after some of them."""
 
 from __future__ import annotations
 
 from tests.stages.tiny import FOUR_STAGES, tiny
-from verizero.pipeline.run.schedule import Item, position, schedule
+from verizero.pipeline.run.schedule import Item, schedule
+from verizero.pipeline.run.state import RunState
 
 
 def test_the_items_of_a_list_of_stages() -> None:
@@ -29,14 +30,18 @@ def test_positions_count_what_was_trained_and_not_evaluations() -> None:
     for items in (with_evaluations, without):
         done, is_evaluated = 0, False
         for index, item in enumerate(items):
-            assert position(items, done, is_evaluated) == index
+            assert left_of(items, done, is_evaluated) == items[index:]
             done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
-        assert position(items, done, is_evaluated) == len(items)
+        assert left_of(items, done, is_evaluated) == []
     for num_done in range(5):  # wherever a run is, the next item to train is the same
         ways = [(with_evaluations, True), (without, False), (without, True)]
         assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
 
 
+def left_of(items: list[Item], num_done: int, is_evaluated: bool) -> list[Item]:
+    return RunState(num_done=num_done, is_evaluated=is_evaluated).items_left(items)
+
+
 def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
-    left = items[position(items, num_done, is_evaluated) :]
+    left = left_of(items, num_done, is_evaluated)
     return next((i.label for i in left if i.kind != "evaluate"), "")

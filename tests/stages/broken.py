@@ -16,7 +16,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         return call
 
     with opened(config, folder.parent, folder, "auto", Silent()) as session:
-        for _, items in remaining(session.run, session.state):
+        for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
         save_final(session.run, session.workers.backend)
 

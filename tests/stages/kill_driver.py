@@ -87,7 +87,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
     """The whole run, with the fuse in it; resumes an earlier one. `page`: it ends with its page too."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
-    rollback.return_to = fuse.wrap("return_to", rollback.return_to)
+    rollback.restore_checkpoint = fuse.wrap("restore", rollback.restore_checkpoint)
     rollback.alarm = fuse.wrap("alarm", rollback.alarm)
     rounds.sample = fuse.wrap("turns", rounds.sample)
     for made in (Guess, ToolEpisode, Agent):
@@ -265,8 +265,8 @@ SMALL_CHUNKS["verizero.pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
 
 AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
     [
-        ("return_to", 1, "before"),
-        ("return_to", 1, "after"),
+        ("restore", 1, "before"),
+        ("restore", 1, "after"),
         ("alarm", 1, "after"),
         ("generate", 4, "before"),
         ("step", 2, "after"),

@@ -16,7 +16,8 @@ from tests.warm import ROOT, VLLM
 from verizero.pipeline.listening import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
 from verizero.pipeline.rollout.vllm_process import flags, variables
-from verizero.pipeline.run.build import build_policy, build_tokenizer
+from verizero.pipeline.run.build import build_tokenizer
+from verizero.pipeline.run.stage_entry import load_policy
 
 ARGUMENTS = {
     "enable_scale_out": True,
@@ -37,7 +38,7 @@ class GivenServer:
 
     def __init__(self, config: Any, folder: Path) -> None:
         tokenizer = build_tokenizer(config)
-        save_folder(build_policy(config, tokenizer, None), tokenizer, folder / "model")
+        save_folder(load_policy(config, tokenizer, None), tokenizer, folder / "model")
         self.folder, self.log = folder, folder / "server.log"
         self.program: FarProgram | None = None
         self.port = free_port()

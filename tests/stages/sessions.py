@@ -22,7 +22,7 @@ from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.schedule import Item, schedule
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""
@@ -90,7 +90,7 @@ def weights(session: Session) -> list[torch.Tensor]:
 
 def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
     """Do all that is left of the run."""
-    for _, items in remaining(session.run, session.state):
+    for _, items in items_by_stage(session.run, session.state):
         run_items(session, items, wrap)
 
 

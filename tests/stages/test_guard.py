@@ -16,15 +16,14 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.loop.rollback import return_to
 from verizero.pipeline.report.exposition import Reading
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.collapse import LIMITS
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.stage_entry import make_setup, restore_in_flight
-from verizero.pipeline.whole_run import finish, remaining, run_items, upcoming
+from verizero.pipeline.run.stage_entry import make_setup, restore_checkpoint, restore_in_flight
+from verizero.pipeline.whole_run import finish, items_by_stage, items_until, run_items
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
 TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]
@@ -118,17 +117,17 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
-        *before, (_, rl) = remaining(session.run, session.state)
+        *before, (_, rl) = items_by_stage(session.run, session.state)
         for items in (*(some for _, some in before), rl[:1]):
             run_items(session, items)
         train_round(replace(session), replace(rl[1], num_steps=1))
         saved = {p: json.loads((p / "state.json").read_text()) for p in (folder / "checkpoints").glob("0*")}
         (good, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
-        return_to(session, good)
+        restore_checkpoint(session.run, session.workers, session.state, good)
         session.setup = make_setup(session.run, session.workers, session.state)
         assert json.loads(json.dumps(session.state.to_json())) == state
         restore_in_flight(session.workers, session.setup, session.state)
-        run_items(session, upcoming(session.run, session.state, rl[-1]))
+        run_items(session, items_until(session.run, session.state, rl[-1]))
         save_final(session.run, session.workers.backend)
     model = "model/model.safetensors"
     assert (folder / model).read_bytes() == (tmp_path / "straight" / model).read_bytes()

@@ -15,7 +15,7 @@ from tests.stages.test_stale import rows, short
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.aside import ASIDE
+from verizero.pipeline.run.aside import STALE_FOLDER
 from verizero.pipeline.whole_run import train
 
 SFT = ("stages=[sft]", "sft.steps=4")
@@ -58,7 +58,7 @@ def test_rl_that_ended_goes_on_as_if_it_had_been_asked_at_once(base: Path, tmp_p
     assert weights(base) == weights(tmp_path / "once")
     assert [line for line in go(config, base) if "continues" in line] == []
     assert fingerprint(base / "run") == fingerprint(tmp_path / "once" / "run"), "an ended run is not trained again"
-    assert not (base / "run" / ASIDE).exists()
+    assert not (base / "run" / STALE_FOLDER).exists()
 
 
 @pytest.mark.integration

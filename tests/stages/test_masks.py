@@ -18,7 +18,7 @@ from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 @pytest.mark.integration
@@ -70,7 +70,7 @@ def carrying(folder: Path, *overrides: str) -> RunState:
     """The state after two steps of one group each, the first of which drew several: the rest is carried over."""
     few = ["rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=1", "rl.select.keep=all", "sft.steps=20"]
     with opened(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
-        for stage, items in remaining(session.run, session.state):
+        for stage, items in items_by_stage(session.run, session.state):
             if stage == "rl":
                 own = (session.run, session.workers, session.state, session.recorder)
                 session.setup = enter_stage(*own, stage)

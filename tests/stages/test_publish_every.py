@@ -16,7 +16,7 @@ from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
 from verizero.pipeline.run.rollouts import WEIGHTS_FILE
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -50,7 +50,7 @@ def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
     """A session that is opened again samples what the closed one would have; the policy is untouched by it."""
     config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        for _, items in remaining(session.run, session.state):
+        for _, items in items_by_stage(session.run, session.state):
             run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"])
         assert session.state.rl_step == 3
         prompts = session.workers.sampler.prompts[:2]

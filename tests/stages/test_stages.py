@@ -17,7 +17,7 @@ from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.summary import summarize
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.opening import opened
-from verizero.pipeline.whole_run import remaining, run_items, train
+from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,6 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
     for number in range(2):
         with opened(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
             session.recorder.listener = listen
-            items = [item for _, own in remaining(session.run, session.state) for item in own]
+            items = [item for _, own in items_by_stage(session.run, session.state) for item in own]
             run_items(session, items if number else items[:4])
     assert heard == [(said, 1, "step"), (said, 2, "evaluation"), (said, 3, "step")]

@@ -19,8 +19,9 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run import fingerprints as stale
-from verizero.pipeline.run.aside import ASIDE, RECORD
-from verizero.pipeline.run.fingerprints import put_aside_stale, read_record
+from verizero.pipeline.run.aside import STAGES_FILE, STALE_FOLDER
+from verizero.pipeline.run.choose_checkpoint import checkpoint_before_changes
+from verizero.pipeline.run.fingerprints import read_stages_file
 from verizero.pipeline.run.opening import prepare_run
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.whole_run import train
@@ -87,7 +88,7 @@ def test_a_done_run_is_not_run_again(base: Path, free: tuple[str, ...]) -> None:
     before = files(base)
     assert go(short(*free), base) == []
     assert files(base) == before
-    assert not (base / "run" / ASIDE).exists()
+    assert not (base / "run" / STALE_FOLDER).exists()
 
 
 @pytest.mark.integration
@@ -101,13 +102,13 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path
     assert fingerprint(base / "run") == fresh(short("rl.optimizer.learning_rate=2e-3"), tmp_path)
     assert go(short("rl.optimizer.learning_rate=2e-3"), base) == []
 
-    aside = base / "run" / ASIDE / "1"
+    aside = base / "run" / STALE_FOLDER / "1"
     kept = before["metrics.jsonl"].removesuffix((aside / "metrics.jsonl").read_bytes())
     assert [json.loads(line)["stage"] for line in kept.splitlines()] == ["sft"] * 20
     assert (base / "run" / "metrics.jsonl").read_bytes().startswith(kept)
     assert before["rollouts.jsonl"] == (aside / "rollouts.jsonl").read_bytes()
     assert {p.name for p in aside.iterdir()} >= {"model", "report.html", "summary.json", "recipe.yaml", "checkpoints"}
-    assert json.loads((aside / RECORD).read_text()) == json.loads(before[RECORD])
+    assert json.loads((aside / STAGES_FILE).read_text()) == json.loads(before[STAGES_FILE])
     assert len(list((aside / "checkpoints").iterdir())) > 0
 
 
@@ -125,7 +126,7 @@ def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_pat
     before = (base / "run" / "metrics.jsonl").read_bytes()
     assert go(short(), base) == []
     assert (base / "run" / "metrics.jsonl").read_bytes().startswith(before)
-    assert [f.name for f in read_record(base / "run")] == ["sft", "rl", "sft_again"]
+    assert [f.name for f in read_stages_file(base / "run")] == ["sft", "rl", "sft_again"]
 
 
 @pytest.mark.integration
@@ -183,15 +184,15 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
 
     monkeypatch.setattr(stale.os, "rename", rename)
     with pytest.raises(Broken):
-        put_aside_stale(base / "run", now(changed, base), newest(base), Silent())
+        checkpoint_before_changes(base / "run", now(changed, base), newest(base), Silent())
     monkeypatch.undo()
     assert "checkpoints" in {p.parent.name for p in renamed}
     go(changed, base)
     assert fingerprint(base / "run") == fresh(changed, tmp_path)
-    kept = {p.name for p in (base / "run" / ASIDE).glob("*/checkpoints/*")}
+    kept = {p.name for p in (base / "run" / STALE_FOLDER).glob("*/checkpoints/*")}
     end = RunState.from_json(json.loads((newest(base) / "state.json").read_text())).stage_ends["sft"]
     assert {name for name in before if int(name) > end} <= kept
-    assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / ASIDE).glob("*/metrics.jsonl"))
+    assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / STALE_FOLDER).glob("*/metrics.jsonl"))
 
 
 def now(config: RunConfig, base: Path) -> list[stale.Fingerprint]:

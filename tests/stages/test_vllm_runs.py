@@ -17,7 +17,7 @@ from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import opened
-from verizero.pipeline.whole_run import remaining, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def break_off(config: RunConfig, folder: Path, step: int) -> None:
                 raise Cut
             return plain(groups)
 
-        run_items(session, remaining(session.run, session.state)[0][1], replacing(update=update))
+        run_items(session, items_by_stage(session.run, session.state)[0][1], replacing(update=update))
 
 
 @pytest.mark.integration

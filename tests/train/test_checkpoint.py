@@ -17,7 +17,8 @@ import torch
 from tests.train.checkpoints import FILES, content, edit_manifest, flip, saved, writer
 from verizero.pipeline.errors import CheckpointError, RunError
 from verizero.pipeline.files import PARTIAL
-from verizero.pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, newest, path_of, require, save
+from verizero.pipeline.run.choose_checkpoint import newest_whole
+from verizero.pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, path_of, require, save
 
 CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
 
@@ -91,7 +92,7 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> N
         assert [p.name for p in sorted(tmp_path.iterdir())] == ["00000001", "00000002"]
         thread.submit(begin(fails=False)).result()
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["00000003"]
-    assert holds(newest(tmp_path)[0], 3)
+    assert holds(newest_whole(tmp_path)[0], 3)
 
 
 @pytest.mark.integration
@@ -106,7 +107,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again
         shutil.copytree(tmp_path / "before", root)
         if not in_a_child(lambda: save(root, number, writer(33), keep=2), kills):  # noqa: B023
             break
-        found, refused = newest(root)
+        found, refused = newest_whole(root)
         assert found is not None
         is_new = found.name == f"{number:08d}" and holds(found, 33)
         assert is_new or (found.name == "00000002" and holds(found, 2))
@@ -119,7 +120,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again
         kills += 1
     assert kills > 20
     assert outcomes == {False, True}
-    assert holds(newest(root)[0], 33)
+    assert holds(newest_whole(root)[0], 33)
 
 
 def test_all_is_on_disk_before_it_has_its_name(
@@ -189,7 +190,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
     whole = tmp_path / "00000003"
     require(whole)
     tamper(whole)
-    found, refused = newest(tmp_path)
+    found, refused = newest_whole(tmp_path)
     assert found == tmp_path / "00000002"
     assert holds(found, 2)
     assert [r.path for r in refused] == [whole]
@@ -197,7 +198,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
     with pytest.raises(CheckpointError, match=r"00000003.*delete it, or start from another one"):
         require(whole)
     save(tmp_path, 3, writer(3), keep=3)  # written again in its place
-    assert newest(tmp_path) == (whole, [])
+    assert newest_whole(tmp_path) == (whole, [])
 
 
 def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
@@ -216,9 +217,9 @@ def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
     save(tmp_path, 3, writer(3), keep=3)
     save(tmp_path, 100_000_001, writer(4), keep=3)
     shutil.copytree(tmp_path / "00000003", tmp_path / "9")
-    assert newest(tmp_path) == (tmp_path / "100000001", [])
+    assert newest_whole(tmp_path) == (tmp_path / "100000001", [])
     shutil.rmtree(tmp_path / "100000001")
-    assert newest(tmp_path) == (
+    assert newest_whole(tmp_path) == (
         tmp_path / "00000003",
         [Refused(tmp_path / "9", "it is checkpoint 00000003 under another name")],
     )
@@ -256,7 +257,7 @@ def test_a_disk_that_takes_no_more_is_a_run_error_and_nothing_is_lost(case: str,
     with pytest.raises(RunError, match=f"writing checkpoint 00000002: .*{remedy}"):
         save(tmp_path, 2, write, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
-    assert holds(newest(tmp_path)[0], 1)
+    assert holds(newest_whole(tmp_path)[0], 1)
 
 
 def really_full(kind: str) -> Callable[[Path], None]:
@@ -310,7 +311,7 @@ def test_a_disk_that_fills_at_any_operation_loses_nothing(
             failed = True
         finally:
             monkeypatch.setattr(os, operation, original)
-        found, refused = newest(root)
+        found, refused = newest_whole(root)
         assert not refused
         assert holds(found, 33) or (found is not None and found.name == "00000002" and holds(found, 2))
         assert failed or holds(found, 33)

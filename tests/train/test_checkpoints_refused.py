@@ -12,7 +12,8 @@ import pytest
 
 from tests.train.checkpoints import edit_manifest, flip, saved, writer
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.train.checkpoint import MANIFEST, fault, newest, save
+from verizero.pipeline.run.choose_checkpoint import newest_whole
+from verizero.pipeline.train.checkpoint import MANIFEST, fault, save
 
 
 def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
@@ -47,13 +48,13 @@ def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp
         save(tmp_path, i, writer(i), keep=3)
     spoil(tmp_path / "00000003")
     with pytest.raises(CheckpointError, match=f"the newest checkpoint in .* cannot be used: 00000003: .*{reason}") as e:
-        newest(tmp_path)
+        newest_whole(tmp_path)
     assert re.search(r"make them readable .*out of .* to continue from the older 00000002", str(e.value))
     bad = fault(tmp_path / "00000003")
     assert bad is not None
     assert not bad.is_damaged
     (tmp_path / "00000003").rename(tmp_path / "00000003.aside")
-    assert newest(tmp_path) == (tmp_path / "00000002", [])
+    assert newest_whole(tmp_path) == (tmp_path / "00000002", [])
 
 
 def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
@@ -61,11 +62,11 @@ def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
     for name in ("model", "state.json"):
         (whole / name).rename(tmp_path / name)
         (whole / name).symlink_to(tmp_path / name)
-    assert newest(tmp_path / "root") == (whole, [])
+    assert newest_whole(tmp_path / "root") == (whole, [])
 
 
 def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tmp_path: Path) -> None:
-    assert newest(tmp_path / "nowhere") == (None, [])
+    assert newest_whole(tmp_path / "nowhere") == (None, [])
     for i in (1, 2, 3):
         save(tmp_path, i, writer(i), keep=3)
     (tmp_path / "00000001" / "empty").unlink()
@@ -73,7 +74,7 @@ def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tm
     UNREADABLE["newer format"][0](tmp_path / "00000003")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: 00000003: its format is 2.*") as error:
-        newest(tmp_path)
+        newest_whole(tmp_path)
     for part in (
         "00000002: state.json was changed",
         "00000001: empty is missing",
@@ -88,4 +89,4 @@ def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tm
 def test_a_folder_of_checkpoints_that_cannot_be_seen_is_not_an_empty_one(target: str, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(target)
     with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*mount its disk"):
-        newest(tmp_path / "checkpoints")
+        newest_whole(tmp_path / "checkpoints")

@@ -129,11 +129,11 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.generate import Generation, generate_rollouts
     from verizero.pipeline.rollout.torch_engine import TorchEngine
-    from verizero.pipeline.run.build import build_policy
     from verizero.pipeline.run.sampling import seconds_a_token
+    from verizero.pipeline.run.stage_entry import load_policy
 
     how, tokenizer = recipe.config.rollout, recipe.tokenizer
-    model = build_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
+    model = load_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
     engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, how.max_rows)
     engine.publish(0)
     by = Generation(engine, Renderer(tokenizer, recipe.config.data.template), recipe.config.seed)

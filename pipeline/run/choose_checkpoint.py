@@ -1,0 +1,188 @@
+"""The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
+from verizero.pipeline.files import disk_errors, restore_folders
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.aside import put_aside
+from verizero.pipeline.run.fingerprints import Fingerprint, differences, read_stages_file, write_stages_file
+from verizero.pipeline.run.lengths import differs_only_in_length, why_not_longer
+from verizero.pipeline.run.state import read_state
+from verizero.pipeline.train import checkpoint
+
+MAX_SHOWN_CHANGES = 3
+"""Changes that a message lists."""
+
+
+def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:
+    """Return the checkpoint to resume from, or None to start from the beginning.
+
+    What a run writes again is moved to `folder`/stale/N: results of changed stages, whose fingerprints are not those of
+    `prints`, and what came after the chosen checkpoint if newer ones are damaged.
+    Raise ResumeRefused if `resume` is never and there is a checkpoint, or must and there is none; RunError if the
+    recipe changed in what the first stage depends on; CheckpointError if there are checkpoints and none can be used.
+    """
+    root = folder / "checkpoints"
+    if resume == "never" and checkpoint.numbered(root):
+        raise ResumeRefused(
+            f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
+            "delete the folder"
+        )
+    path, damaged = newest_whole(root)
+    if path is None and resume == "must":
+        raise ResumeRefused(
+            f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'"
+        )
+    if path is None or damaged:
+        # Moved, not deleted: nobody can tell here whether it was a try of a minute or the only trace of a week.
+        stale_folder = put_aside(folder, path, ())
+        if path is None:
+            if stale_folder is not None:
+                progress.say(
+                    f"no checkpoint in {root}: starts from the beginning; what an earlier try wrote is kept in "
+                    f"{stale_folder}"
+                )
+            return None
+        for bad in damaged:
+            progress.say(f"refused checkpoint {bad}; using the one before it")
+        progress.say(f"continues from the older checkpoint {path.name}; what came after it is kept in {stale_folder}")
+    return checkpoint_before_changes(folder, prints, path, progress)
+
+
+def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Refused]]:
+    """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
+
+    Nothing is deleted. Raise CheckpointError listing each checkpoint with the reason if none is whole, or if a newer
+    one than that may be whole but cannot be read.
+    """
+    refused: list[checkpoint.Refused] = []
+    with disk_errors(f"reading {root}"):
+        restore_folders(root)
+    for path in checkpoint.numbered(root):
+        bad = checkpoint.fault(path)
+        if bad is None:
+            if all(b.is_damaged for b in refused):
+                return path, refused
+            raise CheckpointError(_unusable(root, refused, path))
+        refused.append(bad)
+    if refused:
+        raise CheckpointError(_unusable(root, refused))
+    return None, []
+
+
+def _unusable(root: Path, refused: Sequence[checkpoint.Refused], older: Path | None = None) -> str:
+    """Return the message on checkpoints of which the run cannot continue, with the ways out."""
+    ways = ["start again under another name (--set name=…)"]
+    if older is None:
+        ways.append(f"move {root} elsewhere, to start this run from the beginning")
+    else:
+        ways.append(f"move the folders named here out of {root}, to continue from the older {older.name}")
+    if any(b.is_damaged for b in refused):
+        ways.insert(0, "restore their files from a copy")
+    if not all(b.is_damaged for b in refused):
+        ways.insert(0, "make them readable (mount the disk, give back the permission, use the version that wrote them)")
+    which = "no checkpoint" if older is None else "the newest checkpoint"
+    return (
+        f"{which} in {root} can{'' if older is None else 'not'} be used: {'; '.join(map(str, refused))}. Nothing was "
+        f"changed or deleted. Either {', or '.join(ways)}"
+    )
+
+
+def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
+    """Return `newest` if no stage changed that it depends on, else the checkpoint at the end of the last unchanged one.
+
+    `now`: the stages' fingerprints as the recipe and the data are now. Results of the other stages are moved to
+    `folder`/stale/N, and the reason is reported. A stage that only became longer continues from its own last checkpoint
+    if nothing in it depended on its length.
+    Raise RunError if the first stage changed, so that there is nothing to resume from.
+    """
+    started = read_stages_file(folder)
+    index = next((i for i, f in enumerate(started) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
+    if index is None:
+        return newest
+    before, after = started[index], now[index] if index < len(now) else None
+    why, state = _brief(_changes(before, after)), read_state(newest)
+    ends = {name: newest.parent / f"{number:08d}" for name, number in state.stage_ends.items()}
+    if state.stage.name == before.name:
+        ends[before.name] = newest
+    is_longer = False
+    if after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends:
+        is_longer = differs_only_in_length(before.kind, before.fields, after.fields)
+    # The stages whose end has a checkpoint, up to the first change.
+    good = _whole([f.name for f in started[: index + is_longer] if f.name in ends], ends, progress)
+    if after is not None and is_longer and good and good[-1] == before.name:
+        reason = why_not_longer(before.kind, before.fields, after.fields, read_state(ends[before.name]))
+        if reason is None:
+            return _continue_longer(folder, started, after, ends[after.name], why, progress)
+        good.pop()
+        why += f"; {before.name} cannot continue with that, as {reason}"
+    if not good:
+        kept = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
+        model = folder / "model" if (folder / "model").is_dir() else newest / "model"
+        raise RunError(
+            f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
+            f"resume from. {f'Keep {kept}' if is_longer else 'Undo the change'}, or start a new run from the model of "
+            f"this one (--set name=… --set model.path={model}), or from the beginning (--set name=…)"
+        )
+    stale = [f.name for f in started[len(good) :]]
+    stale_folder = put_aside(folder, ends[good[-1]], stale)
+    # After the move: if killed before, the next start finds the same difference and moves the rest.
+    write_stages_file(folder, started[: len(good)])
+    if stale_folder is not None:
+        is_single = len(stale) == 1
+        progress.say(
+            f"{_listed(stale)} stale: {why}; {'runs' if is_single else 'they run'} "
+            f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
+            f"{stale_folder.relative_to(folder)}"
+        )
+    return ends[good[-1]]
+
+
+def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
+    """Return the names without the last ones, as far as their checkpoints in `ends` are damaged."""
+    while names and (bad := checkpoint.fault(ends[names[-1]])) is not None:
+        if not bad.is_damaged:
+            raise RunError(f"the checkpoint at the end of {names[-1]} cannot be used: {bad}; make it readable")
+        progress.say(f"the checkpoint at the end of {names[-1]} is damaged ({bad}); using an earlier one")
+        names = names[:-1]
+    return names
+
+
+def _continue_longer(
+    folder: Path, started: Sequence[Fingerprint], longer: Fingerprint, end: Path, why: str, progress: Progress
+) -> Path:
+    """Put aside the stages after the one that is longer now, note its new length, and return its checkpoint `end`."""
+    names = [f.name for f in started]
+    index = names.index(longer.name)
+    later = names[index + 1 :]
+    stale_folder = put_aside(folder, end, later) if later else None
+    write_stages_file(folder, [*started[:index], longer])
+    aside = (
+        f"; {_listed(later)} stale, and the earlier results are kept in {stale_folder.relative_to(folder)}"
+        if stale_folder
+        else ""
+    )
+    progress.say(f"{longer.name} continues: {why}{aside}")
+    return end
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
+
+
+def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:
+    if now is None:
+        return [f"the recipe has no stage {before.name} any more"]
+    if (before.name, before.kind) != (now.name, now.kind):
+        return [f"this stage was {before.name} (kind {before.kind}), is {now.name} (kind {now.kind})"]
+    return differences(before.fields, now.fields) or ["it was made by another version of verizero"]
+
+
+def _brief(changes: Sequence[str]) -> str:
+    rest = len(changes) - MAX_SHOWN_CHANGES
+    return "; ".join(changes[:MAX_SHOWN_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
