@@ -120,7 +120,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from verizero.pipeline.loop.phases import rl_phases
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.progress import Silent
-    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import open_run
     from verizero.pipeline.scoring.verdict_cache import VerdictCache
 
     quiet()
@@ -133,7 +133,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
                 for on in (True, False)}  # fmt: skip
         known = {on: VerdictCache() for on in ways}
         times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-        with opened(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
+        with open_run(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
             for step in range(asked.steps + 1):
                 prompts = rl_phases(session).next_prompts(config.rl.prompts_per_step)
                 rewards = []

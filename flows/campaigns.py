@@ -72,9 +72,9 @@ def rl_rounds(
         f"{campaign}-campaign", f"{in_markdown(outcome.message)}\n", f"Campaign {in_markdown(campaign)}: {outcome.did}"
     )
     if outcome.run is not None and registry is not None and request.config.data.evaluation:
-        own = {"run": str(outcome.run), "registry": str(Path(registry).resolve())}
+        parameters = {"run": str(outcome.run), "registry": str(Path(registry).resolve())}
         # Not waited for, and no subflow: its question may stay open for days, beyond the end of this run.
-        run_deployment("promote/promote", parameters=own, timeout=0, as_subflow=False, tags=[campaign])
+        run_deployment("promote/promote", parameters=parameters, timeout=0, as_subflow=False, tags=[campaign])
 
 
 class Answer(RunInput):

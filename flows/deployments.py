@@ -98,7 +98,7 @@ def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None)
     # Workers start flows in a process of their own, which needs the same recipes and code as this one.
     environment |= {forms.OWN_RECIPES: str(recipes.resolve()), **import_path()}
     environment[SAFE_PATH] = "1"
-    own: dict[str, Any] = {"env": environment, "working_dir": str(Path.cwd())}
+    job_variables: dict[str, Any] = {"env": environment, "working_dir": str(Path.cwd())}
     if srun is not None:
-        own["command"] = f"{SRUN} {srun}".strip() + f" {shlex.quote(sys.executable)} -m prefect.engine"
-    return own
+        job_variables["command"] = f"{SRUN} {srun}".strip() + f" {shlex.quote(sys.executable)} -m prefect.engine"
+    return job_variables

@@ -206,8 +206,8 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
 
 def asked(recipe: str, **fields: Any) -> Request:
     """Return the recipe with the form's fields. Raises: ConfigError, in the first second of the run."""
-    own = os.environ.get(OWN_RECIPES)
-    return asked_for(recipe, own=Path(own) if own else None, **fields)
+    user_folder = os.environ.get(OWN_RECIPES)
+    return asked_for(recipe, own=Path(user_folder) if user_folder else None, **fields)
 
 
 def _train(request: Request, resume: Resume) -> None:

@@ -52,11 +52,11 @@ class EmbeddedServer:
             home.chmod(0o700)  # database and logs hold what the runs' recipes and prompts say
             self.login, self.login_place = login_of(home)
             require_room(home)
-        own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
+        variables = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
         self.log_begin = size_of(log)
         words = [str(self.port), *(["--services"] if services else [])]
         # In a session of its own: Ctrl-C then stops the run first, while the server still takes its last states.
-        self.process = start([*module_command("verizero.flows.server"), *words], own, log=log)
+        self.process = start([*module_command("verizero.flows.server"), *words], variables, log=log)
 
     @property
     def address(self) -> str:

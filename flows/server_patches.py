@@ -35,8 +35,8 @@ class SameHostOnly:
         """True if Host is a name of this server, and Origin, where there is one, the same."""
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
-        wanted = {b"http://" + name for name in self.names}
-        return len(hosts) == 1 and hosts[0].lower() in self.names and all(o.lower() in wanted for o in origins)
+        our_origins = {b"http://" + name for name in self.names}
+        return len(hosts) == 1 and hosts[0].lower() in self.names and all(o.lower() in our_origins for o in origins)
 
 
 async def refuse(kind: str, receive: Any, send: Any) -> None:

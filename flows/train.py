@@ -1,4 +1,4 @@
-"""What Prefect shows of a run: the run a flow, each stage a subflow, each phase a task, the report an artifact.
+"""The run in Prefect: the run a flow, each stage a subflow, each phase a task, the report an artifact.
 
 The order of a run's parts is in `pipeline/whole_run.py`, which calls the methods here.
 """
@@ -50,8 +50,8 @@ def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Cal
     Seconds that the task takes besides the function are counted as a phase of its own, "prefect".
     """
 
-    @task(name=phase, task_run_name="{where} " + phase, cache_policy=NO_CACHE, persist_result=False, retries=0)
-    def run(where: str, opaque: OpaqueCall) -> None:
+    @task(name=phase, task_run_name="{step_label} " + phase, cache_policy=NO_CACHE, persist_result=False, retries=0)
+    def run(step_label: str, opaque: OpaqueCall) -> None:
         opaque.make()
 
     def call(*arguments: Any) -> Any:
@@ -59,12 +59,12 @@ def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Cal
         begin = time.perf_counter()
         try:
             # The call reads the result from the object, so that Prefect neither hashes nor stores it.
-            run(recorder.where, opaque)
+            run(recorder.step_label, opaque)
         finally:
             beyond = time.perf_counter() - begin - opaque.seconds
-            recorder.count("prefect", beyond)
+            recorder.add_seconds("prefect", beyond)
             if phase == "step":  # the step has counted its total before the task ended
-                recorder.count("total", beyond)
+                recorder.add_seconds("total", beyond)
         return opaque.result
 
     return call
@@ -81,7 +81,7 @@ class CurrentFlow:
     def stage(self, session: Session, stage: str, function: Callable[[PhaseWrapper], None]) -> None:
         """Call the function as a subflow, with phases as tasks, and make artifacts of the run's events."""
         config, recorder = session.run.recipe, session.recorder
-        recorder.listener = Listener(config.name, session.run.shared)
+        recorder.listener = Listener(config.name, session.run.folder)
         tasks = TASKS_WHEN_FOLDED if config.prefect.phases == "folded" else TASKS
 
         def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class CurrentFlow:
 
     def report(self, session: Session, function: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
         """Call the function as a task."""
-        session.recorder.where = "write the"
+        session.recorder.step_label = "write the"
         summary: dict[str, Any] = as_task(session.recorder, "report", function)(session)
         return summary
 

@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as exc:
-        fault, words = machine_fault(exc), ""
+        fault, detail = machine_fault(exc), ""
         if not fault:
-            fault, words = fault_now(), f" ({type(exc).__name__}: {exc})"
+            fault, detail = fault_now(), f" ({type(exc).__name__}: {exc})"
         if not fault:
             raise
-        show(f"verizero: {fault}{words}", is_error=True)
+        show(f"verizero: {fault}{detail}", is_error=True)
         return 1
 
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Group:
-    """Takes commands as argparse does, and keeps a line of help for each: argparse has one list for all."""
+    """A group of commands in the help: it passes each command to argparse, and keeps its help lines."""
 
     def __init__(self, commands: Any) -> None:
         self.commands, self.lines = commands, list[str]()

@@ -95,7 +95,7 @@ class Group:
         # Each rank would otherwise start a thread per core, and all of them would compete.
         threads = str(max(1, (os.cpu_count() or 1) // size))
         for rank in range(size):
-            place = {
+            rank_variables = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(size),
@@ -105,7 +105,7 @@ class Group:
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
                 LAUNCHED: "local",
             }
-            self.start(f"rank {rank}", command, place, self.logs / f"rank{rank}.log")
+            self.start(f"rank {rank}", command, rank_variables, self.logs / f"rank{rank}.log")
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start a child that ends with this process and writes to `log`. The log of rank 0 is shown here."""
@@ -171,9 +171,9 @@ class Group:
 
     def _death_notice(self, member: Member, code: int) -> str:
         cause = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        own = member.log.with_suffix(".phase")
-        phase = f" in {own.read_text()!r}" if own.exists() else ""
-        others = [self._other(file) for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file != own]
+        phase_file = member.log.with_suffix(".phase")
+        phase = f" in {phase_file.read_text()!r}" if phase_file.exists() else ""
+        others = [self._other(file) for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file != phase_file]
         return (
             f"{member.name} (process {member.process.pid}) {cause}{phase}; the others were ended. The same command "
             f"continues from the last checkpoint. Last lines of {member.log}:\n  "
@@ -221,7 +221,7 @@ def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PR
             *module_command(program), *arguments]  # fmt: skip
 
 
-def as_rank(config: LaunchConfig, folder: Path) -> int:
+def join_as_rank(config: LaunchConfig, folder: Path) -> int:
     """Make this process a rank: open its log and watch the deadlines of its phases. Return its number."""
     for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if ours not in os.environ and theirs in os.environ:

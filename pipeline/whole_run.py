@@ -22,7 +22,7 @@ from verizero.pipeline.report.ended import ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
 from verizero.pipeline.run.schedule import EVALUATION, Item, schedule
@@ -80,7 +80,7 @@ def train(
     shown = InProcess() if orchestrator is None else orchestrator
 
     def run() -> dict[str, Any]:
-        with opened(config, base_dir, folder, resume, progress) as session:
+        with open_run(config, base_dir, folder, resume, progress) as session:
             for stage, items in items_by_stage(session.run, session.state):
                 shown.stage(session, stage, partial(run_items, session, items))
             return shown.report(session, finish)
@@ -128,7 +128,7 @@ def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrappe
             causes: list[str] = []
             if run.ranks.is_first:
                 is_over = not state.items_left(schedule(run.recipe))
-                causes = report_causes(recorder, run.folder, item, is_over)
+                causes = report_causes(recorder, run.rank_folder, item, is_over)
             announce_round(session.setup, state, recorder, item, causes)
         save(session)
 
@@ -164,16 +164,16 @@ def finish(session: Session) -> dict[str, Any]:
         for stage, section in run.recipe.sections_of(RoundsConfig).items()
         if section.max_tokens is not None
     }
-    ended = ended_well(run.folder, budgets)
-    record_end(run.folder, ended)
+    ended = ended_well(run.rank_folder, budgets)
+    record_end(run.rank_folder, ended)
     session.recorder.say(str(ended))
-    summary = build_summary(run.folder)
-    build_page(run.folder, cards_of(run.folder, session.recorder.say))
+    summary = build_summary(run.rank_folder)
+    build_page(run.rank_folder, cards_of(run.rank_folder, session.recorder.say))
     return summary
 
 
 def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Return the recipe's evaluation of the model that it names, by domain. Nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        with opened(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
+        with open_run(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
             return evaluate(session, Item(EVALUATION, BASE, "evaluation"), unwrapped)

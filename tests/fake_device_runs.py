@@ -42,7 +42,7 @@ from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.stage_entry import load_policy
 from verizero.pipeline.train.backend import Backend
@@ -151,7 +151,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
 def run_whole(name: str, folder: Path) -> None:
     """Do a whole run: every stage, each evaluation and checkpoint. Its page is drawn from files, so is left out."""
     config = tiny(name, folder)
-    with opened(config, folder, folder / config.name, "never", Silent()) as session:
+    with open_run(config, folder, folder / config.name, "never", Silent()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, items)
         save_final(session.run, session.workers.backend)

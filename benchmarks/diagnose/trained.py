@@ -61,14 +61,14 @@ def in_own_process(fault: Fault, seed: int, folder: Path, only_sft: bool = False
 def _child(fault: Fault, seed: int, folder: Path, only_sft: bool, sender: Any) -> None:
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.report.summary import build_summary
-    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import open_run
     from verizero.pipeline.whole_run import items_by_stage, run_items
 
     recipe = prepare_inputs(fault, seed, folder / "inputs")
     try:
         config = load_recipe(recipe, [f"seed={seed}", *fault.overrides])
         # Without the page of plots, which takes as long as the training.
-        with fault.patch(), opened(config, recipe.parent, folder / "run", "auto", Silent()) as session:
+        with fault.patch(), open_run(config, recipe.parent, folder / "run", "auto", Silent()) as session:
             items = [item for _, own in items_by_stage(session.run, session.state) for item in own]
             # A start ends before SFT's evaluation, which the fault may change.
             run_items(session, items[:1] if only_sft else items)

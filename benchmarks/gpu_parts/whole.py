@@ -40,7 +40,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
     from verizero.pipeline.config.recipes import run_folder
     from verizero.pipeline.report.progress import Silent
-    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import open_run
     from verizero.pipeline.whole_run import finish, items_by_stage, run_items
 
     seen = 0
@@ -55,7 +55,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
 
         return call
 
-    with opened(config, ROOT / "configs", run_folder(config), "auto", Silent()) as session:
+    with open_run(config, ROOT / "configs", run_folder(config), "auto", Silent()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
         yield finish(session)

@@ -1,4 +1,4 @@
-"""`verizero check`: what is to be known of a recipe before it runs, from four commands that stay for more detail."""
+"""`verizero check`: doctor, explain, diagnose --before and plan of a recipe, in one short page."""
 
 from __future__ import annotations
 

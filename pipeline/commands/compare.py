@@ -94,12 +94,12 @@ def compare(
         # Made from the first recipe: `check_comparable` has made sure that all would make the same.
         begin = start if start is not None else _made_start(next(iter(configs.items())), folder, seed, overrides, say)
         for path, config in configs.items():
-            own = [*overrides, *_run_overrides(config, folder, seed, begin, max_tokens)]
+            changes = [*overrides, *_run_overrides(config, folder, seed, begin, max_tokens)]
             run = (config.name, seed)
             if run not in before:
                 say(f"{config.name}, seed {config.seed + seed}")
                 # A run that was continued had earlier processes, whose peak is in its folder.
-                mib = max(_trained(path, own), noted_peak(folder / _name(config, seed)))
+                mib = max(_trained(path, changes), noted_peak(folder / _name(config, seed)))
                 before[run] = {"run": list(run), "folder": _name(config, seed), "peak_memory_mib": mib}
             record["runs"].append(before[run])
             # After each run, so that an interruption loses one run at most.
@@ -160,10 +160,10 @@ def _stages(stages: Sequence[Stage]) -> str:
 
 
 def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_tokens: int | None) -> list[str]:
-    own = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
-    own += [_stages(config.stages[-1:])]
-    own += [f"model.path={begin.resolve()}", "model.create=null", "evaluation.before_training=true"]
-    return own + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
+    changes = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
+    changes += [_stages(config.stages[-1:])]
+    changes += [f"model.path={begin.resolve()}", "model.create=null", "evaluation.before_training=true"]
+    return changes + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
 
 
 def _made_start(
@@ -180,8 +180,8 @@ def _made_start(
     # The final model is written whole or not at all, so a folder means a finished run.
     if not made.is_dir():
         say(f"{', '.join(s.name for s in stages)}, seed {config.seed + seed}")
-        own = [f"name=start-{seed}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
-        _trained(path, [*overrides, *own, _stages(stages), "evaluation.before_training=false"])
+        changes = [f"name=start-{seed}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
+        _trained(path, [*overrides, *changes, _stages(stages), "evaluation.before_training=false"])
     return made
 
 

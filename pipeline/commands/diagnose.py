@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:
     """Check a recipe, and print what was found and each check, tried or not. In JSON the checks go to stderr."""
-    from verizero.pipeline.commands.before.checks import check
+    from verizero.pipeline.commands.preflight.checks import check
 
     checks, findings = check(config, base)
     num_tried = sum(c.tried for c in checks)

@@ -116,14 +116,14 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     # Verifiers may hold others, so they are bound as the run would do it and then asked.
     runs = any(isinstance(b, BoundVerifier) and programs_of(b.params) for b in bound)
     runs = runs or bool(languages_of(here, config.data.environments, base))
-    wanted = {
+    needs = {
         "sandbox": runs and not config.sandbox.urls,
         "vllm": config.rollout.engine == "vllm",
         "deepspeed": config.train.backend == "deepspeed",
         "gguf": is_gguf(config.model.path),
         "datasets": any(s.hub is not None for s in sources),
     }
-    return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
+    return frozenset(name for name, is_needed in needs.items() if is_needed)
 
 
 def _python() -> Finding:

@@ -264,8 +264,8 @@ def both_curves(comparison: Comparison) -> str:
 
     series = [_rates([e.domains for e in read_run(comparison.run).evaluations])]
     if comparison.champion is not None:
-        own = json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]
-        series.append(_rates([e["domains"] for e in own]))
+        evaluations = json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]
+        series.append(_rates([e["domains"] for e in evaluations]))
     length = max(map(len, series))
     padded = [(*values, *[None] * (length - len(values))) for values in series]
     chart = Chart(
@@ -288,10 +288,10 @@ def _rates(evaluations: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[float
 
 def _evaluation_of(champion: Path, run: Path, ours: Mapping[str, float], evaluate: Evaluate) -> Mapping[str, Any]:
     """Return the champion's last evaluation if it was on the same rows and prompts, else a new one."""
-    own = json.loads((champion / "evaluation.json").read_text())
-    last: Mapping[str, Any] = own["evaluations"][-1]["domains"]
+    record = json.loads((champion / "evaluation.json").read_text())
+    last: Mapping[str, Any] = record["evaluations"][-1]["domains"]
     # The same rows, and graders that judged the same prompts: then the pairs are complete.
-    if own["prompts_sha256"] == _sha256(run / "data" / "evaluation.jsonl") and by_prompt(last).keys() == ours.keys():
+    if record["prompts_sha256"] == _sha256(run / "data" / "evaluation.jsonl") and by_prompt(last).keys() == ours.keys():
         return last
     return evaluate(champion / "model", run)
 

@@ -96,7 +96,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
         with disk_errors(f"writing {out}"):
             out.parent.mkdir(parents=True, exist_ok=True)
         for start in range(0, len(todo), SAMPLED_AT_ONCE):
-            recorder.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
+            recorder.step_label = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
             # Written after each piece, so that an interruption loses one piece at most.
             some = todo[start : start + SAMPLED_AT_ONCE]
             groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
@@ -104,7 +104,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
             report_failures(
                 recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate
             )
-            require_verdicts(recorder.where, groups)
+            require_verdicts(recorder.step_label, groups)
             if run.ranks.is_first:
                 _append(out, [rated_row(g, samples) for g in groups])
             progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
@@ -116,9 +116,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
 @contextmanager
 def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[Session]:
     """Yield a session that samples from the model which the recipe starts from. Nothing that it writes is kept."""
-    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import open_run
 
-    with tempfile.TemporaryDirectory() as folder, opened(config, base_dir, Path(folder), "auto", progress) as session:
+    with tempfile.TemporaryDirectory() as folder, open_run(config, base_dir, Path(folder), "auto", progress) as session:
         session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)
         yield session
 

@@ -53,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"the recipe's data in {base} has no episode of prompt {row.prompt_id!r} any more; undo the change of its "
             "rows, or give the folder that has them with --recipes"
         )
-    place = bind_environments([prompt], config.data.environments, base)[prompt.environment]
+    environment = bind_environments([prompt], config.data.environments, base)[prompt.environment]
     record = [message_of(m) for m in row.messages]
-    with closing(place):
-        result = replay(place, prompt, (task_seed_of(config.seed, prompt), row.seed), record)
+    with closing(environment):
+        result = replay(environment, prompt, (task_seed_of(config.seed, prompt), row.seed), record)
     for i, message in enumerate(result.messages):
         calls = "".join(f" {c.name}{dict(c.arguments)}" for c in message.calls)
         # The lines of a message are set off, so that none of them looks like another message.

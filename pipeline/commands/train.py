@@ -38,14 +38,14 @@ def run(arguments: argparse.Namespace) -> None:
         require_model(config.model.path, config.model.revision)
     folder, is_first_rank = run_folder(config), True
     if config.launch.kind != "none" or "RANK" in os.environ:
-        from verizero.pipeline.launch import as_rank, is_rank, launch
+        from verizero.pipeline.launch import is_rank, join_as_rank, launch
 
-        # This process only launches; the ranks run this command again, as ranks.
+        # This process only launches: each rank runs this command again.
         if not is_rank():
             launch(config.launch, command_line_of(arguments), folder)
             print_result(folder, json.loads((folder / "summary.json").read_text()))
             return
-        is_first_rank = as_rank(config.launch, folder) == 0
+        is_first_rank = join_as_rank(config.launch, folder) == 0
     with ExitStack() as stack:
         progress = stack.enter_context(closing(for_terminal(beats=is_first_rank)))
         progress.say(f"{config.name}: starts")

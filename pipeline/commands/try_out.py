@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
-from verizero.pipeline.commands.before.checked import spread
+from verizero.pipeline.commands.preflight.checked import spread
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, DataError
@@ -64,7 +64,7 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
         notes += [*_learns_first(config), *_enter_rl(session)]
         parts = (session.run, session.workers, setup, session.recorder)
         for i, prompt in enumerate(prompts):
-            session.recorder.where = f"try prompt {i + 1} of {len(prompts)}"
+            session.recorder.step_label = f"try prompt {i + 1} of {len(prompts)}"
             progress.say(f"{counted(samples, 'answer')} to prompt {i + 1} of {len(prompts)}")
             scorer = session.workers.graders.of_stage
             (group,), _ = sample_groups(*parts, [prompt], samples, "try", scorer=scorer)
@@ -76,12 +76,12 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
 
 def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
     """Return the stage's setup with answers that take a minute in all, and a note if they are shorter for it."""
-    from verizero.pipeline.run.sampling import PROBE_TOKENS, seconds_a_token
+    from verizero.pipeline.run.sampling import PROBE_TOKENS, seconds_per_token
 
     setup, how = session.setup, session.setup.config.rollout
     if any(p.environment is not None for p in prompts):  # nobody knows before how many turns an episode has
         return setup, []
-    seconds = seconds_a_token(session.workers.rollouts.generation, prompts[:1], samples, how.max_response_tokens)
+    seconds = seconds_per_token(session.workers.rollouts.generation, prompts[:1], samples, how.max_response_tokens)
     limit = max(PROBE_TOKENS, int(MINUTE_S / len(prompts) / max(seconds, 1e-6)))
     if limit >= how.max_response_tokens:
         return setup, []
@@ -110,7 +110,7 @@ def _enter_rl(session: Session) -> list[str]:
         return []
     if section.reward.stage is not None:
         return [f"rl.reward is a model that stage {section.reward.stage} makes: here the rows' own verifiers graded"]
-    session.workers.graders.enter_stage(bind_grader(run.shared, run.base_dir, section.reward))
+    session.workers.graders.enter_stage(bind_grader(run.folder, run.base_dir, section.reward))
     return []
 
 

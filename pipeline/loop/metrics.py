@@ -203,12 +203,12 @@ def report_failures(
     alarm: dict[str, Any] = {
         "failure_rate": tally.failure_rate,
         "responses": tally.total,
-        "where": recorder.where,
+        "where": recorder.step_label,
         "first": example,
     }
     recorder.store.metrics(VerifierAlarm(stage=at[0], step=at[1], **alarm))
     recorder.event("verizero.verifier.alarm", alarm)
-    text = f"{recorder.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
+    text = f"{recorder.step_label}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
     recorder.say(f"{text} {example}".rstrip())
 
 

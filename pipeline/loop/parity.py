@@ -53,7 +53,7 @@ def check_parity(
         rollouts = generate_rollouts(workers.rollouts.generation, prompts, 1, sampling, "parity")
         gap = gap_of(workers.backend, rollouts, sampling.temperature)
     differs = not gap.mean <= tolerance  # true for NaN too
-    (run.folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))
+    (run.rank_folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))
     if not differs:
         return gap
     finding = f"engine and trainer differ in log-probs of the same tokens: {gap}"

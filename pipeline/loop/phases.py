@@ -134,7 +134,7 @@ def verify(
             max_tokens = longest_response(setup.config.rollout, setup.config.episodes)
             groups = with_baseline(groups, greedy, parts.shaping, max_tokens)
         (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
-    recorder.count("graders", tally.busy_s)
+    recorder.add_seconds("graders", tally.busy_s)
     return groups, tally
 
 

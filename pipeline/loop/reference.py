@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verizero.pipeline.config.stages import ReferenceConfig
-from verizero.pipeline.run.algorithm import reference_of
+from verizero.pipeline.run.algorithm import stage_reference
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train.backend import Backend
@@ -12,7 +12,7 @@ from verizero.pipeline.types import StepMetrics
 
 def reference_config(setup: StageSetup) -> ReferenceConfig:
     """Return the schedule of the reference: the recipe's, else the algorithm's."""
-    return reference_of(setup.rounds, setup.algorithm)
+    return stage_reference(setup.rounds, setup.algorithm)
 
 
 def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics: StepMetrics) -> None:

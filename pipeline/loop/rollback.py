@@ -13,7 +13,7 @@ from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpo
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup
-from verizero.pipeline.run.stage_entry import make_setup, restore_checkpoint, restore_in_flight
+from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.types import StepMetrics
@@ -44,7 +44,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
         return
     if config.action == "warn":
         alarm(session, item, signs, {})
-        recorder.say(f"{recorder.where}: RL may be collapsing: {_listed(signs)}")
+        recorder.say(f"{recorder.step_label}: RL may be collapsing: {_listed(signs)}")
         return
     finish_checkpoint(run, session.workers)
     good = run.ranks.agree(lambda: last_good(run, state, setup))
@@ -54,7 +54,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
         alarm(session, item, signs, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
         raise Collapsed(
-            f"{recorder.where}: RL is collapsing{again}: {_listed(signs)}. "
+            f"{recorder.step_label}: RL is collapsing{again}: {_listed(signs)}. "
             + (f"The policy before that is {good / 'model'}" if good else "No checkpoint is older than that")
             + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
             "name"
@@ -64,7 +64,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
 
 def last_good(run: Run, state: RunState, setup: StageSetup) -> Path | None:
     """Return the newest undamaged checkpoint of this stage from before the steps that showed the collapse."""
-    paths = [run.shared / "checkpoints" / f"{n:08d}" for n in good_checkpoints(state, setup.config)]
+    paths = [run.folder / "checkpoints" / f"{n:08d}" for n in good_checkpoints(state, setup.config)]
     return next((p for p in paths if p.is_dir() and checkpoint.fault(p) is None), None)
 
 
@@ -81,7 +81,7 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     vars(state).update(kept)
     state.stage.num_tokens = num_tokens
     state.stage.guard |= {"roll_backs": times, "said": []}
-    session.setup = make_setup(session.run, session.workers, state)
+    session.setup = set_up_stage(session.run, session.workers, state)
     restore_in_flight(session.workers, session.setup, state)
     config = session.setup.config
     if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
@@ -90,7 +90,7 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knobs})
     changed = ", ".join(f"{name} is now {value:g}" for name, value in knobs.items())
     recorder.say(
-        f"{recorder.where}: RL collapsed: {_listed(signs)}. Rolled back to step {state.rl_step} "
+        f"{recorder.step_label}: RL collapsed: {_listed(signs)}. Rolled back to step {state.rl_step} "
         f"({times} of at most {config.guard.max_roll_backs}); {changed}"
     )
     save(session)
@@ -110,7 +110,7 @@ def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, A
     )
     recorder.store.metrics(row)
     line = {name: value for name, value in to_json(row).items() if name != "time"}
-    recorder.event("verizero.collapse.suspected", {**line, "where": recorder.where})
+    recorder.event("verizero.collapse.suspected", {**line, "where": recorder.step_label})
 
 
 def _listed(signs: Sequence[Sign]) -> str:

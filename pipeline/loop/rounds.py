@@ -43,7 +43,7 @@ def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) 
         source.parity_checked = True
     recorder.progress.begin(item.label, state.step, item.num_steps)
     while state.step < item.num_steps and not is_out_of_tokens(source, setup, state):
-        recorder.where = f"{item.label} step {state.step + 1}"
+        recorder.step_label = f"{item.label} step {state.step + 1}"
         metrics = wrap("step", one_step)(session, item, phases)
         guard_against_collapse(session, item, metrics)
         is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
@@ -91,7 +91,7 @@ def stop_if_lost(state: RunState, recorder: Recorder, most: int) -> None:
     lost = state.stage.lost_steps
     if len(lost) >= most:
         raise GradersFailed(
-            f"{recorder.where}: graders failed and nothing trained in {len(lost)} "
+            f"{recorder.step_label}: graders failed and nothing trained in {len(lost)} "
             f"{'step' if len(lost) == 1 else 'steps in a row'}, at last with {lost[-1]}. {MEND_GRADERS}, and does "
             "these steps again"
         )
@@ -108,15 +108,15 @@ def train(
     is_short = len(groups) < rounds.prompts_per_step
     if len(groups) < rounds.select.min_groups or (is_short and rounds.select.fallback == "skip"):
         recorder.say(
-            f"{recorder.where}: {len(groups)} of {rounds.prompts_per_step} groups teach something; no update. If this "
-            "continues and graders did not fail, the prompts are too easy or too hard"
+            f"{recorder.step_label}: {len(groups)} of {rounds.prompts_per_step} groups teach something; no update. "
+            "If this continues and graders did not fail, the prompts are too easy or too hard"
         )
         return None
     try:
         metrics = phases.update(groups)
     except NonFiniteError as exc:
         stage.num_bad_updates += 1
-        recorder.say(f"{recorder.where}: {exc}")
+        recorder.say(f"{recorder.step_label}: {exc}")
         if stage.num_bad_updates >= rounds.max_bad_steps:
             raise RunError(
                 f"{stage.num_bad_updates} updates in a row were refused ({exc}); the last checkpoint is good. Lower "
@@ -126,8 +126,8 @@ def train(
     stage.num_bad_updates = 0
     if metrics.get("updates/refused"):
         recorder.say(
-            f"{recorder.where}: after {metrics['updates']:.0f} updates on this batch the next was not finite, and the "
-            "rest of the batch was left out; lower the learning rate"
+            f"{recorder.step_label}: after {metrics['updates']:.0f} updates on this batch the next was not finite, and "
+            "the rest of the batch was left out; lower the learning rate"
         )
     return metrics
 

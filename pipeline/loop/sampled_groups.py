@@ -48,7 +48,7 @@ def sample_groups(
     with recorder.timed("verify"):
         scored, tally = (scorer or workers.graders.scorer).score({p.id: p for p in own}, rollouts, with_components=True)
         (groups,), tally = gather_groups(run.ranks, share, [form_groups(own, scored, num)], tally)
-    recorder.count("graders", tally.busy_s)
+    recorder.add_seconds("graders", tally.busy_s)
     return groups, tally
 
 
@@ -70,7 +70,7 @@ def rewarded_by_judge(
             verdicts = _judged_by_policy(run, workers, members, how)
         else:
             attempts = [attempt_in(p, m.rollout) for p, m in members]
-            verdicts = bind_grader(run.shared, run.base_dir, judge).score(attempts)
+            verdicts = bind_grader(run.folder, run.base_dir, judge).score(attempts)
         scores = iter(verdicts)
 
         def rewarded(member: ScoredRollout) -> ScoredRollout:

@@ -35,7 +35,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     return with_correction(parts, config.rollout, config.model.dtype).resolve(longest)
 
 
-def reference_of(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:
+def stage_reference(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:
     """Return the schedule of a stage's reference: the recipe's, else the algorithm's."""
     if rounds.reference is not None:
         return rounds.reference
@@ -46,7 +46,11 @@ def holds_reference(config: RunConfig) -> bool:
     """True if some stage of the recipe keeps a reference, for its objective or to measure the KL to it."""
     for stage in config.stages:
         section, parts = config.section_of(stage), resolve_parts(config.of_stage(stage.name))
-        if isinstance(section, RoundsConfig) and parts is not None and reference_of(section, parts).schedule != "none":
+        if (
+            isinstance(section, RoundsConfig)
+            and parts is not None
+            and stage_reference(section, parts).schedule != "none"
+        ):
             return True
     return False
 
@@ -72,10 +76,10 @@ def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = Fals
 
 
 def with_correction(parts: Parts, config: RolloutConfig, dtype: str) -> Parts:
-    """Return the algorithm with truncated importance sampling, if the recipe or its objective on stale rows needs it.
+    """Return the algorithm with truncated importance sampling where the recipe asks for it, or stale rows need it.
 
-    The recipe may ask for that correction (`rollout.parity.action: correct`), and the decoupled objective needs it; an
-    algorithm that has a correction of its own keeps it. It is on from the first step whatever the parity check finds,
+    The recipe asks with `rollout.parity.action: correct`, the decoupled objective needs it for stale rows; an algorithm
+    with another correction keeps that one. It is on from the first step whatever the parity check finds,
     so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree. `dtype`: the
     policy's.
     """

@@ -26,11 +26,11 @@ from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.rollout.server_client import Setting
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
-from verizero.pipeline.run.ahead import Asynchronous
+from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.rollouts import RolloutSource, Synchronous
+from verizero.pipeline.run.rollouts import RolloutSource, SynchronousSource
 from verizero.pipeline.run.session import Run
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
@@ -48,7 +48,7 @@ def device_of(config: RunConfig) -> str:
     return present(config.train.device, "train.device")
 
 
-def start_of(config: RunConfig) -> str:
+def first_model_path(config: RunConfig) -> str:
     """Return the folder or hub id of the recipe's model; a GGUF file's folder is made, the first time, under `output`.
 
     Raise ConfigError for a file that cannot be read.
@@ -63,7 +63,7 @@ def build_tokenizer(config: RunConfig) -> Any:
         from verizero.pipeline.data.tokenizer import character_tokenizer
 
         return character_tokenizer(config.model.create.characters)
-    return load_tokenizer(start_of(config), config.model.revision)
+    return load_tokenizer(first_model_path(config), config.model.revision)
 
 
 def context_of(config: RunConfig) -> int | None:
@@ -76,7 +76,7 @@ def context_of(config: RunConfig) -> int | None:
             settings: Any = transformers.AutoConfig.for_model(config.model.create.model_type)
             context = getattr(settings, "max_position_embeddings", None)
         return context
-    settings = transformers.AutoConfig.from_pretrained(start_of(config), revision=config.model.revision)
+    settings = transformers.AutoConfig.from_pretrained(first_model_path(config), revision=config.model.revision)
     return getattr(settings, "max_position_embeddings", None)
 
 
@@ -102,7 +102,7 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
 
 def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
     # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
-    keeps_whole = config.rollout.engine == "torch"
+    engine_reads_module = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
         from verizero.pipeline.models.lora import Adapted, Twin
@@ -113,11 +113,11 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
     if config.train.backend == "fsdp":
         from verizero.pipeline.train.fsdp_backend import FsdpBackend
 
-        return FsdpBackend(model, config.train, ranks, adapted, keeps_whole, torch.device(device_of(config)))
+        return FsdpBackend(model, config.train, ranks, adapted, engine_reads_module, torch.device(device_of(config)))
     if config.train.backend == "deepspeed":
         from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 
-        return DeepSpeedBackend(model, config.train, ranks, adapted, keeps_whole, holds_reference(config))
+        return DeepSpeedBackend(model, config.train, ranks, adapted, engine_reads_module, holds_reference(config))
     return TorchBackend(model, ranks, config.train, adapted)
 
 
@@ -175,20 +175,20 @@ def build_source(
         engine = build_engine(config, model, tokenizer, backend, folder)
         # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
         generation = Generation(engine, data.renderer, config.seed, episodes)
-        return Synchronous(generation, backend.ranks, how.publish_every > 1)
+        return SynchronousSource(generation, backend.ranks, how.publish_every > 1)
     # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1
     engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy)
     generation = Generation(engine, data.renderer, config.seed, episodes)
-    return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
+    return AheadSource(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
 
 
 def build_recorder(run: Run, store: Store, backend: Backend, progress: Progress) -> Recorder:
     """Return the recorder of a run, which writes into `store`."""
     config = run.recipe
     trackers = config.report.trackers if run.ranks.is_first else ()
-    tracked = Trackers(trackers, run.folder, config.name, config.model_dump(mode="json"))
+    tracked = Trackers(trackers, run.rank_folder, config.name, config.model_dump(mode="json"))
     return Recorder(store, tracked, progress, *gpu_of(config, backend))
 
 
@@ -197,10 +197,10 @@ def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, flo
 
     The second is None also for a GPU whose data sheet is not known here, unless the recipe has its number.
     """
-    model, told = backend.model, config.train.peak_tflops
+    model, tflops = backend.model, config.train.peak_tflops
     if model.device.type != "cuda":
         return None, None
     # The recipe's type: that of divided weights is their masters'.
     size = DTYPES[config.model.dtype].itemsize
-    peak = peak_flops(torch.cuda.get_device_name(model.device), size) if told is None else 1e12 * told
+    peak = peak_flops(torch.cuda.get_device_name(model.device), size) if tflops is None else 1e12 * tflops
     return gpu_peaks(), None if peak is None else peak * backend.ranks.size

@@ -122,12 +122,13 @@ def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: 
         good.pop()
         why += f"; {before.name} cannot continue with that, as {reason}"
     if not good:
-        kept = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
+        old_values = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
         model = folder / "model" if (folder / "model").is_dir() else newest / "model"
+        remedy = f"Keep {old_values}" if is_longer else "Undo the change"
         raise RunError(
             f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-            f"resume from. {f'Keep {kept}' if is_longer else 'Undo the change'}, or start a new run from the model of "
-            f"this one (--set name=… --set model.path={model}), or from the beginning (--set name=…)"
+            f"resume from. {remedy}, or start a new run from the model of this one (--set name=… --set "
+            f"model.path={model}), or from the beginning (--set name=…)"
         )
     stale = [f.name for f in started[len(good) :]]
     stale_folder = put_aside(folder, ends[good[-1]], stale)

@@ -26,7 +26,7 @@ LIMITS = (
     ("unanswered", "max_unanswered", "rise"),
 )
 """Measure, field of `guard` with its limit, and how the limit is meant: itself, times or above the first value."""
-SOLVED = 0.5
+MAX_ALL_RIGHT = 0.5
 """Above this share of groups that are all right, a fall of the entropy is the end of learning, and no collapse."""
 
 
@@ -71,7 +71,7 @@ def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConf
         at_first, now = _median(first, measure), _median(last, measure)
         if number is None or at_first is None or now is None:
             continue
-        if setting == "min_entropy" and (_median(last, "solved") or 0.0) > SOLVED:
+        if setting == "min_entropy" and (_median(last, "solved") or 0.0) > MAX_ALL_RIGHT:
             continue
         limit = {"itself": number, "times": number * at_first, "rise": number + at_first}[meaning]
         # False for NaN on either side: a median of NaN gives no sign, and bad updates are refused elsewhere.
@@ -142,10 +142,10 @@ def max_delay(config: RunConfig) -> int:
 
 
 def good_checkpoints(state: RunState, config: RunConfig) -> list[int]:
-    """Return the numbers of checkpoints whose policy sampled before the steps that showed a collapse, newest first.
+    """Return the numbers of the checkpoints from before the steps that showed a collapse, newest first.
 
-    The policy of a checkpoint at step k sampled the responses of step k + 1, or of a later one where responses may be
-    old. That step must not be in the window. In a younger stage it is the stage's first checkpoint.
+    A checkpoint is good if all that its policy sampled was trained on before those steps, the window. If none of the
+    stage is as old, the stage's first one is good.
     """
     newest = max(state.stage.first_rl_step, state.rl_step - config.guard.window - 1 - max_delay(config))
     return [number for number, step in reversed(state.stage.guard.get("checkpoints", [])) if step <= newest]

@@ -111,15 +111,15 @@ def prompt_room(config: RunConfig, context: int | None) -> int | None:
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
             f"model's context of {context}; lower it, or give the model a longer one (max_position_embeddings)"
         )
-    asked = config.data.max_prompt_tokens
-    if asked is None or left is None:
-        return asked if left is None else left
-    if asked > left:
+    max_prompt = config.data.max_prompt_tokens
+    if max_prompt is None or left is None:
+        return max_prompt if left is None else left
+    if max_prompt > left:
         raise ConfigError(
-            f"data.max_prompt_tokens={asked} is more than the {left} that rollout.max_response_tokens="
+            f"data.max_prompt_tokens={max_prompt} is more than the {left} that rollout.max_response_tokens="
             f"{config.rollout.max_response_tokens} leaves of the model's context of {context}; lower one of them"
         )
-    return asked
+    return max_prompt
 
 
 def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
@@ -141,10 +141,10 @@ def stage_pairs(
         if not section.pairs:
             continue
         read = read_pairs(section.pairs, config.seed, base_dir)
-        kept, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
+        prompts, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
         # By object, as pairs of different sources may share an id.
-        allowed = {id(prompt) for prompt in kept}
-        read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
+        allowed_ids = {id(prompt) for prompt in prompts}
+        read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed_ids]
         check_pairs(stage, section, read, renderer, context)
         by_stage[stage] = read
     return by_stage
@@ -172,22 +172,22 @@ def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
     if context is None:
         return
     counts = SourceCounts("pairs", len(read.pairs), what="of them kept")
-    kept = []
+    fitting = []
     for pair in read.pairs:
         prompt = len(renderer.prompt_ids(pair.prompt))
         length = prompt + max(len(renderer.text_ids(s, f"a side of pair {pair.id!r}")) for s in pair.sides if s)
         if length <= context:
-            kept.append(pair)
+            fitting.append(pair)
             continue
         counts.skip("past the context", f"{pair.id}: {length} tokens, and the model's context is {context}")
         read.left_out.append((pair.to_row(), f"past the context: {length} tokens of {context}"))
-    if not kept:
+    if not fitting:
         raise DataError(
             f"all {len(read.pairs)} pairs are longer than the model's context of {context} tokens; give "
             "shorter ones, or a model with a longer context"
         )
-    counts.num_loaded = len(kept)
-    read.pairs[:] = kept
+    counts.num_loaded = len(fitting)
+    read.pairs[:] = fitting
     if counts.skipped:
         read.counts.append(counts)
 

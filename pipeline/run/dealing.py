@@ -13,14 +13,14 @@ from verizero.pipeline.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankPrompts:
     """The prompts of this rank, and the index of each among all prompts."""
 
     prompts: list[Prompt]
     places: list[int]
 
 
-def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
+def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> RankPrompts:
     """Return this rank's prompts in their order: all of them where there is one rank.
 
     A prompt that occurs twice goes to one rank both times: its second random numbers depend on the first draw.
@@ -30,27 +30,28 @@ def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
         # Dealt in turn by first occurrence, so every rank computes the same owners without a message.
         owner.setdefault(p.id, len(owner) % ranks.size)
     places = [i for i, p in enumerate(prompts) if owner[p.id] == ranks.rank]
-    return Share([prompts[i] for i in places], places)
+    return RankPrompts([prompts[i] for i in places], places)
 
 
 def gather_groups(
-    ranks: Ranks, share: Share, columns: Sequence[Sequence[Group]], tally: GradingTally
+    ranks: Ranks, share: RankPrompts, columns: Sequence[Sequence[Group]], tally: GradingTally
 ) -> tuple[list[list[Group]], GradingTally]:
-    """Return each column of groups as one process would have it, and the sum of all ranks' tallies.
+    """Gather the groups of all ranks in the order of the step's prompts, and add up the ranks' tallies.
 
-    A column has one group for each prompt of the share. Records of sampling stay with the rank that has them.
+    `columns`: lists of this rank's groups, each with one group for each prompt of its share, e.g. of samples and of
+    greedy responses. Records of sampling stay with the rank that has them.
     """
     if ranks.size == 1:
         return [list(c) for c in columns], tally
     gathered = ranks.gather((share.places, [[without_records(g, ranks.rank) for g in c] for c in columns], tally))
     whole: list[list[Group]] = []
-    for i, own in enumerate(columns):
+    for i, column in enumerate(columns):
         # Places are indices into the whole step: with them the order is that of one process.
-        placed = {
+        by_index = {
             place: group for places, theirs, _ in gathered for place, group in zip(places, theirs[i], strict=True)
         }
-        placed |= dict(zip(share.places, own, strict=True))
-        whole.append([placed[place] for place in range(len(placed))])
+        by_index |= dict(zip(share.places, column, strict=True))
+        whole.append([by_index[place] for place in range(len(by_index))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
 
 

@@ -40,7 +40,7 @@ def demonstration_rows(
     """
     if setup.demonstrations is None:
         prompts, left_out = _demonstrations(run, setup)
-        # In a plain text tools have no place; a chat template shows them in the prompt.
+        # Only chat templates can show tools.
         is_chat = run.data.renderer.template.name == "chat"
         tools = tools_of(run.recipe, run.base_dir) if is_chat else no_tools
         setup.demonstrations, counts = rows_of(run.data.renderer, context, prompts, tools)

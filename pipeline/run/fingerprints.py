@@ -77,8 +77,8 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
         # By its code, not by where it lies.
         tree[stage.kind]["algorithm"] = algorithm | {"path": _hash(Path(algorithm["path"]).read_bytes())}
     for name in ("endpoint", "teacher"):
-        if isinstance(asked := tree[stage.kind].get(name), dict):
-            tree[stage.kind][name] = _without_address(asked)
+        if isinstance(server := tree[stage.kind].get(name), dict):
+            tree[stage.kind][name] = _without_address(server)
     if teachers := tree[stage.kind].get("teachers"):
         tree[stage.kind]["teachers"] = {domain: _without_address(t) for domain, t in teachers.items()}
     if "sandbox" in tree:
@@ -100,8 +100,8 @@ def _changing(servers: ServerParams) -> dict[str, Any]:
     return {k: v for k, v in servers.model_dump(mode="json").items() if k not in servers.may_change}
 
 
-def _without_address(asked: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in asked.items() if k not in ENDPOINTS_MAY_CHANGE}
+def _without_address(server: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in server.items() if k not in ENDPOINTS_MAY_CHANGE}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -137,8 +137,8 @@ def _change(name: str, before: Any, now: Any) -> str:
 def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
     """Return hashes of the rows that the stage reads."""
     (stage,) = view.stages
-    wanted = set(getattr(view, stage.kind).reads) - {"demonstrations"}
-    wanted |= {"demonstrations"} if view.needs_demonstrations else set()
+    kinds = set(getattr(view, stage.kind).reads) - {"demonstrations"}
+    kinds |= {"demonstrations"} if view.needs_demonstrations else set()
     rows: dict[str, Sequence[Any]] = {
         "prompts": data.train,
         "demonstrations": data.demonstrations,
@@ -148,12 +148,12 @@ def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
     names = {"prompts": "rows of data.train", "demonstrations": "the demonstrations", "text": "the texts"}
     names["pairs"] = "the pairs"
     # The limits of episodes matter only where there are some.
-    is_played = "prompts" in wanted and any(p.environment is not None for p in data.train)
+    is_played = "prompts" in kinds and any(p.environment is not None for p in data.train)
     episodes = view.episodes.model_dump(mode="json", exclude={"workers"}) if is_played else {}
     if episodes.get("observation_coef") == 0:  # off, as in older runs, which have no such field
         del episodes["observation_coef"]
     limits = {f"episodes.{name}": value for name, value in episodes.items()}
-    return limits | {names[what]: hash_rows(rows[what]) for what in sorted(wanted & rows.keys())}
+    return limits | {names[what]: hash_rows(rows[what]) for what in sorted(kinds & rows.keys())}
 
 
 def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
@@ -228,9 +228,9 @@ def _hash(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{place}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{place}{name}", value
+            yield f"{prefix}{name}", value

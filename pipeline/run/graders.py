@@ -83,17 +83,17 @@ def build_graders(
 
 
 def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> SecondOpinions | None:
-    asked = config.scoring.second_opinion
-    if asked is None:
+    opinion_config = config.scoring.second_opinion
+    if opinion_config is None:
         return None
     known = sorted({p.domain for p in data.train})
-    unknown = sorted(set(asked.domains or ()) - set(known))
+    unknown = sorted(set(opinion_config.domains or ()) - set(known))
     if unknown:
         raise ConfigError(
             f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has; there are "
             f"{', '.join(known)}"
         )
-    return SecondOpinions(asked, asked.verifier.bind(base_dir), config.seed)
+    return SecondOpinions(opinion_config, opinion_config.verifier.bind(base_dir), config.seed)
 
 
 def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:

@@ -12,7 +12,7 @@ from verizero.pipeline.config.episodes import timed_settings
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import disk_errors
 from verizero.pipeline.models.gguf_file import provenance
-from verizero.pipeline.run.build import start_of
+from verizero.pipeline.run.build import first_model_path
 from verizero.pipeline.run.origin import write_origin
 from verizero.pipeline.run.saving import TEMPLATE_FILE
 from verizero.pipeline.run.session import Run, StageSetup, Workers
@@ -49,7 +49,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "name": setup.config.name,
         "seed": run.seed,
         "versions": versions,
-        "start": {} if run.recipe.model.path is None else provenance(Path(start_of(run.recipe))),
+        "start": {} if run.recipe.model.path is None else provenance(Path(first_model_path(run.recipe))),
         "device": str(model.device),
         "num_parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
         "num_ranks": run.ranks.size,
@@ -64,7 +64,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "model_template": template_of(run.recipe.model.path),
         "ended": None,
     }
-    with disk_errors(f"writing into {run.folder}"):
-        (run.folder / "recipe.yaml").write_text(dump(run.recipe))
-        (run.folder / "run.json").write_text(json.dumps(info, indent=1))
-    write_origin(run.folder, run.base_dir)
+    with disk_errors(f"writing into {run.rank_folder}"):
+        (run.rank_folder / "recipe.yaml").write_text(dump(run.recipe))
+        (run.rank_folder / "run.json").write_text(json.dumps(info, indent=1))
+    write_origin(run.rank_folder, run.base_dir)

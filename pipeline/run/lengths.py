@@ -41,10 +41,10 @@ def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state
         return f"{each} can only change before round 2 begins; raise {kind}.rounds"
     if now.get(f"{kind}.algorithm.temperature_end") is not None:
         return f"{kind}.algorithm.temperature_end made the temperature of its steps depend on their number"
-    for place in (f"{kind}.optimizer", f"{kind}.critic"):
-        numbers = {name: now.get(f"{place}.{name}") for name in OptimizerConfig.model_fields}
+    for section in (f"{kind}.optimizer", f"{kind}.critic"):
+        numbers = {name: now.get(f"{section}.{name}") for name in OptimizerConfig.model_fields}
         if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
-            return f"{place}.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
+            return f"{section}.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
     return None
 
 

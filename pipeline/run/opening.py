@@ -37,7 +37,7 @@ from verizero.pipeline.run.state import RunState, read_state
 from verizero.pipeline.run.teachers import check_domains
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 from verizero.pipeline.train.device import switched
-from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
+from verizero.pipeline.train.ranks import Ranks, join, leave
 
 LOG = "run.log"
 """Name of the file in the run's folder that has every line which the run showed."""
@@ -51,7 +51,7 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
 
 
 @contextmanager
-def opened(
+def open_run(
     config: RunConfig,
     base_dir: Path,
     folder: Path,
@@ -68,13 +68,13 @@ def opened(
     with ExitStack() as stack:
         device = device_of(config)
         stack.enter_context(switched(config.train, device))
-        # A collective with a limit: ranks that never come end the run instead of blocking it.
+        # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
         config = with_backend(config, ranks.size, device)
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)
-        own = stack.enter_context(own_folder(folder, ranks))
+        rank_folder = stack.enter_context(folder_of_rank(folder, ranks))
         log: Logged | None = None
         if ranks.is_first:
             progress = log = stack.enter_context(closing(Logged(progress, folder / LOG, config.name)))
@@ -84,22 +84,22 @@ def opened(
         session: Session | None = None
         try:
             progress.under_way("loads the data")
-            data = prepare_run(config, base_dir, own)
-            session = open_session(config, own, data, resume, progress, base_dir, ranks=ranks, shared=folder)
+            data = prepare_run(config, base_dir, rank_folder)
+            session = open_session(config, folder, rank_folder, data, resume, progress, base_dir, ranks)
             stack.callback(session.close)
             yield session
         except ResumeRefused:  # says nothing of the run that the folder has
             raise
         except BaseException as exc:
             if log is not None:
-                ended = ended_by(exc, "the start" if session is None else session.recorder.where)
+                ended = ended_by(exc, "the start" if session is None else session.recorder.step_label)
                 record_failure(folder, ended)
                 log.lines.say(str(ended))
             raise
 
 
 @contextmanager
-def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
+def folder_of_rank(folder: Path, ranks: Ranks) -> Iterator[Path]:
     """Yield the folder that this rank writes to: the locked run's folder for rank 0, a private one for the others.
 
     A private folder is deleted at the end of a block without an error, else when the run is resumed.
@@ -113,31 +113,30 @@ def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
             yield folder
         return
     ranks.barrier()
-    own = folder / "logs" / f"rank{ranks.rank}"
-    own.mkdir(parents=True, exist_ok=True)
-    yield own  # without `finally`: after an error the folder stays, for its logs
-    shutil.rmtree(own, ignore_errors=True)
+    private = folder / "logs" / f"rank{ranks.rank}"
+    private.mkdir(parents=True, exist_ok=True)
+    yield private  # without `finally`: after an error the folder stays, for its logs
+    shutil.rmtree(private, ignore_errors=True)
 
 
 def open_session(
     config: RunConfig,
     folder: Path,
+    rank_folder: Path,
     data: RunData,
     resume: Resume,
     progress: Progress,
     base_dir: Path,
-    ranks: Ranks = ALONE,
-    shared: Path | None = None,
+    ranks: Ranks,
 ) -> Session:
     """Return a session at the start of the run, or at the newest checkpoint in its folder. Rank 0 must hold the lock.
 
-    This process writes to `folder`; `shared` is the run's folder (None: the same).
+    `folder` is the run's; this rank writes to `rank_folder`.
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
-    shared = shared or folder
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
-    start = ranks.agree(lambda: choose_checkpoint(shared, resume, progress, prints))
+    start = ranks.agree(lambda: choose_checkpoint(folder, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
     reopen_longer_stage(config, state)
@@ -147,20 +146,20 @@ def open_session(
     if start is not None:
         backend.load(start)  # optimisers, reference and critic
     # The backend's ranks: they know which of them share sequences.
-    run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
-    store = Store(folder)
+    run = Run(config, folder, rank_folder, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
+    store = Store(rank_folder)
     # Lines of later steps go: those steps are done again.
     store.cut(*((state.store.lengths, state.store.sums) if ranks.is_first else ({}, {})))
     recorder = build_recorder(run, store, backend, progress)
     episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))
-    if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, folder)):
+    if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, rank_folder)):
         progress.say(note)
     progress.under_way("starts the engine")
-    source = build_source(config, backend, data, folder, episodes)
+    source = build_source(config, backend, data, rank_folder, episodes)
     workers = Workers(backend, source, graders, *restored_sampler(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
     # After the stage is entered, which may replace the weights; before batches in flight use the engine.
-    workers.rollouts.publish_first(backend, state.policy_version, start)
+    workers.rollouts.publish_after_start(backend, state.policy_version, start)
     restore_in_flight(workers, setup, state)
     write_run_info(run, workers, setup)
     if start is not None:

@@ -40,7 +40,7 @@ class Recorder:
         self._peaks = peaks
         self.progress: Progress = progress or Silent()
         self.listener: Listener = ignore_event
-        self.where = ""
+        self.step_label = ""
         """The present step in words, e.g. "round 1 step 7"."""
         self._under_way = ""
         self.reported: set[str] = set()
@@ -59,21 +59,21 @@ class Recorder:
     def timed(self, phase: str) -> Iterator[None]:
         """Count the block's seconds to `phase`, and the GPU's peak in it, and start the deadline of that phase."""
         # The launcher quotes this phase if the rank dies in it.
-        WATCH.begins(f"{self.where}: {phase}")
+        WATCH.begins(f"{self.step_label}: {phase}")
         if phase != "total":  # of a step, whose phases are shown
-            self._shown(f"{self.where}: {phase.rpartition('/')[2]}")
+            self._show(f"{self.step_label}: {phase.rpartition('/')[2]}")
         if self._peaks is not None:
             self._peaks.enter(phase)
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.count(phase, time.perf_counter() - start)
+            self.add_seconds(phase, time.perf_counter() - start)
             if self._peaks is not None:
                 self._peaks.leave(phase)
-            self._shown(self.where)
+            self._show(self.step_label)
 
-    def count(self, phase: str, seconds: float) -> None:
+    def add_seconds(self, phase: str, seconds: float) -> None:
         """Add seconds to `phase`. Phases whose names end in "graders" ran in parallel to others, not after them."""
         self._times[phase] = self._times.get(phase, 0.0) + seconds
 
@@ -88,7 +88,7 @@ class Recorder:
 
         return count
 
-    def _shown(self, what: str) -> None:
+    def _show(self, what: str) -> None:
         self._under_way = what
         self.progress.under_way(what)
 

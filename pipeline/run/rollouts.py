@@ -1,4 +1,4 @@
-"""The sources of rollouts: the protocol, and the source that generates when it is asked; `ahead` has the other."""
+"""The sources of rollouts: the protocol, and the one that generates when it is called; `ahead_source` has the other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WEIGHTS_FILE = "published.pt"
 
 
 class EarlyReader(Protocol):
-    """Receives responses as they end, with the offset of their kind among all responses of the call."""
+    """Called with responses that have ended."""
 
     def __call__(self, ended: Sequence[EndedResponse], offset: int = 0) -> None:
-        """Take the responses; return at once."""
+        """Take the responses; return at once. `offset`: index of their kind's first response in the whole call."""
         ...
 
 
@@ -55,7 +55,7 @@ class RolloutSource(Protocol):
         reader: EarlyReader | None,
         count: Count | None = None,
     ) -> list[Rollout]:
-        """Return the responses to this rank's `prompts`, all of the first kind asked, then all of the next.
+        """Return the responses to this rank's `prompts`, all of the first kind, then all of the next.
 
         If a batch is in flight, the oldest one is completed and returned in their place. `stream` (RL step, attempt)
         names the random numbers of responses that are sampled now; `reader` and `count` hear of those.
@@ -112,7 +112,7 @@ class RolloutSource(Protocol):
         """Write the engine's weights into a checkpoint if they are not the policy's."""
         ...
 
-    def publish_first(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
+    def publish_after_start(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
         """Give a new engine its weights: the policy's, or the older ones that it had at the checkpoint.
 
         Raise CheckpointError if the checkpoint's weights do not fit the policy.
@@ -124,8 +124,8 @@ class RolloutSource(Protocol):
         ...
 
 
-class Synchronous:
-    """Generates when it is asked. No batch is ever in flight."""
+class SynchronousSource:
+    """Generates when it is called. No batch is ever in flight."""
 
     def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
         """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
@@ -211,7 +211,7 @@ class Synchronous:
             with (folder / WEIGHTS_FILE).open("wb") as file:  # given a path, torch hides the error of a full disk
                 torch.save({"version": self.engine.version, "weights": self._published}, file)
 
-    def publish_first(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
+    def publish_after_start(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
         """Publish the weights file of the checkpoint if it has one, else the policy's weights."""
         path = None if checkpoint is None else checkpoint / WEIGHTS_FILE
         if path is None or not path.is_file():

@@ -49,8 +49,11 @@ def response_kinds(setup: StageSetup, at_temperature: float) -> list[ResponseKin
     return kinds
 
 
-def seconds_a_token(generation: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
-    """Return the time that one more token of all responses takes here and now. `longest`: the most that they have."""
+def seconds_per_token(generation: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
+    """Measure the seconds that one more token of all responses takes, by a short generation.
+
+    `longest`: the most tokens that a response has.
+    """
     begun = time.monotonic()
     generate_rollouts(generation, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
     return (time.monotonic() - begun) / PROBE_TOKENS

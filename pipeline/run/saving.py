@@ -26,11 +26,8 @@ TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
 
 
-def release_heap() -> None:
-    """Return the free pages of the C library's heap to the system; a C library other than glibc keeps its own.
-
-    To write a model, its weights are copied. They would come on top of what the last update used and the heap keeps.
-    """
+def trim_heap() -> None:
+    """Call malloc_trim before a save, which copies the weights: it lowers the peak of memory. Only glibc has it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -44,7 +41,7 @@ def save(session: Session) -> None:
     `finish_checkpoint`, waits for what is written in the background; the last one of a stage is whole at once.
     """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
-    WATCH.begins(f"{recorder.where}: checkpoint")
+    WATCH.begins(f"{recorder.step_label}: checkpoint")
     finish_checkpoint(run, workers)
     is_last = state.is_at_end_of_stage(schedule(run.recipe))
     if is_last:
@@ -57,17 +54,17 @@ def save(session: Session) -> None:
     # Collectives, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
     carried = with_records_on_first(run.ranks, state.stage.carried)
-    number, pinned = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
+    number, kept_for_rollback = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
-    root = run.shared / "checkpoints"
-    release_heap()
+    root = run.folder / "checkpoints"
+    trim_heap()
 
     def write(folder: Path) -> Rest | None:
         run.ranks.barrier()  # rank 0 has made the folder
         in_background = saves_in_background(run.recipe.train, run.recipe.checkpoint)
         rest = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
-        for name, write_model in workers.also_saved.items():
+        for name, write_model in workers.extra_models.items():
             write_model(folder / name)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
@@ -78,7 +75,7 @@ def save(session: Session) -> None:
     try:
         if run.ranks.is_first:
             keep = session.setup.config.checkpoint.keep
-            rest = checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
+            rest = checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *kept_for_rollback})
         else:
             # Other ranks write their shards into the folder that rank 0 made, under its temporary name.
             rest = write(partial_path(checkpoint.path_of(root, number)))
@@ -92,8 +89,8 @@ def save(session: Session) -> None:
         # The number is free again: a full disk, for example, may have room at the next try.
         state.next_checkpoint = number
         raise
-    with disk_errors(f"writing into {run.folder}"):
-        note_peak(run.folder)
+    with disk_errors(f"writing into {run.rank_folder}"):
+        note_peak(run.rank_folder)
 
 
 def finish_checkpoint(run: Run, workers: Workers) -> None:
@@ -112,11 +109,11 @@ def save_final(run: Run, backend: Backend) -> Path:
     # All ranks: gathering shards is a collective.
     model = backend.whole_model(only_first=True)
     if not run.ranks.is_first:
-        save_model(run, model, run.shared / "model")
-        return run.shared / "model"
-    with replace_folder(run.folder / "model", "writing the final model") as partial:
+        save_model(run, model, run.folder / "model")
+        return run.folder / "model"
+    with replace_folder(run.rank_folder / "model", "writing the final model") as partial:
         save_model(run, model, partial)
-    return run.folder / "model"
+    return run.rank_folder / "model"
 
 
 def save_model(run: Run, model: Any, folder: Path) -> None:

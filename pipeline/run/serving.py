@@ -120,8 +120,8 @@ def refusal(problem: Exception) -> Refused:
 
 
 def _seed(request: TurnRequest, seed: int) -> int:
-    wanted = request.decided.get("seed")
-    return seed if wanted is None else abs(int(wanted))
+    request_seed = request.decided.get("seed")
+    return seed if request_seed is None else abs(int(request_seed))
 
 
 def serve_forever(served: Served, exchange: Exchange) -> None:

@@ -41,9 +41,9 @@ class Run:
     recipe: RunConfig
     """The whole recipe."""
     folder: Path
-    """Folder that this process writes to: the run's own for rank 0, one that nobody reads for the others."""
-    shared: Path
     """The run's folder, which all ranks see."""
+    rank_folder: Path
+    """The folder that this rank writes to: the run's folder for rank 0, one that nobody reads for the others."""
     base_dir: Path
     """Folder of the recipe, from which relative paths start."""
     data: RunData
@@ -51,7 +51,7 @@ class Run:
     ranks: Ranks
     fingerprints: tuple[Fingerprint, ...]
     """Fingerprints of all stages in order; empty on ranks other than 0."""
-    start: Path | None = None
+    resumed_from: Path | None = None
     """The checkpoint that this process resumed from."""
     isolation: dict[str, Any] | None = None
     """The walls around the programs of this run; None if it runs none."""
@@ -69,7 +69,7 @@ class Run:
 
     def stage_folder(self, stage: str) -> Path:
         """Return the folder that a stage leaves files in for later stages. All ranks see it."""
-        return self.shared / "stages" / stage
+        return self.folder / "stages" / stage
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Workers:
     graders: Graders
     sampler: PromptSampler
     ledger: PassRateLedger
-    also_saved: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    extra_models: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy.
 
     Every rank calls it.

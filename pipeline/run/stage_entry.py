@@ -1,4 +1,4 @@
-"""What a stage begins or continues with: weights, verifier, algorithm, prompts and batches in flight.
+"""The state that a stage begins or continues with: weights, verifier, algorithm, prompts and batches in flight.
 
 `run/opening.py` calls these functions for a run that is started again, `loop/rollback.py` after a collapse.
 """
@@ -20,7 +20,7 @@ from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.unloaded import unloaded
 from verizero.pipeline.run import collapse
 from verizero.pipeline.run.algorithm import resolve_parts
-from verizero.pipeline.run.build import device_of, start_of
+from verizero.pipeline.run.build import device_of, first_model_path
 from verizero.pipeline.run.fingerprints import write_stages_file
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
@@ -52,7 +52,7 @@ def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
         create = config.model.create
         seed = derive(config.seed, "init")
         return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
-    return read_policy(config, start_of(config), device, config.model.revision)
+    return read_policy(config, first_model_path(config), device, config.model.revision)
 
 
 def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
@@ -81,13 +81,13 @@ def check_teacher(path: str, tokenizer: Any) -> None:
 def enter_stage(run: Run, workers: Workers, state: RunState, recorder: Recorder, stage: str) -> StageSetup:
     """Start or continue a stage: write that it was started, give it its policy, and return its setup."""
     if run.ranks.is_first:
-        write_stages_file(run.folder, run.fingerprints[: run.recipe.stage_names.index(stage) + 1])
+        write_stages_file(run.rank_folder, run.fingerprints[: run.recipe.stage_names.index(stage) + 1])
     (start,) = (s.start for s in run.recipe.stages if s.name == stage)
     if start is not None and stage != state.stage.name and state.num_done > 0:
         take_policy_of(run, workers.backend, state, start)
         recorder.say(f"{stage} starts with the policy {'of the base' if start == BASE else f'that {start} left'}")
     state.enter(stage)
-    return make_setup(run, workers, state)
+    return set_up_stage(run, workers, state)
 
 
 def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> None:
@@ -95,7 +95,7 @@ def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> N
 
     Raise CheckpointError if the checkpoint at that stage's end is damaged.
     """
-    end = None if start == BASE else run.shared / "checkpoints" / f"{state.stage_ends[start]:08d}"
+    end = None if start == BASE else run.folder / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
         # Checked here, as it may be much older than the one that the run resumed from.
         checkpoint.require(end)
@@ -109,7 +109,7 @@ def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
     backend.replace_weights(load_policy(run.recipe, run.tokenizer, start))
 
 
-def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
+def set_up_stage(run: Run, workers: Workers, state: RunState) -> StageSetup:
     """Return the setup of the stage that the state names, and let its own verifier grade, if it has one."""
     # The guard's changes are computed from the count of rollbacks, so a resume repeats them.
     config = collapse.with_turned_knobs(run.recipe.of_stage(state.stage.name), state)
@@ -121,7 +121,7 @@ def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
     keeps_routing = parts is not None and parts.masks.keep_routing and num_experts(model.config) is not None
     setup = StageSetup(config, parts, controllers, keeps_routing)
     reward = setup.section.reward if isinstance(setup.section, RlConfig) else None
-    workers.graders.enter_stage(None if reward is None else bind_grader(run.shared, run.base_dir, reward))
+    workers.graders.enter_stage(None if reward is None else bind_grader(run.folder, run.base_dir, reward))
     return setup
 
 
@@ -154,4 +154,4 @@ def restore_checkpoint(run: Run, workers: Workers, state: RunState, start: Path)
     workers.backend.load(start)
     workers.sampler, workers.ledger = restored_sampler(run, state)
     workers.backend.whole_model()
-    workers.rollouts.publish_first(workers.backend, state.policy_version, start)
+    workers.rollouts.publish_after_start(workers.backend, state.policy_version, start)

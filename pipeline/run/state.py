@@ -28,8 +28,8 @@ from verizero.pipeline.types import (
     Verdict,
 )
 
-INTEGERS, REALS = ("prompt_ids", "response_ids", "observed", "sampled"), ("logprobs",)
-"""Fields of a rollout or a turn that are sequences of numbers."""
+INT_FIELDS, FLOAT_FIELDS = ("prompt_ids", "response_ids", "observed", "sampled"), ("logprobs",)
+"""Names of the fields of a rollout or a turn that are sequences of numbers."""
 BYTES_OF_RECORDS = {"kept": "ids", "routing": "experts"}
 """Field of a rollout that holds a record -> the record's field that is bytes, which JSON holds as base64."""
 
@@ -54,7 +54,7 @@ class StageState:
 
     name: str = ""
     first_rl_step: int = 0
-    """RL steps that earlier stages had done."""
+    """A count, not a number of a step: RL steps that earlier stages had done."""
     acceptance: float = 1.0
     """Recent share of sampled groups that were kept: how much to oversample."""
     num_bad_updates: int = 0
@@ -80,12 +80,12 @@ class StageState:
 
 @dataclass
 class StoreMark:
-    """The length of each of the store's files, and what their lines were."""
+    """Lengths of metrics.jsonl and rollouts.jsonl at the checkpoint, and checksums of their lines."""
 
     lengths: dict[str, int] = field(default_factory=dict)
     """Bytes in each file."""
     sums: dict[str, str] = field(default_factory=dict)
-    """Sums of the lines of each file."""
+    """Checksums of the lines of each file."""
 
 
 @dataclass
@@ -116,7 +116,6 @@ class RunState:
     stage_ends: dict[str, int] = field(default_factory=dict)
     """Stage -> number of the checkpoint at its end, which is never deleted."""
     store: StoreMark = field(default_factory=StoreMark)
-    """Lengths and lines of the store's files."""
 
     @property
     def step_in_stage(self) -> int:
@@ -169,9 +168,9 @@ class RunState:
         stage = tree.get("stage", {})
         if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
             raise _other_version("no section for the stage")
-        for part, own in ((cls, tree), (StageState, stage), (StoreMark, tree.get("store", {}))):
+        for part, part_fields in ((cls, tree), (StageState, stage), (StoreMark, tree.get("store", {}))):
             # Missing fields get their defaults, so older states load; unknown ones would be lost silently.
-            if unknown := sorted(set(own) - {f.name for f in fields(part)}):
+            if unknown := sorted(set(part_fields) - {f.name for f in fields(part)}):
                 raise _other_version(", ".join(unknown))
         values = dict(tree)
         values["stage"] = StageState(**stage | {"carried": [_group(g) for g in stage.get("carried", [])]})
@@ -212,11 +211,11 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
 
 
 def _to_plain(rollout: dict[str, Any]) -> None:
-    """Replace what JSON has no words for."""
+    """Replace what JSON cannot hold."""
     del rollout["recorded_by"]  # None: rank 0 has all records when it writes
     episode = rollout["episode"] or {"rows": []}
     for turn in (rollout, *chain.from_iterable(episode["rows"])):
-        turn.update({name: list(turn[name]) for name in (*INTEGERS, *REALS) if name in turn})
+        turn.update({name: list(turn[name]) for name in (*INT_FIELDS, *FLOAT_FIELDS) if name in turn})
         if turn["kept"] is not None:
             turn["kept"]["sizes"] = list(turn["kept"]["sizes"])
         for name, field_ in BYTES_OF_RECORDS.items():
@@ -235,8 +234,8 @@ def _rollout(tree: dict[str, Any]) -> Rollout:
 
 def _sampled(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a response or a turn, with the types that they had."""
-    values = tree | {name: array("i", tree[name]) for name in INTEGERS if name in tree}
-    values |= {name: array("f", tree[name]) for name in REALS}
+    values = tree | {name: array("i", tree[name]) for name in INT_FIELDS if name in tree}
+    values |= {name: array("f", tree[name]) for name in FLOAT_FIELDS}
     if (kept := tree.get("kept")) is not None:
         values["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
     if (routing := tree.get("routing")) is not None:

@@ -76,10 +76,10 @@ def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teache
     if teacher.is_policy:
         return OwnTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
     if teacher.url is not None and teacher.model is not None:
-        asked = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
+        limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
         section = setup.section
         return ServedTeacher(
-            Server(teacher.url, teacher.model, **asked), section.top_k or 0, backend.model.config.vocab_size
+            Server(teacher.url, teacher.model, **limits), section.top_k or 0, backend.model.config.vocab_size
         )
     path = teacher.path or str(_policy_of(run, state, teacher.stage or ""))
     return HeldTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
@@ -87,6 +87,6 @@ def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teache
 
 def _policy_of(run: Run, state: RunState, stage: str) -> Path:
     """Return the folder of the policy that a stage left. Raise CheckpointError if its checkpoint is damaged."""
-    end = run.shared / "checkpoints" / f"{state.stage_ends[stage]:08d}"
+    end = run.folder / "checkpoints" / f"{state.stage_ends[stage]:08d}"
     checkpoint.require(end)
     return end / "model"

@@ -32,7 +32,7 @@ def num_steps(steps: int | None, epochs: float | None, num_rows: int, batch_size
     return steps if epochs is None and steps is not None else math.ceil((epochs or 0) * num_rows / batch_size)
 
 
-def chunks(session: Session, item: Item, total: int, *every: int | None) -> Iterator[int]:
+def last_steps_of_chunks(session: Session, item: Item, total: int, *every: int | None) -> Iterator[int]:
     """Yield the last step of each chunk, starting at the state's step, and write a checkpoint between two chunks.
 
     A chunk also ends after each multiple of the numbers in `every`.
@@ -40,23 +40,29 @@ def chunks(session: Session, item: Item, total: int, *every: int | None) -> Iter
     state, recorder = session.state, session.recorder
     recorder.progress.begin(item.label, state.step, total)
     while state.step < total:
-        until = min(total, *((state.step // n + 1) * n for n in (CHUNK_STEPS, *every) if n is not None))
-        recorder.where = f"{item.label} steps {state.step + 1}-{until}"
+        last_step = min(total, *((state.step // n + 1) * n for n in (CHUNK_STEPS, *every) if n is not None))
+        recorder.step_label = f"{item.label} steps {state.step + 1}-{last_step}"
         session.workers.rollouts.free_memory()  # pairs were sampled before, or an evaluation came between
-        yield until
-        if until < total:
+        yield last_step
+        if last_step < total:
             save(session)
 
 
 def train_steps(
-    session: Session, item: Item, until: int, num_rows: int, batch_size: int, update: Update, order: str | None = None
+    session: Session,
+    item: Item,
+    last_step: int,
+    num_rows: int,
+    batch_size: int,
+    update: Update,
+    order: str | None = None,
 ) -> Iterator[StepMetrics]:
-    """Yield the metrics of each step up to `until`, and record them when the caller asks for the next.
+    """Yield the metrics of each step up to `last_step`, and record them when the caller asks for the next.
 
     A refused update is reported and counted. `order` names the random order of the rows; None: the stage's name.
     """
     state, recorder = session.state, session.recorder
-    while state.step < until:
+    while state.step < last_step:
         with recorder.timed("update"):
             chosen = batch_rows(num_rows, batch_size, state.step, session.run.seed, order or item.stage)
             try:
@@ -92,8 +98,8 @@ def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, stage: str)
     The result depends on the step alone, so that a resumed run draws the same rows.
     """
     first = step * batch_size
-    epochs_and_places = (divmod(position, num_rows) for position in range(first, first + batch_size))
-    return [_order(num_rows, seed, stage, epoch)[place] for epoch, place in epochs_and_places]
+    epochs_and_indices = (divmod(position, num_rows) for position in range(first, first + batch_size))
+    return [_order(num_rows, seed, stage, epoch)[index] for epoch, index in epochs_and_indices]
 
 
 @lru_cache(maxsize=2)  # a batch reaches at most into the next epoch, unless it holds more rows than there are
@@ -112,22 +118,22 @@ def train_tokens(
         session.workers.backend.start(section.optimizer, total)
     else:
         session.workers.backend.set_length(total)
-    for until in chunks(session, item, total, every):
-        wrap("train", train_tokens_until)(session, item, rows, section, until)
-        if until < total and every is not None and until % every == 0 and session.run.data.evaluation:
-            evaluate(session, replace(item, kind=EVALUATION, label=f"{item.label} step {until}"), wrap)
-            session.recorder.progress.begin(item.label, until, total)
+    for last_step in last_steps_of_chunks(session, item, total, every):
+        wrap("train", train_tokens_until)(session, item, rows, section, last_step)
+        if last_step < total and every is not None and last_step % every == 0 and session.run.data.evaluation:
+            evaluate(session, replace(item, kind=EVALUATION, label=f"{item.label} step {last_step}"), wrap)
+            session.recorder.progress.begin(item.label, last_step, total)
 
 
 def train_tokens_until(
-    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, until: int
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, last_step: int
 ) -> None:
-    """Do the steps up to `until`."""
+    """Do the steps up to `last_step`."""
 
     def update(indices: list[int]) -> StepMetrics:
         return next_token_update(session, [rows[i] for i in indices], section)
 
-    for _ in train_steps(session, item, until, len(rows), section.batch_size, update):
+    for _ in train_steps(session, item, last_step, len(rows), section.batch_size, update):
         pass
     session.state.policy_version += 1
 

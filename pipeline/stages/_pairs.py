@@ -58,8 +58,8 @@ def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: Pha
                 "(preference.sampled), or lower pairing.min_gap"
             )
         for k, part in enumerate(parts):
-            own = lines[k * len(lines) // len(parts) : (k + 1) * len(lines) // len(parts)]
-            write_lines(run, rows_path(run, item, part), own)
+            lines_of_part = lines[k * len(lines) // len(parts) : (k + 1) * len(lines) // len(parts)]
+            write_lines(run, rows_path(run, item, part), lines_of_part)
         run.ranks.barrier()
     return kept_rows(run, item)
 
@@ -94,8 +94,10 @@ def _lines_of_files(session: Session, item: Item, section: PairsSection) -> list
     prepared, renderer = run.data.pairs[item.stage], run.data.renderer
     read = PairsRead(list(prepared.pairs), list(prepared.counts), list(prepared.left_out))
 
-    def grade(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        return scorer.verdicts([p.verifier for p, _ in asked], [attempt_of(p, text, "stop") for p, text in asked])
+    def grade(responses: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        return scorer.verdicts(
+            [p.verifier for p, _ in responses], [attempt_of(p, text, "stop") for p, text in responses]
+        )
 
     with recorder.timed("verify"):
         check_verdicts(read, grade, section.on_wrong_chosen)
@@ -129,7 +131,7 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Ph
     lines: list[PairLine] = []
     metrics: StepMetrics = {"prompts": float(number)}
     for start in range(0, number, SAMPLED_AT_ONCE):
-        recorder.where = f"{item.label} pairs, prompt {start + 1} of {number}"
+        recorder.step_label = f"{item.label} pairs, prompt {start + 1} of {number}"
         prompts = workers.sampler.next(min(SAMPLED_AT_ONCE, number - start))
         names = (item.stage, item.round, start)
         groups, tally = wrap("sample", sample_groups)(run, workers, setup, recorder, prompts, how.samples, *names)
@@ -159,7 +161,7 @@ def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[
     report_failures(
         session.recorder, session.setup, (state.stage.name, state.rl_step), tally, groups, "they are in no pair"
     )
-    require_verdicts(session.recorder.where, groups)
+    require_verdicts(session.recorder.step_label, groups)
     state.num_responses += len(members)
     state.num_prompts_used += len(groups)
     counts = {

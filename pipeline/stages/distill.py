@@ -86,11 +86,11 @@ def distill_rows(
             left_out["distill/unhinted"] += len(group.members)
             continue
         is_same = read is group.prompt
-        theirs = None if is_same else run.data.renderer.prompt_ids(read)
+        hinted_ids = None if is_same else run.data.renderer.prompt_ids(read)
         require_single((m.rollout for m in group.members), "stage distill")
         for rollout in (m.rollout for m in group.members):
-            own = tuple(rollout.prompt_ids)
-            row = DistillRow(name, own, theirs or own, tuple(rollout.response_ids))
+            prompt_ids = tuple(rollout.prompt_ids)
+            row = DistillRow(name, prompt_ids, hinted_ids or prompt_ids, tuple(rollout.response_ids))
             if not is_same and context is not None and row.longest > context:
                 left_out["distill/too_long"] += 1
             else:

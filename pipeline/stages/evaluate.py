@@ -33,8 +33,8 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     run, workers, state = session.run, session.workers, session.state
     recorder, setup = session.recorder, session.setup
     config = setup.config
-    recorder.where = f"evaluate {item.label}"
-    recorder.progress.begin(recorder.where, 0, 1)
+    recorder.step_label = f"evaluate {item.label}"
+    recorder.progress.begin(recorder.step_label, 0, 1)
     workers.rollouts.publish(workers.backend, state.policy_version)
     workers.rollouts.wait()
     sampled, greedy, tally = wrap("evaluate", answer_and_grade)(run, workers, recorder, config)
@@ -42,13 +42,13 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     report_failures(recorder, setup, (state.stage.name, state.rl_step), tally, [*sampled, *greedy], fate)
     domains: dict[str, Any] = {}
     for domain in sorted({g.prompt.domain for g in sampled}):
-        own = [pair for pair in zip(sampled, greedy, strict=True) if pair[0].prompt.domain == domain]
-        samples = [prompt_samples(group, greedy_group) for group, greedy_group in own]
+        of_domain = [pair for pair in zip(sampled, greedy, strict=True) if pair[0].prompt.domain == domain]
+        samples = [prompt_samples(group, greedy_group) for group, greedy_group in of_domain]
         domains[domain] = {
             **summarize_domain(samples, config.evaluation.k),
-            **count_failures([group for pair in own for group in pair]),
+            **count_failures([group for pair in of_domain for group in pair]),
         }
-        shown, stage = [group for group, _ in own[:SHOWN_PROMPTS]], f"evaluation/{item.label}"
+        shown, stage = [group for group, _ in of_domain[:SHOWN_PROMPTS]], f"evaluation/{item.label}"
         times = num_roll_backs(state)
         recorder.store.rollouts(
             row for g in shown for row in sample_rows(g, stage, item.round, state.rl_step, roll_backs=times)
@@ -69,7 +69,7 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     )
     for domain in domains:
         own_groups = [g for g in (*sampled, *greedy) if g.prompt.domain == domain]
-        require_verdicts(f"{recorder.where}, domain {domain!r}", own_groups)
+        require_verdicts(f"{recorder.step_label}, domain {domain!r}", own_groups)
     measures = [(d, m, v) for d, row in domains.items() for m, v in row.items() if isinstance(v, dict)]
     recorder.track({f"evaluation/{domain}/{measure}": v["value"] for domain, measure, v in measures}, state.rl_step)
     pass_rates = {
@@ -103,7 +103,7 @@ def answer_and_grade(
         cut = len(prompts) * k
         columns = [form_groups(prompts, scored[:cut], k), form_groups(prompts, scored[cut:], 1)]
         (sampled, best), tally = gather_groups(run.ranks, share, columns, tally)
-    recorder.count("evaluate/graders", tally.busy_s)
+    recorder.add_seconds("evaluate/graders", tally.busy_s)
     return sampled, best, tally
 
 
@@ -120,8 +120,8 @@ def evaluation_prompts(config: RunConfig, prompts: list[Prompt]) -> list[Prompt]
         return prompts
     chosen: list[Prompt] = []
     for domain in sorted({p.domain for p in prompts}):
-        own = [p for p in prompts if p.domain == domain]
-        chosen += stream(config.seed, "evaluation", domain).sample(own, min(limit, len(own)))
+        of_domain = [p for p in prompts if p.domain == domain]
+        chosen += stream(config.seed, "evaluation", domain).sample(of_domain, min(limit, len(of_domain)))
     return chosen
 
 

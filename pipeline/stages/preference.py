@@ -10,7 +10,7 @@ from verizero.pipeline.files import write_atomic
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
+from verizero.pipeline.stages._epochs import last_steps_of_chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
@@ -31,8 +31,8 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     if begins:
         session.workers.backend.start(section.optimizer, total)
     table = reference_table(session, item, rows, begins)
-    for until in chunks(session, item, total):
-        wrap("train", train_until)(session, item, table, section.batch_size, until)
+    for last_step in last_steps_of_chunks(session, item, total):
+        wrap("train", train_until)(session, item, table, section.batch_size, last_step)
 
 
 def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow], begins: bool) -> ReferenceTable:
@@ -62,15 +62,15 @@ def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow],
     return table
 
 
-def train_until(session: Session, item: Item, table: ReferenceTable, batch_size: int, until: int) -> None:
-    """Do the steps up to `until`."""
+def train_until(session: Session, item: Item, table: ReferenceTable, batch_size: int, last_step: int) -> None:
+    """Do the steps up to `last_step`."""
     (params, loss), settings = loss_of(session.setup), update_settings(session.run, session.setup)
 
     def update(indices: list[int]) -> StepMetrics:
         return preference_update(session.workers.backend, params, loss, table.batch(indices), settings)
 
     order = f"{item.stage} {item.round}"
-    for _ in train_steps(session, item, until, len(table.rows), batch_size, update, order):
+    for _ in train_steps(session, item, last_step, len(table.rows), batch_size, update, order):
         pass
     session.state.policy_version += 1
 

@@ -17,7 +17,7 @@ from verizero.pipeline.run.folder import write_lines
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.seeds import stream
-from verizero.pipeline.stages._epochs import chunks, num_steps, train_steps
+from verizero.pipeline.stages._epochs import last_steps_of_chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import pair_lines
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.reward_model import RewardModel, Sides
@@ -48,10 +48,10 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     total = num_steps(section.steps, section.epochs, len(pairs.trained), section.batch_size)
     workers.rollouts.free_memory()  # before the model and its optimiser need the room
     model = open_model(session, section, total)
-    workers.also_saved[FOLDER] = lambda folder: model.save(folder, run.tokenizer, run.ranks.is_first)
-    for until in chunks(session, item, total):
-        wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, until)
-    del workers.also_saved[FOLDER]
+    workers.extra_models[FOLDER] = lambda folder: model.save(folder, run.tokenizer, run.ranks.is_first)
+    for last_step in last_steps_of_chunks(session, item, total):
+        wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, last_step)
+    del workers.extra_models[FOLDER]
     most = session.setup.config.train.micro_batch_tokens
     keep_model(run, item, section, model, model.spread([ids for sides in pairs.trained for ids in sides], most))
 
@@ -61,7 +61,7 @@ def open_model(session: Session, section: RewardModelConfig, total: int) -> Rewa
 
     Raise RunError if that checkpoint has none.
     """
-    backend, start = session.workers.backend, session.run.start
+    backend, start = session.workers.backend, session.run.resumed_from
     if session.state.step == 0:
         return backend.reward_model(section.optimizer, total)
     folder = None if start is None else start / FOLDER
@@ -118,15 +118,15 @@ def sides_of(tokenizer: Any, context: int | None, section: RewardModelConfig, li
 
 
 def train_until(
-    session: Session, item: Item, section: RewardModelConfig, model: RewardModel, pairs: Divided, until: int
+    session: Session, item: Item, section: RewardModelConfig, model: RewardModel, pairs: Divided, last_step: int
 ) -> None:
-    """Do the steps up to `until`. The metrics of the last step have the measures on held-out pairs."""
+    """Do the steps up to `last_step`. The metrics of the last step have the measures on held-out pairs."""
     most = session.setup.config.train.micro_batch_tokens
 
     def update(indices: list[int]) -> StepMetrics:
         return model.update([pairs.trained[i] for i in indices], most)
 
-    for metrics in train_steps(session, item, until, len(pairs.trained), section.batch_size, update):
+    for metrics in train_steps(session, item, last_step, len(pairs.trained), section.batch_size, update):
         if session.state.step == item.num_steps:
             with session.recorder.timed("held out"):
                 metrics |= model.held_out(pairs.held_out, most)

@@ -54,7 +54,7 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     while state.step < total:
         start = state.step * SAMPLED_AT_ONCE
         some = prompts[start : start + SAMPLED_AT_ONCE]
-        recorder.where = f"{item.label} prompts {start + 1}-{start + len(some)} of {len(prompts)}"
+        recorder.step_label = f"{item.label} prompts {start + 1}-{start + len(some)} of {len(prompts)}"
         lines, metrics = sample_piece(session, item, some, wrap)
         write_lines(run, piece_path(run, item, state.step), lines)
         state.step += 1
@@ -104,14 +104,14 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
     if section.endpoint is None:
         groups, tally = sample_groups(run, workers, session.setup, recorder, prompts, section.samples, item.stage)
     else:
-        asked = (section.endpoint, section.samples, item.stage)
+        request = (section.endpoint, section.samples, item.stage)
         groups, tally, unwritable = ask_and_grade(
-            run, workers.graders.scorer, recorder, session.setup.config, prompts, asked
+            run, workers.graders.scorer, recorder, session.setup.config, prompts, request
         )
         metrics["unwritable"] += unwritable
     fate = "none was kept, none was counted as wrong"
     report_failures(recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate)
-    require_verdicts(recorder.where, [g for g in groups if not g.prompt.id.endswith(HINTED)])
+    require_verdicts(recorder.step_label, [g for g in groups if not g.prompt.id.endswith(HINTED)])
     for group in groups:
         metrics["responses"] += len(group.members)
         metrics["correct"] += sum(m.verdict.is_correct for m in group.members)
@@ -134,13 +134,13 @@ def ask_and_grade(
     recorder: Recorder,
     config: RunConfig,
     prompts: Sequence[Prompt],
-    asked: tuple[EndpointConfig, int, str],
+    request: tuple[EndpointConfig, int, str],
 ) -> tuple[list[Group], GradingTally, int]:
     """Return an endpoint's graded answers, and how many the policy's tokenizer cannot write.
 
-    `asked`: the endpoint, the number of answers to each prompt, and the name of the random stream.
+    `request`: the endpoint, the number of answers to each prompt, and the name of the random stream.
     """
-    endpoint, samples, name = asked
+    endpoint, samples, name = request
     how, share = config.rollout, share_of(run.ranks, prompts)
     sampling = Sampling(how.max_response_tokens, how.temperature, how.top_p)
     with recorder.timed("generate"):
@@ -151,9 +151,9 @@ def ask_and_grade(
         scored, tally = scorer.score(by_id, [r for rollouts in answers.rollouts for r in rollouts])
         rest = iter(scored)
         prompts_and_rollouts = zip(share.prompts, answers.rollouts, strict=True)
-        own = [Group(p, tuple(next(rest) for _ in rollouts)) for p, rollouts in prompts_and_rollouts]
-        (groups,), tally = gather_groups(run.ranks, share, [own], tally)
-    recorder.count("graders", tally.busy_s)
+        groups_of_rank = [Group(p, tuple(next(rest) for _ in rollouts)) for p, rollouts in prompts_and_rollouts]
+        (groups,), tally = gather_groups(run.ranks, share, [groups_of_rank], tally)
+    recorder.add_seconds("graders", tally.busy_s)
     return groups, tally, unwritable
 
 
@@ -168,14 +168,14 @@ def keep(
     lines: list[dict[str, Any]] = []
     solved: set[str] = set()
     for group in groups:
-        kept, left_out = kept_of(group.members, section.keep)
+        members, left_out = kept_of(group.members, section.keep)
         prompt = originals[group.prompt.id]
         hinted = group.prompt.id != prompt.id
-        lines += [line_of(session, item, prompt, m, hinted) for m in kept]
-        metrics["kept"] += len(kept)
+        lines += [line_of(session, item, prompt, m, hinted) for m in members]
+        metrics["kept"] += len(members)
         for reason, number in left_out.items():
             metrics[reason] += number
-        solved |= {prompt.id} if kept else set()
+        solved |= {prompt.id} if members else set()
     return lines, solved
 
 

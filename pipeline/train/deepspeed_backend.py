@@ -41,13 +41,13 @@ class DeepSpeedBackend(Backend):
         config: TrainConfig,
         ranks: Ranks = ALONE,
         adapted: Adapted | None = None,
-        keeps_whole: bool = True,
+        engine_reads_module: bool = True,
         with_reference: bool = True,
     ) -> None:
         """`adapted`: the adapters in `model`, if they alone are trained.
 
-        `keeps_whole`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy is kept next to the
-        shards. Without it, one is made whenever it is asked for. `with_reference`: a stage may ask for a reference.
+        `engine_reads_module`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy is kept next to
+        the shards. Without it, one is made whenever it is asked for. `with_reference`: a stage may ask for a reference.
         """
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
@@ -64,12 +64,12 @@ class DeepSpeedBackend(Backend):
         self._whole = model
         if adapted is not None:
             self._whole = adapted.twin
-        elif config.zero == 3 and keeps_whole:
+        elif config.zero == 3 and engine_reads_module:
             self._whole = copy.deepcopy(model)
         self._whole_is_fresh = True
         self._empty: Any = None
         """A module without memory to fill with gathered weights, where no whole copy is kept."""
-        if config.zero == 3 and adapted is None and not keeps_whole:
+        if config.zero == 3 and adapted is None and not engine_reads_module:
             self._empty = without_memory(model)
         self._with_reference = with_reference
         self._spare: Any = None

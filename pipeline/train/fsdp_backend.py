@@ -48,13 +48,13 @@ class FsdpBackend(Backend):
         config: TrainConfig,
         ranks: Ranks = ALONE,
         adapted: Adapted | None = None,
-        keeps_whole: bool = True,
+        engine_reads_module: bool = True,
         device: torch.device | None = None,
     ) -> None:
         """`model`: whole, or with its weights still in files (`models.unloaded`); it is not kept without `adapted`.
 
         `adapted`: the adapters in `model`, if they alone are trained; its twin is empty.
-        `keeps_whole`: an engine reads weights from `whole_model`, so a whole copy is kept next to the shards.
+        `engine_reads_module`: an engine reads weights from `whole_model`, so a whole copy is kept next to the shards.
         """
         self.ranks = ranks
         self.train_config = config
@@ -79,7 +79,7 @@ class FsdpBackend(Backend):
         self._writers: Any = None
         """The group of ranks that write shards in the background."""
         self._whole: Any = None
-        self._keeps_whole = keeps_whole
+        self._keeps_whole = engine_reads_module
         self._whole_is_fresh = False
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:

@@ -13,7 +13,7 @@ from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.cli import main
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.origin import recipe_folder
 
 GAME = """
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout": {"max_response_tokens": 4},
         "episodes": {"cut_turn": "answer"},
     }
-    with opened(tiny(tree), folder / "recipes", folder / "run", "auto", Silent()) as session:
+    with open_run(tiny(tree), folder / "recipes", folder / "run", "auto", Silent()) as session:
         run_all(session)
     return folder
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.before.checked import spread
+from verizero.pipeline.commands.preflight.checked import spread
 from verizero.pipeline.commands.try_out import answer_lines, graded_as, group_text, summary, try_out
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import ConfigError
@@ -125,7 +125,7 @@ def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
 
 @pytest.mark.integration
 def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verizero.pipeline.run.sampling.seconds_a_token", lambda *_: 3.0)
+    monkeypatch.setattr("verizero.pipeline.run.sampling.seconds_per_token", lambda *_: 3.0)
     *_, last = try_out(tiny({"stages": ["rl"], "sft": None}), tmp_path, 2, 2, Silent())
     assert "cut off at 10 of the 30 tokens of the recipe" in last
 

@@ -13,7 +13,7 @@ from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 
@@ -50,6 +50,6 @@ def test_auto_has_what_every_backend_has() -> None:
 
 
 def test_an_open_run_has_a_backend_of_its_own(tmp_path: Path) -> None:
-    with opened(parse(TREE), tmp_path, tmp_path / "run", "auto", Silent()) as session:
+    with open_run(parse(TREE), tmp_path, tmp_path / "run", "auto", Silent()) as session:
         assert session.run.recipe.train.backend == "torch"
         assert isinstance(session.workers.backend, TorchBackend)

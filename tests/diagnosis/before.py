@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.diagnose.remedied import CHANGE
 from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
 from tests.stages.tiny import TREE, tiny
-from verizero.pipeline.commands.before.checked import Checked
-from verizero.pipeline.commands.before.checks import check
+from verizero.pipeline.commands.preflight.checked import Checked
+from verizero.pipeline.commands.preflight.checks import check
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding

@@ -12,7 +12,7 @@ from benchmarks.diagnose.remedied import CHANGE
 from tests.diagnosis.before import looked, recipe, sums
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.before.checks import check
+from verizero.pipeline.commands.preflight.checks import check
 from verizero.pipeline.config.data import validated_params
 from verizero.pipeline.config.load import load_recipe, parse
 from verizero.pipeline.config.recipes import RECIPES, recipe_names
@@ -52,7 +52,7 @@ def check_that_nothing_is_found(name: str) -> None:
     here = [s.file is None or (folder / s.file).is_file() for s in (*config.data.train, *config.data.evaluation)]
     expected = set() if all(here) else {"data_refused"}  # the head of such a recipe says how to download its files
     assert {f.cause for f in findings if f.level != "note"} == expected, name
-    assert all(c.told for c in checks), name
+    assert all(c.result for c in checks), name
     assert all(c.tried or str(c)[15:].startswith("not tried: ") for c in checks), name
     if config.model.create is not None:  # others need a model and rows of the hub, which no test may reach
         assert {c.name for c in checks if c.tried} >= {"template", "stop token", "rows", "room"}, name
@@ -78,7 +78,7 @@ def test_nothing_is_found_in_a_shipped_recipe_of_a_pretrained_model() -> None:
 def test_a_healthy_recipe_of_files_has_nothing(tmp_path: Path) -> None:
     checks, findings = looked(recipe(tmp_path, sums()), tmp_path)
     assert findings == {}
-    assert "120 references of math: 0 refused" in checks["references"].told
+    assert "120 references of math: 0 refused" in checks["references"].result
 
 
 def test_a_reference_that_its_verifier_refuses_is_found_with_its_line(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_reference_that_its_verifier_refuses_is_found_with_its_line(tmp_path: 
     assert findings["wrong_references"].level == "problem"
     assert "the verifier fails on 1" in findings["wrong_references"].sentence
     assert str(findings["wrong_references"].evidence[0]).startswith("train.jsonl:4  'six'")
-    assert "1 references of choice: 0 refused" in checks["references"].told
+    assert "1 references of choice: 0 refused" in checks["references"].result
 
 
 def test_a_held_out_row_is_named_by_its_own_file_also_where_a_training_row_has_its_id(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_function_of_a_file_is_judged_only_if_its_references_pass(tmp_path: Pa
         assert ("wrong_references" in findings) == (name == "equal")
         if name == "equal":
             assert findings["wrong_references"].evidence[0].line == 5
-        assert ("0 of 40 references pass" in checks["references"].told) == (name == "other")
+        assert ("0 of 40 references pass" in checks["references"].result) == (name == "other")
 
 
 def test_a_held_out_prompt_that_is_trained_on_is_found_with_both_lines(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_command_prints_each_check_and_ends_with_3_for_a_problem(
 def test_demonstrations_that_are_wrong_by_their_own_rows_are_found(wrong: int, tmp_path: Path) -> None:
     rows = [r | {"demonstration": f"\\boxed{{{int(r['answer']) + (i < wrong)}}}"} for i, r in enumerate(sums())]
     checks, findings = looked(recipe(tmp_path, rows, stages=["sft", "rl"], sft=TREE["sft"]), tmp_path)
-    assert checks["demonstrated"].told == f"{40 - wrong} of 40 demonstrations of math are right"
+    assert checks["demonstrated"].result == f"{40 - wrong} of 40 demonstrations of math are right"
     assert ("wrong_references" in findings) == (wrong == 40)
     if wrong == 40:
         assert findings["wrong_references"].evidence[0].line == 1

@@ -11,8 +11,8 @@ import pytest
 
 from tests.diagnosis.before import chat_model, looked, of_chat, recipe, sums
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
-from verizero.pipeline.commands.before.pass_rates import Sampled, judge
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, read_local_parts
+from verizero.pipeline.commands.preflight.pass_rates import Sampled, judge
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run import sampling
@@ -67,7 +67,7 @@ def test_a_bad_row_is_a_finding_with_its_line(row: dict[str, Any], named: str, t
     assert named in findings["data_refused"].sentence
     assert [(e.file, e.line) for e in findings["data_refused"].evidence] == [("train.jsonl", 5)]
     assert findings["data_refused"].remedy
-    assert "first mend train.jsonl" in checks["rows"].told
+    assert "first mend train.jsonl" in checks["rows"].result
 
 
 def test_missing_texts_of_a_stage_are_a_finding(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_pairs_that_can_be_trained_on_have_nothing(tmp_path: Path) -> None:
     for stage in ("preference", "reward_model"):
         checks, findings = looked(of_pairs(tmp_path, rows, stage, **DROPS), tmp_path)
         assert findings == {}
-        assert f"29 pairs of {stage}.pairs" in checks["data"].told
+        assert f"29 pairs of {stage}.pairs" in checks["data"].result
 
 
 def test_pairs_whose_sides_are_in_the_wrong_columns_are_found(tmp_path: Path) -> None:
@@ -184,16 +184,16 @@ def test_a_verifier_that_refuses_what_is_no_answer_is_no_finding(tmp_path: Path)
     data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
     checks, findings = looked(recipe(tmp_path, sums(20, answer={"tests": [1]}), data=data), tmp_path)
     assert findings == {}
-    assert "it fails on 0 of 20 calls" in checks["references"].told
+    assert "it fails on 0 of 20 calls" in checks["references"].result
 
 
-def at_hand(folder: Path) -> AtHand:
-    return read_at_hand(of_chat(folder, chat_model(folder)), folder)
+def local_parts(folder: Path) -> LocalParts:
+    return read_local_parts(of_chat(folder, chat_model(folder)), folder)
 
 
 @pytest.mark.parametrize(("num", "level"), [(20, "problem"), (2, "problem"), (1, "warning"), (0, None)])
 def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(num: int, level: str | None, tmp_path: Path) -> None:
-    recipe_ = at_hand(tmp_path)
+    recipe_ = local_parts(tmp_path)
     prompts = {p.id: p for p in recipe_.train.prompts[:20]}
     failed = Verdict("verifier_error", reason="ValueError: 7")
     scored = [
@@ -208,21 +208,21 @@ def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(num: int, level
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("seconds_a_token", "num_prompts"), [((0.1,), 16), ((9.0, 0.1), 4), ((9.0, 9.0, 0.1), 1), ((9.0, 9.0, 9.0), 0)]
+    ("seconds_per_token", "num_prompts"), [((0.1,), 16), ((9.0, 0.1), 4), ((9.0, 9.0, 0.1), 1), ((9.0, 9.0, 9.0), 0)]
 )
 def test_a_slow_machine_is_asked_less_and_says_so(
-    seconds_a_token: tuple[float, ...], num_prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds_per_token: tuple[float, ...], num_prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings = [at for s in seconds_a_token for at in (0.0, s * sampling.PROBE_TOKENS)]
+    readings = [at for s in seconds_per_token for at in (0.0, s * sampling.PROBE_TOKENS)]
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=iter(readings).__next__))
     config = of_chat(tmp_path, chat_model(tmp_path))
     checks, findings = looked(config, tmp_path, without_model=False)
-    told = checks["pass rates"].told
+    result = checks["pass rates"].result
     assert checks["pass rates"].tried == (num_prompts > 0)
     assert ("not_measured" in findings) == (num_prompts == 0)
     if num_prompts == 0:
         assert findings["not_measured"].level == "note"
         assert "were not measured: a token of 4 responses takes 9.0 s here" in findings["not_measured"].sentence
     else:
-        assert f" {4 * num_prompts} responses to {num_prompts} training prompts" in told
-        assert ("fewer prompts than 16" in told) == (num_prompts < 16)
+        assert f" {4 * num_prompts} responses to {num_prompts} training prompts" in result
+        assert ("fewer prompts than 16" in result) == (num_prompts < 16)

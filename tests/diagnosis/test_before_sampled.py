@@ -13,8 +13,8 @@ import pytest
 from benchmarks.diagnose.remedied import CHANGE
 from tests.diagnosis.before import chat_model, looked, of_chat, recipe, sums
 from tests.stages.tiny import TREE, tiny
-from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
-from verizero.pipeline.commands.before.pass_rates import Sampled, judge
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, read_local_parts
+from verizero.pipeline.commands.preflight.pass_rates import Sampled, judge
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding
@@ -47,7 +47,7 @@ def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
 def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path) -> None:
     checks, findings = looked(after(trained), tmp_path, without_model=False)
     assert set(findings) == {"evaluation_too_small"}  # it has six prompts
-    right, total = map(int, re.findall(r"\d+", checks["pass rates"].told)[:2])
+    right, total = map(int, re.findall(r"\d+", checks["pass rates"].result)[:2])
     assert 0 < right < total == 64
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_know_the_task_is_found_too_hard(trained: Path, tm
 
 def test_a_model_that_is_made_in_the_run_is_not_sampled(tmp_path: Path) -> None:
     checks, _ = looked(tiny(), tmp_path, without_model=False)
-    assert checks["pass rates"].told == "the model is made in this run"
+    assert checks["pass rates"].result == "the model is made in this run"
     assert not checks["pass rates"].tried
 
 
@@ -94,11 +94,11 @@ def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path: Path) -> Non
     checks, _ = looked(
         recipe(tmp_path, sums(demonstration="1"), stages=["sft", "rl"], sft=TREE["sft"], **changes), tmp_path, False
     )
-    assert checks["pass rates"].told == "stage sft trains the model before any stage samples from it"
+    assert checks["pass rates"].result == "stage sft trains the model before any stage samples from it"
 
 
 def graded(
-    recipe_: AtHand, scores: list[float | None], cut: int = 0, limit: int = 8, is_few: bool = False
+    recipe_: LocalParts, scores: list[float | None], cut: int = 0, limit: int = 8, is_few: bool = False
 ) -> list[Finding]:
     """Return what is found in responses of these scores; None: without an answer. The first `cut` were cut off."""
     prompts = {p.id: p for p in recipe_.train.prompts[: len(scores)]}
@@ -129,14 +129,14 @@ def test_the_cause_is_that_of_the_responses(
     scores: list[float | None], cut: int, cause: str | None, tmp_path: Path
 ) -> None:
     config = of_chat(tmp_path, chat_model(tmp_path))
-    at_hand = read_at_hand(config, tmp_path)
-    findings = graded(at_hand, scores, cut)
+    local_parts = read_local_parts(config, tmp_path)
+    findings = graded(local_parts, scores, cut)
     for change in [c for f in findings for c in CHANGE.findall(f.remedy)]:
         parse(config.model_dump(mode="json"), [change])
     assert [f.cause for f in findings] == ([] if cause is None else [cause])
     # Where the time allowed shorter responses only, a cut tells nothing of the recipe's limit.
     if cause in ("length_cap", "end_token_missing"):
-        assert graded(at_hand, scores, cut, limit=4) == []
+        assert graded(local_parts, scores, cut, limit=4) == []
     # Few prompts may all be cut, wrong, right or silent by chance.
     if cause in ("length_cap", "too_hard", "too_easy", "other_template"):
-        assert graded(at_hand, scores, cut, is_few=True) == []
+        assert graded(local_parts, scores, cut, is_few=True) == []

@@ -22,7 +22,7 @@ def test_a_chat_model_with_its_own_template_has_nothing(name: str, tmp_path: Pat
     checks, findings = looked(of_chat(tmp_path, chat_model(tmp_path, TEMPLATES[name])), tmp_path)
     assert [f for f in findings.values() if f.cause in ("other_template", "end_token_missing")] == []
     assert checks["template"].tried
-    assert checks["stop token"].told == f"generation stops at {END}"
+    assert checks["stop token"].result == f"generation stops at {END}"
 
 
 def test_a_template_of_another_model_is_found(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_turns_that_end_with_a_token_at_which_generation_goes_on_are_found(tmp_p
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
     checks, findings = looked(of_chat(tmp_path, model), tmp_path)
     assert "end_token_missing" not in findings
-    assert checks["stop token"].told.startswith("generation stops at ")
-    assert END in checks["stop token"].told
+    assert checks["stop token"].result.startswith("generation stops at ")
+    assert END in checks["stop token"].result
 
 
 def test_a_tokenizer_without_an_end_token_is_found(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Loop:
     @property
     def recorder(self) -> Any:
         """A recorder that keeps the lines that it shows."""
-        return SimpleNamespace(say=self.lines.append, timed=lambda phase: nullcontext(), where="here")
+        return SimpleNamespace(say=self.lines.append, timed=lambda phase: nullcontext(), step_label="here")
 
     @property
     def session(self) -> Any:

@@ -18,7 +18,7 @@ from verizero.pipeline.diagnosis.reading import read
 from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.whole_run import finish
@@ -43,7 +43,7 @@ def recorded(name: str, folder: Path) -> Path:
 def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     """Lines and events of a whole run whose responses are all cut."""
     events: list[tuple[str, dict[str, Any]]] = []
-    with opened(tiny(overrides=[start(), *ONLY_RL, *CUT]), Path.cwd(), folder, "auto", Heard()) as session:
+    with open_run(tiny(overrides=[start(), *ONLY_RL, *CUT]), Path.cwd(), folder, "auto", Heard()) as session:
         session.recorder.listener = lambda name, fields: events.append((name, fields))
         run_all(session)
         finish(session)

@@ -14,7 +14,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.parity import check_parity
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.session import Session
 
@@ -57,7 +57,7 @@ class TestTheGate:
 
     def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
         config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})
-        with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+        with open_run(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
             gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
@@ -65,7 +65,7 @@ class TestTheGate:
 
 def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:
     config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path, "auto", Silent()) as session:
         gap = check_parity(
             session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup, 1.0)
         )

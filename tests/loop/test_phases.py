@@ -19,7 +19,7 @@ from verizero.pipeline.rl.credit import compute_advantages
 from verizero.pipeline.rl.parts import Shaping
 from verizero.pipeline.rl.shaping import length_penalty
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 
 SIZE = 6
@@ -187,7 +187,7 @@ def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) ->
     """The embedded engine's log-probs are the trainer's only at the same temperature."""
     falling = algorithm("grpo", **NO_KL, temperature_end=0.5)
     config = tiny({"stages": ["rl"], "sft": None, "rl": {**falling, "rounds": 1, "steps_per_round": 6}})
-    with opened(config, tmp_path, tmp_path, "auto", Heard()) as session:
+    with open_run(config, tmp_path, tmp_path, "auto", Heard()) as session:
         train_round(session)
         metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
     assert [m["temperature"] for m in metrics] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])

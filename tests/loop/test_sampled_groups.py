@@ -51,7 +51,7 @@ class Letters:
 
 def judged(engine: Any, groups: list[Group], judge: Any) -> list[Group]:
     run: Any = SimpleNamespace(
-        ranks=ALONE, data=SimpleNamespace(renderer=Letters()), seed=0, base_dir=None, shared=Path()
+        ranks=ALONE, data=SimpleNamespace(renderer=Letters()), seed=0, base_dir=None, folder=Path()
     )
     graders = Graders(Scorer(ScoringConfig(), {}))
     generation = Generation(engine, run.data.renderer, run.seed)

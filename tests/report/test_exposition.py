@@ -153,7 +153,7 @@ def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) ->
     from tests.stages.sessions import run_all
     from tests.stages.tiny import tiny
     from verizero.pipeline.report.progress import Silent
-    from verizero.pipeline.run.opening import opened
+    from verizero.pipeline.run.opening import open_run
 
     config = tiny({"report": {"metrics_port": port}})
     seen: list[dict[Sample, float]] = []
@@ -162,7 +162,7 @@ def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) ->
         if name == "verizero.round.completed":
             seen.append(scrape(f"http://127.0.0.1:{port}/metrics"))
 
-    with opened(config, Path.cwd(), tmp_path / "tiny", "auto", Silent()) as session:
+    with open_run(config, Path.cwd(), tmp_path / "tiny", "auto", Silent()) as session:
         session.recorder.listener = listen
         run_all(session)
         responses = session.state.num_responses

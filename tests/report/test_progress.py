@@ -131,7 +131,7 @@ def test_threads_are_for_the_lines_that_people_read(monkeypatch: pytest.MonkeyPa
 def test_phases_are_under_way_and_their_responses_are_counted(tmp_path: Path) -> None:
     lines, clock, out = lines_at()
     recorder = Recorder(Store(tmp_path), Trackers((), tmp_path, "x", {}), lines)
-    recorder.where = "round 1 step 2"
+    recorder.step_label = "round 1 step 2"
     with recorder.timed("total"):
         with recorder.timed("generate"):
             count = recorder.counter(8)

@@ -44,7 +44,7 @@ def test_a_row_has_the_gpus_peaks_only_where_there_is_one(has_gpu: bool, tmp_pat
     for phase in ("generate", "update"):
         with recorder.timed(phase):
             pass
-    recorder.count("update", 2.0)
+    recorder.add_seconds("update", 2.0)
     recorder.work.add("update", 10, 1e12)
     recorder.store.metrics(StepRow(stage="rl", round=1, step=1, metrics={}, **recorder.take_measures()))
     recorder.close()

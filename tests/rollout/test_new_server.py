@@ -28,7 +28,7 @@ from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.fingerprints import recipe_fields
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 STEPS = 3
@@ -66,7 +66,7 @@ def trained(folder: Path, num_servers: int, killed_in: int | None = None) -> set
             strike(engine, process.url, process.process.pid, signal.SIGKILL)
         return plain(*arguments)
 
-    with opened(config, folder.parent, folder, "auto", Silent()) as session:
+    with open_run(config, folder.parent, folder, "auto", Silent()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
     return started

@@ -24,7 +24,7 @@ from verizero.pipeline.run.build import build_tokenizer, context_of
 from verizero.pipeline.run.data import prepare_data
 from verizero.pipeline.run.episodes import bind_environments
 from verizero.pipeline.run.fingerprints import fingerprints
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.types import Prompt
 
 NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}
@@ -101,7 +101,7 @@ def test_another_place_leaves_the_stages_valid_and_other_parameters_do_not(tmp_p
 @pytest.mark.integration
 def test_a_run_gives_equal_bytes_in_a_process_which_ends_with_it(tmp_path: Path) -> None:
     for name, place in (("here", "here"), ("process", "process")):
-        with opened(games({"name": "guess", "place": place}), tmp_path, tmp_path / name, "auto", Silent()) as session:
+        with open_run(games({"name": "guess", "place": place}), tmp_path, tmp_path / name, "auto", Silent()) as session:
             run_all(session)
             if place == "process":
                 (bound,) = session.workers.rollouts.generation.episode_setup.hosts
@@ -153,7 +153,7 @@ def test_observations_train_only_where_rl_plays_episodes(tmp_path: Path) -> None
         games("guess", episodes={"observation_coef": -0.1})
     alone = tiny({"stages": ["rl"], "sft": None, "episodes": {"observation_coef": 0.1}})
     with pytest.raises(ConfigError, match=r"observation_coef=0\.1 trains .* no row of data\.train has an environment"):
-        with opened(alone, tmp_path, tmp_path / "run", "auto", Silent()):
+        with open_run(alone, tmp_path, tmp_path / "run", "auto", Silent()):
             pass
 
 
@@ -173,7 +173,7 @@ def test_a_run_trains_on_its_observations(tmp_path: Path) -> None:
     rows = {}
     for name, coef in (("off", 0.0), ("on", 0.5)):
         config = games("guess", episodes={"observation_coef": coef, "cut_turn": "answer", "max_turns": 3})
-        with opened(config, tmp_path, tmp_path / name, "auto", Silent()) as session:
+        with open_run(config, tmp_path, tmp_path / name, "auto", Silent()) as session:
             run_all(session)
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         rows[name] = next(row["metrics"] for row in map(json.loads, lines) if "loss/total" in row["metrics"])

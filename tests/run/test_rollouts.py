@@ -17,7 +17,7 @@ from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.generate import Generation
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
-from verizero.pipeline.run.ahead import Asynchronous
+from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
 from verizero.pipeline.train.ranks import Ranks
@@ -40,10 +40,10 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         engine.publish(0)
         kinds = [ResponseKind("rl", 3, Sampling(30)), ResponseKind("rl greedy", 1, Sampling(30, temperature=0))]
 
-        def source_of(ranks: Ranks) -> Asynchronous:
-            return Asynchronous(Generation(engine, renderer, 3), ranks, None)
+        def source_of(ranks: Ranks) -> AheadSource:
+            return AheadSource(Generation(engine, renderer, 3), ranks, None)
 
-        def complete(source: Asynchronous) -> list[Rollout]:
+        def complete(source: AheadSource) -> list[Rollout]:
             rollouts = source.generate((), kinds, (0, 0), None)
             source._thread.shutdown()
             return rollouts
@@ -92,7 +92,7 @@ def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_fo
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: note("set", device))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: note("wait", device))
     gpu = torch.device("cuda", 3)
-    source = Asynchronous(Generation(ScriptedEngine(answer, EOS), Letters(), 0), Ranks(), None, device=gpu)
+    source = AheadSource(Generation(ScriptedEngine(answer, EOS), Letters(), 0), Ranks(), None, device=gpu)
     error = source._submit(work).exception()
     source.close()
     assert isinstance(error, ValueError) == fails

@@ -13,7 +13,7 @@ import torch
 from tests.stages.sessions import session_of
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.run.saving import release_heap, save
+from verizero.pipeline.run.saving import save, trim_heap
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,6 @@ def test_what_the_heap_keeps_is_returned() -> None:
     newest = blocks[-1]
     del blocks
     before = resident_mib()
-    release_heap()
+    trim_heap()
     assert resident_mib() < before - 100
     assert newest.sum() == 1000

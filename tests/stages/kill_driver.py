@@ -37,7 +37,7 @@ from verizero.pipeline.report.rows import VARYING
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.rollout import rounds
 from verizero.pipeline.run.build import build_tokenizer
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.whole_run import finish
@@ -105,7 +105,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
             plain(self, name, rows)
 
         Store._append = torn  # type: ignore[method-assign]
-    with opened(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
         fuse.session = session
         run_all(session, fuse.wrap)
         if page:

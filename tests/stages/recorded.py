@@ -13,7 +13,7 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.phases import Generated
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 
 SHORT = (
     *("rl.rounds=1", "rl.steps_per_round=3", "rl.select.keep=all"),
@@ -53,7 +53,7 @@ def run(*overrides: str) -> tuple[list[dict[str, float]], Calls]:
         folder = Path(name)
         policy = [text for text in overrides if text.startswith("model.")]
         own = [start("sft.steps=60", *policy), *ONLY_RL, *SHORT, *(t for t in overrides if t not in policy)]
-        with opened(tiny(overrides=own), folder, folder, "auto", Silent()) as session:
+        with open_run(tiny(overrides=own), folder, folder, "auto", Silent()) as session:
             run_all(session, wrap)
             steps = [r["metrics"] for r in rows(session) if r["kind"] == "step" and r["stage"] == "rl"]
     return steps, calls

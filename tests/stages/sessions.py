@@ -18,7 +18,7 @@ from verizero.pipeline.loop.phases import PhaseWrapper, rl_phases, unwrapped
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.report.progress import Logged, Silent
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.schedule import Item, schedule
 from verizero.pipeline.run.session import Session
@@ -42,7 +42,7 @@ class Heard(Silent):
 def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Session]:
     """A session of the tiny recipe without SFT whose engine answers from a script."""
     config = tiny({"stages": ["rl"], "sft": None, **changes})
-    with opened(config, folder, folder / "run", "auto", Heard()) as session:
+    with open_run(config, folder, folder / "run", "auto", Heard()) as session:
         data = session.run.data
         by_prompt = {data.renderer.prompt_ids(p): p for p in (*data.train, *data.evaluation)}
 
@@ -96,7 +96,7 @@ def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
 
 def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["auto", "must", "never"] = "auto") -> Path:
     """Do a whole run up to its final model; return its folder. Its page, drawn from files in a second, is left out."""
-    with opened(config, base, folder, resume, Silent()) as session:
+    with open_run(config, base, folder, resume, Silent()) as session:
         run_all(session)
         save_final(session.run, session.workers.backend)
     return folder

@@ -20,8 +20,8 @@ from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
-from verizero.pipeline.run.ahead import Asynchronous
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.ahead_source import AheadSource
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.types import Group, Rollout, StepMetrics
 
@@ -136,7 +136,7 @@ def whole_run(folder: Path, watch: Weights, *overrides: str) -> list[dict[str, A
         "data.evaluation=[]",
         "rl.optimizer.learning_rate=0.01",
     ]
-    with opened(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:
         run_all(session, replacing(update=functools.partial(watch.update, session)))
         return rows(session)
 
@@ -207,7 +207,7 @@ def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path:
     each = 6 * 30
     changes = {"rl": {"max_tokens": 4 * 3 * each, "select": {"keep": "all"}}, "rollout": {"max_staleness": 2}}
     with session_of(tmp_path, **changes) as session:
-        assert isinstance(session.workers.rollouts, Asynchronous)
+        assert isinstance(session.workers.rollouts, AheadSource)
         for number in (1, 2):
             train_round(session, round_of(session, number))
             session.state.step = 0

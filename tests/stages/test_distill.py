@@ -22,7 +22,7 @@ from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.models.load import create_model, load_model, save_folder
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.fingerprints import recipe_fields
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.stages.distill import distill_phases, teachers_prompt
 from verizero.pipeline.types import Prompt
 
@@ -150,7 +150,7 @@ def test_each_domain_has_its_teacher(tmp_path: Path) -> None:
 
 def refused(config: RunConfig, folder: Path, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        with opened(config, folder, folder / "run", "auto", Silent()):
+        with open_run(config, folder, folder / "run", "auto", Silent()):
             pass
 
 

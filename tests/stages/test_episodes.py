@@ -17,7 +17,7 @@ from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.models.load import create_model, save_folder
 from verizero.pipeline.report.files import read_metrics, read_rollouts
 from verizero.pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 SIZE = {**TREE["model"]["create"]["config"], "max_position_embeddings": 640}
@@ -51,7 +51,7 @@ def changes(environment: str, **params: Any) -> dict[str, Any]:
 def whole_run(folder: Path, change: dict[str, Any]) -> Path:
     """Do a whole run of the tiny recipe with these changes; return its folder."""
     folder.mkdir(exist_ok=True)
-    with opened(tiny(change), folder, folder / "run", "auto", Heard()) as session:
+    with open_run(tiny(change), folder, folder / "run", "auto", Heard()) as session:
         run_all(session)
         save_final(session.run, session.workers.backend)
     return folder / "run"
@@ -129,7 +129,7 @@ def test_a_shipped_recipe_in_short_form_learns_to_use_its_tool(tmp_path: Path) -
     few += ["rl.rounds=1", "rl.steps_per_round=6", "rl.optimizer.learning_rate=8e-4", "rl.prompts_per_step=16"]
     few += ["evaluation.limit=60", "evaluation.k=2", "train.threads=1", "report.trackers=[]"]
     config = load_recipe(ROOT / "configs" / "episodes" / "calculator.yaml", few)
-    with opened(config, tmp_path, tmp_path / "run", "auto", Heard()) as session:
+    with open_run(config, tmp_path, tmp_path / "run", "auto", Heard()) as session:
         run_all(session)
     rows = [row for row in read_metrics(tmp_path / "run") if isinstance(row, EvaluationRow)]
     before, after = (row.domains["calculator"]["pass@1"] for row in rows[-2:])

@@ -20,9 +20,9 @@ from verizero.pipeline.report.exposition import Reading
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.collapse import LIMITS
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.stage_entry import make_setup, restore_checkpoint, restore_in_flight
+from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.whole_run import finish, items_by_stage, items_until, run_items
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
@@ -37,7 +37,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[str, dict[str, Any]]]:
     """The run's events. `page`: it ends with its page, a second's work, and not with its model alone."""
     heard: list[tuple[str, dict[str, Any]]] = []
-    with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         run_all(session)
         if page:
@@ -116,7 +116,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
     overrides = [start(*ABLE), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
-    with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
         *before, (_, rl) = items_by_stage(session.run, session.state)
         for items in (*(some for _, some in before), rl[:1]):
             run_items(session, items)
@@ -124,7 +124,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
         saved = {p: json.loads((p / "state.json").read_text()) for p in (folder / "checkpoints").glob("0*")}
         (good, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
         restore_checkpoint(session.run, session.workers, session.state, good)
-        session.setup = make_setup(session.run, session.workers, session.state)
+        session.setup = set_up_stage(session.run, session.workers, session.state)
         assert json.loads(json.dumps(session.state.to_json())) == state
         restore_in_flight(session.workers, session.setup, session.state)
         run_items(session, items_until(session.run, session.state, rl[-1]))

@@ -15,7 +15,7 @@ from tests.stages.tiny import FEW_SHOWN, tiny
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.whole_run import items_by_stage, run_items
@@ -69,7 +69,7 @@ def test_experts_are_replayed_through_the_loop() -> None:
 def carrying(folder: Path, *overrides: str) -> RunState:
     """The state after two steps of one group each, the first of which drew several: the rest is carried over."""
     few = ["rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=1", "rl.select.keep=all", "sft.steps=20"]
-    with opened(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
         for stage, items in items_by_stage(session.run, session.state):
             if stage == "rl":
                 own = (session.run, session.workers, session.state, session.recorder)
@@ -115,7 +115,7 @@ def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
     ]
     small += ["evaluation.before_training=false", "evaluation.limit=1", "train.device=cpu", "report.trackers=[]"]
     small += ["rl.select.keep=all", "train.threads=1", f"data.train={FEW_SHOWN}"]
-    with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
+    with open_run(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
         run_all(session)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     steps = [r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"]

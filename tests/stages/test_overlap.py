@@ -22,7 +22,7 @@ from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.result import result_lines, result_markdown
 from verizero.pipeline.report.rows import VARYING
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.scoring.early_grading import EarlyGrading
@@ -168,7 +168,7 @@ def test_a_broken_generation_leaves_the_session_closing(tmp_path: Path) -> None:
 
 
 def _break_off(config: RunConfig, folder: Path) -> None:
-    with opened(config, folder, folder / "run", "auto", Silent()) as session:
+    with open_run(config, folder, folder / "run", "auto", Silent()) as session:
         decoder = session.workers.rollouts.engine._decoder  # type: ignore[attr-defined]
         step, left = decoder.step, iter(range(8))
 

@@ -14,7 +14,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.rollouts import WEIGHTS_FILE
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
@@ -49,7 +49,7 @@ def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> N
 def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
     """A session that is opened again samples what the closed one would have; the policy is untouched by it."""
     config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path, "auto", Silent()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"])
         assert session.state.rl_step == 3
@@ -58,7 +58,7 @@ def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
         weights = {k: v.clone() for k, v in session.workers.backend.model.state_dict().items()}
         old = session.workers.rollouts.engine.version
         assert old == session.state.policy_version - 3
-    with opened(config, tmp_path, tmp_path, "must", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path, "must", Silent()) as session:
         assert session.workers.rollouts.engine.version == old
         assert rl_phases(session).generate(prompts, 0).rollouts == wanted
         assert all(torch.equal(v, weights[k]) for k, v in session.workers.backend.model.state_dict().items())
@@ -68,12 +68,12 @@ def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
         broken.mkdir()
         torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / WEIGHTS_FILE)
         with pytest.raises(CheckpointError, match="does not fit the policy"):
-            session.workers.rollouts.publish_first(session.workers.backend, 0, broken)
+            session.workers.rollouts.publish_after_start(session.workers.backend, 0, broken)
 
 
 def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
     config = tiny(overrides=[GRPO, "rl.rounds=1", "rl.steps_per_round=1", "sft.steps=5"])
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path, "auto", Silent()) as session:
         run_all(session)
     assert not list((tmp_path / "checkpoints").rglob(WEIGHTS_FILE))
     assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1

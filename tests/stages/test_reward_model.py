@@ -105,7 +105,7 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
 def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-    here: Any = SimpleNamespace(ranks=ALONE, shared=tmp_path / "run", base_dir=tmp_path)
+    here: Any = SimpleNamespace(ranks=ALONE, folder=tmp_path / "run", base_dir=tmp_path)
     workers: Any = SimpleNamespace(graders=Graders(Scorer(ScoringConfig(), {})))
     recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
     members = tuple(

@@ -16,7 +16,7 @@ from verizero.pipeline.data.texts import pieces
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened, prepare_run
+from verizero.pipeline.run.opening import open_run, prepare_run
 from verizero.pipeline.stages.pretrain import text_rows
 from verizero.pipeline.whole_run import train
 
@@ -110,7 +110,7 @@ def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "4+4=8"}\n{"text": ""}\n{"body": "7"}\n')
     long = {"text": ["a.txt", {"file": "b.jsonl", "on_bad_row": "skip"}], "epochs": 1, "batch_size": 4}
     config = pretrain(long, data={"evaluation": []})
-    with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
         found = text_rows(session.run.data.renderer, 64, session.run.data.text["pretrain"])
         assert [note for note in session.run.data.notes if "b.jsonl" in note and "skipped 2 bad rows" in note]
         decoded = [session.run.data.renderer.decode(ids) for ids, _ in found]

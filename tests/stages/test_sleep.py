@@ -16,7 +16,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.train.reward_model import RewardModel
 
@@ -71,7 +71,7 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
     """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
     trained: list[str] = []
     begun = started() if len(changes["stages"]) > 1 else ()
-    with opened(tiny(changes, begun), folder, folder / "run", "auto", Silent()) as session:
+    with open_run(tiny(changes, begun), folder, folder / "run", "auto", Silent()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
         sleeper = source.generation.engine = Sleeper(source.engine, backend.model)
         step, start = backend.step, backend.start

@@ -16,7 +16,7 @@ from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.summary import summarize
 from verizero.pipeline.run.demonstrations import demonstration_rows
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 
@@ -63,7 +63,7 @@ def test_the_report_knows_stages_by_kind(run: Path) -> None:
 @pytest.mark.integration
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    with opened(tiny(FOUR_STAGES), run, run, "auto", Silent()) as session:
+    with open_run(tiny(FOUR_STAGES), run, run, "auto", Silent()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
         assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
     train(tiny(FOUR_STAGES), run, run, "auto", Silent())
@@ -71,7 +71,7 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
 
 
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
-    with opened(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Silent()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
         left = session.run.stage_folder("collect")
         left.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
         heard.append((name, fields["round"], last["kind"]))
 
     for number in range(2):
-        with opened(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
+        with open_run(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
             session.recorder.listener = listen
             items = [item for _, own in items_by_stage(session.run, session.state) for item in own]
             run_items(session, items if number else items[:4])

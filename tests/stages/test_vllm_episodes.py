@@ -14,7 +14,7 @@ from tests.stages.sevens import recipe, rows
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,7 @@ def prompts_of(engine: Any) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]
 
 def played(config: RunConfig, folder: Path) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
     """Do the run; return prompts and answers of its engine."""
-    with opened(config, folder, folder / "run", "auto", Silent()) as session:
+    with open_run(config, folder, folder / "run", "auto", Silent()) as session:
         seen = prompts_of(session.workers.rollouts.engine)
         run_all(session, replacing())
         save_final(session.run, session.workers.backend)

@@ -16,7 +16,7 @@ from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, c
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
@@ -54,7 +54,7 @@ class Cut(Exception):
 
 def break_off(config: RunConfig, folder: Path, step: int) -> None:
     """Train up to the update of an RL step, which does not come."""
-    with opened(config, folder.parent, folder, "auto", Silent()) as session:
+    with open_run(config, folder.parent, folder, "auto", Silent()) as session:
 
         def update(plain: Any, groups: Any) -> Any:
             if session.state.rl_step == step:

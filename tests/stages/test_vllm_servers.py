@@ -18,7 +18,7 @@ from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, c
 from tests.warm import VLLM, warm
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -61,7 +61,7 @@ def as_it_is(session: Any, plain: Any, *arguments: Any) -> Any:
 
 def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
     """The run, to its end."""
-    with opened(config, base, folder, "auto", Silent()) as session:
+    with open_run(config, base, folder, "auto", Silent()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
 

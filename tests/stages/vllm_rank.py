@@ -22,11 +22,11 @@ from tests.models.families import logits_after
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import STEPS, recipe
-from verizero.pipeline.launch import as_rank
+from verizero.pipeline.launch import join_as_rank
 from verizero.pipeline.models.load import eos_ids
 from verizero.pipeline.report.progress import for_terminal
 from verizero.pipeline.rollout.engine import Request, Sampling
-from verizero.pipeline.run.opening import opened
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 
@@ -64,7 +64,7 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
     """The run, and what was found."""
     struck, held = changes.pop("strike", None), changes.pop("held")
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
-    rank, found = as_rank(config.launch, folder), []
+    rank, found = join_as_rank(config.launch, folder), []
 
     def generate(plain: Any, *arguments: Any) -> Any:
         if struck is not None and rank == 1 and session.state.rl_step == struck["step"]:
@@ -76,7 +76,7 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
         if session.state.policy_version in held:
             found.append(held_against_trainer(session))
 
-    with opened(config, folder.parent, folder, "auto", for_terminal()) as session:
+    with open_run(config, folder.parent, folder, "auto", for_terminal()) as session:
         assert session.run.ranks.size == int(os.environ["WORLD_SIZE"])
         run_all(session, replacing(generate=generate, publish=publish_and_hold))
         save_final(session.run, session.workers.backend)

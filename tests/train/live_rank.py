@@ -123,7 +123,7 @@ def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
         config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
         model = unloaded(str(path), torch.float32)
         adapted = Adapted(model, 4, 8.0, (), 1, "empty") if backend == "fsdp-lora" else None
-        return FsdpBackend(model, config, ranks, adapted, keeps_whole=False, device=torch.device("cpu"))
+        return FsdpBackend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
     return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
 
 

@@ -25,7 +25,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 def trained(ranks: Ranks, early: bool) -> DeepSpeedBackend:
     """A backend after two updates; `early`: its weights were divided before its stage began, and no copy is kept."""
     config = TrainConfig(backend="deepspeed", device="cpu", zero=3)
-    backend = DeepSpeedBackend(build("qwen2", WIDE), config, ranks, keeps_whole=not early)
+    backend = DeepSpeedBackend(build("qwen2", WIDE), config, ranks, engine_reads_module=not early)
     if early:
         backend.shard()
     backend.start(OPTIMIZER, NUM_STEPS)

@@ -94,10 +94,10 @@ def check(
     with ThreadPoolExecutor(THREADS) as threads:
         together = list(threads.map(play, range(episodes)))
     # What the process keeps for all episodes, such as workers of the sandbox, is there by now.
-    before = _held_at_rest()
+    before = _num_open_at_rest()
     with ThreadPoolExecutor(THREADS) as threads:
         more = list(threads.map(play, range(episodes)))
-    after = _held_at_rest(before)
+    after = _num_open_at_rest(before)
     repeats = all(is_deterministic(p.environment) for p in once if p.environment is not None)
     findings = [
         _failures("episodes end without a failure", [*once, *again, *together, *more]),
@@ -220,23 +220,23 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {what: after[what] - count for what, count in before.items() if after[what] > count}
 
 
-def _held_at_rest(most: Mapping[str, int] | None = None) -> dict[str, int]:
+def _num_open_at_rest(most: Mapping[str, int] | None = None) -> dict[str, int]:
     """Wait until what this process holds has not changed for REST_S, or does not exceed `most`, and return it.
 
     A worker of the sandbox makes the process for its next program when the last one has ended, and a process that was
     killed is listed until its parent asks for its status. So the numbers change for a moment after an episode.
     """
-    held, end = _held(), time.monotonic() + MAX_REST_S
+    num_open, end = _num_open(), time.monotonic() + MAX_REST_S
     since = time.monotonic()
-    while time.monotonic() < min(since + REST_S, end) and (most is None or _more(most, held)):
+    while time.monotonic() < min(since + REST_S, end) and (most is None or _more(most, num_open)):
         time.sleep(0.05)
-        now = _held()
-        if now != held:
-            held, since = now, time.monotonic()
-    return held
+        now = _num_open()
+        if now != num_open:
+            num_open, since = now, time.monotonic()
+    return num_open
 
 
-def _held() -> dict[str, int]:
+def _num_open() -> dict[str, int]:
     """Return how many descriptors, threads and processes this process holds."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),

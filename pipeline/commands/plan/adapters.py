@@ -48,17 +48,17 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
     if how is None:
         return None
     groups = [(group, group.chosen(how.targets)) for group in _groups(shape)]
-    linear = [(group.layers / shape.layers, group, own) for group, own in groups if not group.experts]
-    of_experts = [(group, own) for group, own in groups if group.experts]
-    sources = [(share, next(iter(group.ends.values()))[0], own) for share, group, own in linear]
+    linear = [(group.layers / shape.layers, group, shapes) for group, shapes in groups if not group.experts]
+    of_experts = [(group, shapes) for group, shapes in groups if group.experts]
+    sources = [(share, next(iter(group.ends.values()))[0], shapes) for share, group, shapes in linear]
     return Adapters(
-        parameters=sum(g.layers * how.rank * (g.experts or 1) * (a + b) for g, own in groups for a, b in own),
-        adapted=sum(g.layers * (g.experts or 1) * a * b for g, own in groups for a, b in own),
-        inputs=sum(share * a for share, _, own in linear for a, _ in own),
-        ranks=how.rank * sum(share * len(own) for share, _, own in linear),
+        parameters=sum(g.layers * how.rank * (g.experts or 1) * (a + b) for g, shapes in groups for a, b in shapes),
+        adapted=sum(g.layers * (g.experts or 1) * a * b for g, shapes in groups for a, b in shapes),
+        inputs=sum(share * a for share, _, shapes in linear for a, _ in shapes),
+        ranks=how.rank * sum(share * len(shapes) for share, _, shapes in linear),
         read=sum(share * source for share, source, _ in sources),
-        unread=sum(share * source for share, source, own in sources if not own),
-        summed=sum(g.layers * g.experts * a * b for g, own in of_experts for a, b in own) / shape.layers,
+        unread=sum(share * source for share, source, shapes in sources if not shapes),
+        summed=sum(g.layers * g.experts * a * b for g, shapes in of_experts for a, b in shapes) / shape.layers,
     )
 
 
@@ -67,12 +67,12 @@ def _groups(shape: Shape) -> list[_Group]:
     hidden, mixtures = shape.hidden, shape.layers - shape.dense_layers if shape.experts else 0
     groups = [_Group(shape.layers, ends) for ends in _attention(shape)]
     dense = shape.dense_intermediate if shape.experts else shape.intermediate
-    for layers, place, wide in (
+    for layers, module, wide in (
         (shape.layers - mixtures, "mlp", dense),
         (mixtures * (shape.shared > 0), "mlp.shared_experts", shape.shared),
     ):
-        groups.append(_Group(layers, {f"{place}.{x}_proj": (hidden, wide) for x in ("gate", "up")}))
-        groups.append(_Group(layers, {f"{place}.down_proj": (wide, hidden)}))
+        groups.append(_Group(layers, {f"{module}.{x}_proj": (hidden, wide) for x in ("gate", "up")}))
+        groups.append(_Group(layers, {f"{module}.down_proj": (wide, hidden)}))
     wide = shape.intermediate
     for name, ends in {"gate_up_proj": (hidden, 2 * wide), "down_proj": (wide, hidden)}.items():
         groups.append(_Group(mixtures, {f"mlp.experts.{name}": ends}, shape.experts))
@@ -86,15 +86,15 @@ def _attention(shape: Shape) -> list[dict[str, tuple[int, int]]]:
         first = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)}
         layers = [first, {"o_proj": (queries, hidden)}]
     else:
-        at, values = shape.latent, shape.heads * shape.latent.value_dim
-        asked = {"q_a_proj": (hidden, at.query_rank)} if at.query_rank else {"q_proj": (hidden, queries)}
+        latent, values = shape.latent, shape.heads * shape.latent.value_dim
+        to_queries = {"q_a_proj": (hidden, latent.query_rank)} if latent.query_rank else {"q_proj": (hidden, queries)}
         layers = [
-            {**asked, "kv_a_proj_with_mqa": (hidden, at.rank + at.rotary)},
-            {"kv_b_proj": (at.rank, shape.heads * (shape.head_dim - at.rotary) + values)},
+            {**to_queries, "kv_a_proj_with_mqa": (hidden, latent.rank + latent.rotary)},
+            {"kv_b_proj": (latent.rank, shape.heads * (shape.head_dim - latent.rotary) + values)},
             {"o_proj": (values, hidden)},
         ]
-        if at.query_rank:
-            layers.append({"q_b_proj": (at.query_rank, queries)})
+        if latent.query_rank:
+            layers.append({"q_b_proj": (latent.query_rank, queries)})
     return [{f"self_attn.{name}": ends for name, ends in group.items()} for group in layers]
 
 

@@ -157,12 +157,12 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     block = norms + attention + mlp
     summed = 0.0 if adapters is None else width * adapters.summed
     if adapters is not None:
-        own = width if config.train.backend in ("fsdp", "deepspeed") else 4
-        block += own * adapters.ranks
-        if own == width:
+        adapter_width = width if config.train.backend in ("fsdp", "deepspeed") else 4
+        block += adapter_width * adapters.ranks
+        if adapter_width == width:
             block -= width * adapters.unread
         else:  # each adapter keeps its own copy of its input, in float32
-            block += own * adapters.inputs - width * adapters.read
+            block += adapter_width * adapters.inputs - width * adapters.read
     ends = shape.hidden * (4 + 3 * width)
     logits = _logits(config, shape, tokens, width, head_learns)
     # The gradient of a block's sums is there for a moment.

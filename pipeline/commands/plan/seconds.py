@@ -95,8 +95,8 @@ def seconds(work: Work) -> dict[str, float]:
     # Checkpointing computes the forward a second time.
     cost = 1 + (1 if config.train.lora is not None else 2) + config.train.gradient_checkpointing
     phases["update"] = updates.num_epochs * cost * forward / (rate * work.share("update").value)
-    own = work.tokens * config.train.sequence_parallel / gpus
-    phases["data"] = OWN_TOKEN_S * own + TOKEN_S * work.tokens + RESPONSE_S * work.responses
+    tokens_of_gpu = work.tokens * config.train.sequence_parallel / gpus
+    phases["data"] = OWN_TOKEN_S * tokens_of_gpu + TOKEN_S * work.tokens + RESPONSE_S * work.responses
     phases["publish"] = publishing(work)
     if gpus > 1:
         phases["communication"] = communication(work)

@@ -74,11 +74,11 @@ class Shape:
         norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
         if self.latent is None:
             return 2 * self.hidden * queries + 2 * self.hidden * keys + (queries + 2 * keys) * self.qkv_bias + norms
-        at = self.latent
-        to_queries = at.query_rank * (self.hidden + queries + 1) if at.query_rank else self.hidden * queries
-        to_latent = self.hidden * (at.rank + at.rotary) + at.rank
-        from_latent = at.rank * self.heads * (self.head_dim - at.rotary + at.value_dim)
-        return to_queries + to_latent + from_latent + self.heads * at.value_dim * self.hidden + norms
+        latent = self.latent
+        to_queries = latent.query_rank * (self.hidden + queries + 1) if latent.query_rank else self.hidden * queries
+        to_latent = self.hidden * (latent.rank + latent.rotary) + latent.rank
+        from_latent = latent.rank * self.heads * (self.head_dim - latent.rotary + latent.value_dim)
+        return to_queries + to_latent + from_latent + self.heads * latent.value_dim * self.hidden + norms
 
     def feed_forward(self, experts: int) -> int:
         """Return the parameters of all layers' feed-forward parts, with so many experts of each mixture."""

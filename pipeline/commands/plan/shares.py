@@ -67,8 +67,8 @@ def share_of(
     row applies.
     """
     fitting = [r for r in rows or table() if r.phase == phase and r.kind in (None, kind) and r.gpu in (None, gpu)]
-    own = [r for r in fitting if r.runs == runs]
-    fitting = own or [r for r in fitting if r.runs is None]
+    named = [r for r in fitting if r.runs == runs]
+    fitting = named or [r for r in fitting if r.runs is None]
     fitting = [r for r in fitting if r.billions is not None] or fitting
     if not fitting:
         raise LookupError(f"{FILE.name} has no row for {phase} by {runs} of a {kind} model on {gpu}; add one")
@@ -79,6 +79,6 @@ def share_of(
             best[size] = row
     low = max((s for s in best if s <= billions), default=min(best))
     high = min((s for s in best if s >= billions), default=max(best))
-    at = 0.0 if low == high else math.log(billions / low) / math.log(high / low)
+    weight = 0.0 if low == high else math.log(billions / low) / math.log(high / low)
     source = min(best[low].source, best[high].source, key=TRUST.index)
-    return Share(best[low].share * (1 - at) + best[high].share * at, source)
+    return Share(best[low].share * (1 - weight) + best[high].share * weight, source)

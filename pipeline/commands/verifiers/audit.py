@@ -120,10 +120,10 @@ def audit(
     """
     base = base or Path.cwd()
     rows = good_rows(rows, Defaults(verifier, base)) if isinstance(rows, Path) else list(rows)
-    asked = [(r, text, label) for r in rows for text, label in _labelled(r)]
-    attempts = [r.attempt(None if text == r.response else text) for r, text, _ in asked]
-    verdicts = score_all([r.key for r, _, _ in asked], attempts)
-    graded = [(r, text, label, v) for (r, text, label), v in zip(asked, verdicts, strict=True)]
+    responses = [(r, text, label) for r in rows for text, label in _labelled(r)]
+    attempts = [r.attempt(None if text == r.response else text) for r, text, _ in responses]
+    verdicts = score_all([r.key for r, _, _ in responses], attempts)
+    graded = [(r, text, label, v) for (r, text, label), v in zip(responses, verdicts, strict=True)]
     disagreements: list[Case] = []
     if second is not None:
         key = key_of(second, base)
@@ -135,7 +135,7 @@ def audit(
     tallies, errors = _tally(graded)
     rewritings, changed = _rewrite(graded)
     probed, rewarded = _probe(rows)
-    compared = len(asked) if second is not None else 0
+    compared = len(responses) if second is not None else 0
     report = AuditReport(tallies, errors, tuple(disagreements), compared, rewritings, changed, probed, rewarded)
     if save is not None:
         save_cases(report, save)
@@ -152,8 +152,8 @@ def save_cases(report: AuditReport, path: Path) -> None:
 
 
 def _labelled(row: Row) -> list[tuple[str, bool | None]]:
-    own = [] if row.response is None else [(row.response, row.label)]
-    return [*own, *((t, True) for t in row.accept), *((t, False) for t in row.refuse)]
+    response = [] if row.response is None else [(row.response, row.label)]
+    return [*response, *((t, True) for t in row.accept), *((t, False) for t in row.refuse)]
 
 
 def _tally(

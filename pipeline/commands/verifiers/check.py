@@ -124,7 +124,7 @@ def check(
     grader = bound(key)
     rows = good_rows(rows, defaults) if isinstance(rows, Path) else rows
     keyed = [(row, _key(row, key)) for row in rows]
-    cases = [case for row, own in keyed for case in _cases(row, own)]
+    cases = [case for row, row_key in keyed for case in _cases(row, row_key)]
     for wanted, what in ((True, "right answer ('accept', or 'response')"), (False, "near miss ('refuse')")):
         if not any(c.right is wanted for c in cases):
             raise ConfigError(f"the rows hold no {what}; a verifier is checked against at least one of each")
@@ -155,9 +155,9 @@ def check(
 
 def _key(row: Row, key: str) -> str:
     """Return the row's verifier with the row's own parameters, if it is the one that is checked; else that one."""
-    own, checked = json.loads(row.key), json.loads(key)
-    is_same = all(own.get(field) == checked.get(field) for field in ("name", "path"))
-    return row.key if is_same and "params" in own else key
+    of_row, checked = json.loads(row.key), json.loads(key)
+    is_same = all(of_row.get(field) == checked.get(field) for field in ("name", "path"))
+    return row.key if is_same and "params" in of_row else key
 
 
 def _cases(row: Row, key: str) -> list[_Case]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from verizero.pipeline.commands.before.at_hand import AtHand
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.chat_text import ChatText
 from verizero.pipeline.data.render import Renderer
@@ -37,7 +37,7 @@ class Marks:
         return tuple(name for name in self.all if name in self.ends or MARK.fullmatch(name))
 
 
-def marks_of(recipe: AtHand) -> Marks:
+def marks_of(recipe: LocalParts) -> Marks:
     """Return the marks of the tokenizer's chat template. Raises: DataError if it refuses a conversation."""
     template = recipe.config.data.template
     chat = ChatText(Renderer(recipe.tokenizer, template if template.name == "chat" else Template(name="chat")))
@@ -58,7 +58,7 @@ def is_token(tokenizer: Any, name: str) -> bool:
     return len(ids) == 1 and ids[0] != tokenizer.unk_token_id
 
 
-def try_marks(recipe: AtHand) -> Marks | None:
+def try_marks(recipe: LocalParts) -> Marks | None:
     """Return the marks of the chat template; None if there is none, or if it refuses a conversation."""
     if not recipe.tokenizer.chat_template:
         return None

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verizero.pipeline.commands.before.at_hand import AtHand
-from verizero.pipeline.commands.before.checked import Checked, evidence_at, not_tried, spread
-from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap, name_of
+from verizero.pipeline.commands.preflight.checked import Checked, evidence_at, not_tried, spread
+from verizero.pipeline.commands.preflight.graders import failing, grader_of, is_cheap, name_of
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.data.hints import answer_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
@@ -48,7 +48,7 @@ class Graded:
         return self.passed + len(self.refused) + len(self.failed)
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Give each reference as a response to the verifier of its row."""
     prompts = [*recipe.train.prompts, *recipe.evaluation.prompts]
     if not prompts:
@@ -56,15 +56,15 @@ def look(recipe: AtHand) -> Checked:
     by_key: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_key.setdefault(prompt.verifier, []).append(prompt)
-    looks = [_look(recipe, key, own) for key, own in by_key.items()]
+    looks = [_look(recipe, key, prompts_of_key) for key, prompts_of_key in by_key.items()]
     is_any = any(tried for tried, _, _ in looks)
-    told = [text if tried or not is_any else f"not tried, {text}" for tried, text, _ in looks] + list(
+    results = [text if tried or not is_any else f"not tried, {text}" for tried, text, _ in looks] + list(
         recipe.train.absent.values()
     )[:1]
-    return Checked(NAME, is_any, "; ".join(told), tuple(f for *_, findings in looks for f in findings))
+    return Checked(NAME, is_any, "; ".join(results), tuple(f for *_, findings in looks for f in findings))
 
 
-def _look(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> tuple[bool, str, list[Finding]]:
+def _look(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> tuple[bool, str, list[Finding]]:
     """Return whether the references of one verifier were graded, a line about them, and what was found."""
     reason = _untried(recipe, key, prompts)
     if reason is not None:
@@ -145,7 +145,7 @@ def _answers(name: str, reference: Any) -> Iterator[str]:
                 yield str(value)
 
 
-def _untried(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> str | None:
+def _untried(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> str | None:
     """Return the reason for which references of a verifier are not graded; None if they are."""
     if key == ENVIRONMENT:
         return "its environment decides"

@@ -21,7 +21,7 @@ from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.continuation import PartialBatch, ResponseKind, continue_batch
 from verizero.pipeline.rollout.generate import Count, Generation
 from verizero.pipeline.run.dealing import share_of
-from verizero.pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
+from verizero.pipeline.run.rollouts import EarlyReader, SynchronousSource, confirm_published
 from verizero.pipeline.run.state import InFlightBatch
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
@@ -37,7 +37,7 @@ class _InFlight:
     done: Future[None]
 
 
-class Asynchronous(Synchronous):
+class AheadSource(SynchronousSource):
     """Generates batches for later steps in a thread of its own, and those of the present step as they are needed."""
 
     def __init__(
@@ -140,9 +140,11 @@ class Asynchronous(Synchronous):
         """Put the batch into the queue with this rank's share of its responses."""
         partial_batch, places = self._partial(batch, kinds), share_of(self.ranks, batch.prompts).places
         for kind, rollouts in zip(kinds, batch.rollouts, strict=True):
-            own = [r for place in places for r in rollouts[place * kind.samples : (place + 1) * kind.samples]]
+            rollouts_of_rank = [
+                r for place in places for r in rollouts[place * kind.samples : (place + 1) * kind.samples]
+            ]
             # Responses are stored in the order of all prompts, so any number of ranks can take shares.
-            partial_batch.rollouts.append(own)
+            partial_batch.rollouts.append(rollouts_of_rank)
         done: Future[None] = Future()
         # Its pieces so far came from the checkpoint; the next `advance` or `generate` continues it.
         done.set_result(None)
@@ -160,23 +162,25 @@ class Asynchronous(Synchronous):
         super().close()
 
     def _partial(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> PartialBatch:
-        own = share_of(self.ranks, batch.prompts).prompts
-        return PartialBatch(tuple(own), tuple(kinds), (batch.step, "ahead", batch.number))
+        prompts = share_of(self.ranks, batch.prompts).prompts
+        return PartialBatch(tuple(prompts), tuple(kinds), (batch.step, "ahead", batch.number))
 
     def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
         continue_batch(batch, self.generation, max_new_tokens)
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
-        before, self._last = self._last, self._thread.submit(_on(self._device, _unless_failed(self._last, work)))
+        before, self._last = self._last, self._thread.submit(_on_device(self._device, _unless_failed(self._last, work)))
         if before is not None and before.done():
             before.result()  # report an earlier error now instead of at the next wait
         return self._last
 
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
         """Return the responses of all ranks by kind, in the order of the batch's prompts; empty on ranks above 0."""
-        own = (share_of(self.ranks, entry.batch.prompts).places, entry.partial.rollouts)
+        indices_and_rollouts = (share_of(self.ranks, entry.batch.prompts).places, entry.partial.rollouts)
         # A collective: all ranks hold the same batches in the same order, so they meet here for each.
-        gathered = self.ranks.exchange([own if rank == 0 else ([], []) for rank in range(self.ranks.size)])
+        gathered = self.ranks.exchange(
+            [indices_and_rollouts if rank == 0 else ([], []) for rank in range(self.ranks.size)]
+        )
         if not self.ranks.is_first:
             return []
         whole: list[list[Rollout]] = []
@@ -203,8 +207,8 @@ def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Cal
     return run
 
 
-def _on(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
-    """Return the work for another thread: after all that this one has started on a GPU, and finished when it returns.
+def _on_device(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """Wrap work for another thread: synchronise the GPU before and after it.
 
     A new thread begins with the first GPU, whatever its rank uses, and vLLM may give each thread a CUDA stream.
     """

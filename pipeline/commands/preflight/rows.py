@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from verizero.pipeline.commands.before.at_hand import AtHand
-from verizero.pipeline.commands.before.checked import Checked, evidence_of, not_tried
+from verizero.pipeline.commands.preflight.checked import Checked, evidence_of, not_tried
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.data.overlap import find_overlap
 from verizero.pipeline.diagnosis import evaluation_leak
 from verizero.pipeline.diagnosis.evaluation_too_small import WIDE
@@ -25,22 +25,22 @@ WIDEST, NARROW = 0.5, 0.1
 """pass@1 at which an interval is widest, and one at which it is narrow: nobody knows the rate before training."""
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Look for a leak into the evaluation, an evaluation of few prompts, and training rows that repeat."""
     train, evaluation = recipe.train, recipe.evaluation
     if not train.prompts:
         return not_tried(NAME, train.why_none)
     findings = _repeated(recipe)
-    told = f"{len(train.prompts)} training rows"
+    result = f"{len(train.prompts)} training rows"
     if evaluation.prompts:
-        told += f", compared with {len(evaluation.prompts)} of the evaluation"
+        result += f", compared with {len(evaluation.prompts)} of the evaluation"
         findings += [*_leaked(recipe), *_too_few(recipe)]
     else:
-        told += f"; the evaluation was not looked at: {evaluation.why_none}"
-    return Checked(NAME, True, told, tuple(findings))
+        result += f"; the evaluation was not looked at: {evaluation.why_none}"
+    return Checked(NAME, True, result, tuple(findings))
 
 
-def _leaked(recipe: AtHand) -> list[Finding]:
+def _leaked(recipe: LocalParts) -> list[Finding]:
     how, train, evaluation = recipe.config.data.overlap, recipe.train, recipe.evaluation
     if how.on_overlap == "drop":
         return []  # the run takes them out by itself
@@ -59,16 +59,18 @@ def _leaked(recipe: AtHand) -> list[Finding]:
         finding = Finding("evaluation_leak", "problem", 1.0, sentence, (), "--set data.overlap.on_overlap=drop")
     if finding is None:
         return []
-    held, trained = ({p.id: p for p in prompts} for prompts in (theirs, ours))  # both may use the same ids
+    evaluation_by_id, training_by_id = (
+        {p.id: p for p in prompts} for prompts in (theirs, ours)
+    )  # both may use the same ids
     shown: list[Evidence] = []
     for match in overlap.matches[:SHOWN]:
-        held_out, copy = held[match.evaluation_id], trained[match.train_ids[0]]
+        held_out, copy = evaluation_by_id[match.evaluation_id], training_by_id[match.train_ids[0]]
         shown.append(evidence_of(held_out, evaluation.places, f"held out: {held_out.question!r:.60}"))
         shown.append(evidence_of(copy, train.places, f"trained on ({match.kind}): {copy.question!r:.60}"))
     return [replace(finding, evidence=tuple(shown))]
 
 
-def _too_few(recipe: AtHand) -> list[Finding]:
+def _too_few(recipe: LocalParts) -> list[Finding]:
     """Find domains whose evaluation has an interval that is too wide: surely, or at the pass rate where it is widest.
 
     The half of an interval of n prompts is z * sqrt(p * (1 - p) / n).
@@ -94,7 +96,7 @@ def _too_few(recipe: AtHand) -> list[Finding]:
     return findings
 
 
-def _repeated(recipe: AtHand) -> list[Finding]:
+def _repeated(recipe: LocalParts) -> list[Finding]:
     """Find training rows of one text, environment and answer."""
     prompts = recipe.train.prompts
     keys = [json.dumps([p.question, p.system, p.environment, p.reference], default=str) for p in prompts]

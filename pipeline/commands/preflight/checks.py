@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from verizero.pipeline.commands.before import (
+from verizero.pipeline.commands.preflight import (
     data,
     demonstrations,
     pass_rates,
@@ -15,14 +15,14 @@ from verizero.pipeline.commands.before import (
     stop_token,
     template,
 )
-from verizero.pipeline.commands.before.at_hand import AtHand, read_at_hand
-from verizero.pipeline.commands.before.checked import Checked, not_tried
+from verizero.pipeline.commands.preflight.checked import Checked, not_tried
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, read_local_parts
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import ranked
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
-Check = Callable[[AtHand], Checked]
+Check = Callable[[LocalParts], Checked]
 WITHOUT_MODEL: tuple[Check, ...] = (
     data.look,
     template.look,
@@ -41,7 +41,7 @@ def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tup
     `without_model`: nothing is sampled.
     Raises: ConfigError, or DataError for a verifier, that a run would refuse too.
     """
-    recipe = read_at_hand(config, base_dir)
+    recipe = read_local_parts(config, base_dir)
     try:
         checks = [look(recipe) for look in WITHOUT_MODEL]
         if not without_model:
@@ -51,7 +51,7 @@ def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tup
     return checks, ranked([finding for c in checks for finding in c.findings])
 
 
-def _sampled(recipe: AtHand, checks: Sequence[Checked]) -> Checked:
+def _sampled(recipe: LocalParts, checks: Sequence[Checked]) -> Checked:
     """Return the check that samples, which needs a template that can be written and prompts that fit."""
     unfit = [
         c.name for c in checks for f in c.findings if c.name in (room.NAME, template.NAME) and f.level == "problem"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from verizero.pipeline.commands.before.at_hand import AtHand, is_local
-from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from verizero.pipeline.commands.before.marks import MARK, try_marks
+from verizero.pipeline.commands.preflight.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, is_local
+from verizero.pipeline.commands.preflight.marks import MARK, try_marks
 from verizero.pipeline.diagnosis import end_token_missing
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 
@@ -19,7 +19,7 @@ CHATS = re.compile(r"instruct|chat|[-_]it\b|sft|dpo|rlhf", re.IGNORECASE)
 """Names of models that were trained to answer in turns. A base may have a template too, and never end a turn by it."""
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Compare the tokens that end a response."""
     if recipe.lacks_end:
         sentence = "The tokenizer names no end token, so no response can end."
@@ -29,12 +29,12 @@ def look(recipe: AtHand) -> Checked:
         return not_tried(NAME, recipe.no_tokenizer)
     tokenizer = recipe.tokenizer
     stops = sorted({int(tokenizer.eos_token_id), *recipe.stops})
-    told = f"generation stops at {' '.join(map(str, tokenizer.convert_ids_to_tokens(stops)))}"
+    result = f"generation stops at {' '.join(map(str, tokenizer.convert_ids_to_tokens(stops)))}"
     findings = [*_outside(recipe, stops), *_turns(recipe, stops), *_demonstrated(recipe)]
-    return Checked(NAME, True, told, tuple(findings))
+    return Checked(NAME, True, result, tuple(findings))
 
 
-def _outside(recipe: AtHand, stops: list[int]) -> list[Finding]:
+def _outside(recipe: LocalParts, stops: list[int]) -> list[Finding]:
     """Find a tokenizer with an end token that the model has no place for."""
     size, end = recipe.vocabulary, recipe.tokenizer.eos_token_id
     if size is None or end < size:
@@ -46,7 +46,7 @@ def _outside(recipe: AtHand, stops: list[int]) -> list[Finding]:
     return [_finding(recipe, "problem", 1.0, sentence, "put the model's own tokenizer into its folder")]
 
 
-def _turns(recipe: AtHand, stops: list[int]) -> list[Finding]:
+def _turns(recipe: LocalParts, stops: list[int]) -> list[Finding]:
     """Find a chat template whose turns end with a token that generation does not stop at."""
     marks = try_marks(recipe) if recipe.config.data.template.name == "chat" else None
     if marks is None or not marks.ends:
@@ -66,7 +66,7 @@ def _turns(recipe: AtHand, stops: list[int]) -> list[Finding]:
     return [_finding(recipe, level, 0.7, sentence, remedy)]
 
 
-def _demonstrated(recipe: AtHand) -> list[Finding]:
+def _demonstrated(recipe: LocalParts) -> list[Finding]:
     """Find demonstrations whose text ends with the name of an end token; the token itself is added to each."""
     prompts = spread([p for p in recipe.demonstrations.prompts if isinstance(p.demonstration, str)], MOST)
     name = str(recipe.tokenizer.eos_token)
@@ -92,7 +92,7 @@ def _end_of(text: str, name: str) -> str | None:
     return name if text.endswith(name) else marks[-1] if marks and text.endswith(marks[-1]) else None
 
 
-def _finding(recipe: AtHand, level: Level, confidence: float, sentence: str, remedy: str) -> Finding:
+def _finding(recipe: LocalParts, level: Level, confidence: float, sentence: str, remedy: str) -> Finding:
     model = recipe.config.model.path or "made by the recipe"
     shown = Evidence(RECIPE, 1, f"model: {model}")
     return Finding("end_token_missing", level, confidence, sentence, (shown,), remedy, end_token_missing.EXPLAINS)

@@ -23,12 +23,12 @@ class Checked:
 
     name: str
     tried: bool
-    told: str
+    result: str
     """A line for people: the rows that were tried, or the reason why nothing was."""
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        return f"  {self.name:<12} {'' if self.tried else 'not tried: '}{self.told}"
+        return f"  {self.name:<12} {'' if self.tried else 'not tried: '}{self.result}"
 
 
 def not_tried(name: str, reason: str) -> Checked:

@@ -49,7 +49,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class AtHand:
+class LocalParts:
     """The parts of a recipe that this machine has."""
 
     config: RunConfig
@@ -76,7 +76,7 @@ class AtHand:
         return self.config.model.create is not None
 
 
-def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
+def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
     """Return what this machine has of the recipe.
 
     Raises: ConfigError for a model that a run would refuse too.
@@ -101,7 +101,7 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
             stops, vocabulary = _sizes(config)
     except ConfigError as exc:
         if is_absent_package(config):
-            return AtHand(config, base_dir, train, evaluation, shown, None, None, (), None, str(exc))
+            return LocalParts(config, base_dir, train, evaluation, shown, None, None, (), None, str(exc))
         lacks_end = _lacks_end(config)
         if config.model.create is not None or (is_local(config) and not lacks_end):
             raise
@@ -109,7 +109,9 @@ def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
         tokenizer, reason = None, _not_here(str(config.model.path), exc)
         if lacks_end:
             reason = "the tokenizer has no end token"
-    return AtHand(config, base_dir, train, evaluation, shown, tokenizer, context, stops, vocabulary, reason, lacks_end)
+    return LocalParts(
+        config, base_dir, train, evaluation, shown, tokenizer, context, stops, vocabulary, reason, lacks_end
+    )
 
 
 def stay_offline_without_network() -> None:
@@ -137,16 +139,18 @@ def _read(sources: Sequence[Source], seed: int, base_dir: Path) -> Rows:
 
 def _demonstrations(config: RunConfig, base_dir: Path, train: Rows) -> Rows:
     """Return the demonstrations; of training sources those that could be read, as the others are told there."""
-    own = [_bounded(s) for s in config.data.demonstrations]
-    rows = Rows(absent={} if own else dict(train.absent))
+    of_demonstrations = [_bounded(s) for s in config.data.demonstrations]
+    rows = Rows(absent={} if of_demonstrations else dict(train.absent))
     missed = train.refused.keys() | train.absent.keys()
-    of_train = [] if own else [_bounded(s) for s in config.data.train if s.label not in missed]
-    here = own or of_train
-    if here:
+    of_train = [] if of_demonstrations else [_bounded(s) for s in config.data.train if s.label not in missed]
+    sources = of_demonstrations or of_train
+    if sources:
         try:
-            rows.prompts.extend(read_demonstrations(own, of_train, config.seed, base_dir, rows.places).prompts)
+            rows.prompts.extend(
+                read_demonstrations(of_demonstrations, of_train, config.seed, base_dir, rows.places).prompts
+            )
         except DataError as exc:
-            rows.miss(" ".join(s.label for s in here), exc)
+            rows.miss(" ".join(s.label for s in sources), exc)
     return rows
 
 
@@ -179,12 +183,12 @@ def _lacks_end(config: RunConfig) -> bool:
     """True if the tokenizer loads, and names no end token."""
     import transformers
 
-    from verizero.pipeline.run.build import start_of
+    from verizero.pipeline.run.build import first_model_path
 
     if config.model.path is None:
         return False
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(start_of(config), revision=config.model.revision)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(first_model_path(config), revision=config.model.revision)
     except Exception:  # whatever is wrong with it, `load_tokenizer` has told
         return False
     return tokenizer.eos_token_id is None
@@ -194,11 +198,11 @@ def _sizes(config: RunConfig) -> tuple[tuple[int, ...], int | None]:
     """Return the stop tokens of the model's generation config, and the number of tokens that the model has."""
     import transformers
 
-    from verizero.pipeline.run.build import start_of
+    from verizero.pipeline.run.build import first_model_path
 
     if config.model.create is not None:
         return (), None
-    start, revision = start_of(config), config.model.revision
+    start, revision = first_model_path(config), config.model.revision
     settings = transformers.AutoConfig.from_pretrained(start, revision=revision)
     try:
         generation = transformers.GenerationConfig.from_pretrained(start, revision=revision)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from verizero.pipeline.commands.before.at_hand import AtHand
-from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from verizero.pipeline.commands.before.marks import Marks, marks_of, try_marks
+from verizero.pipeline.commands.preflight.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
+from verizero.pipeline.commands.preflight.marks import Marks, marks_of, try_marks
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.diagnosis import other_template
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
@@ -28,14 +28,14 @@ SHORTEST_SYSTEM = 8
 PLAIN = "--set data.template=plain"
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Look at the recipe's template, the model's own, and the prompts that are made with it."""
     how = recipe.config.data.template
     recorded = _recorded(recipe)
     if recipe.tokenizer is None:
         reason = recipe.no_tokenizer
         return replace(not_tried(NAME, reason), findings=tuple(recorded)) if recorded else not_tried(NAME, reason)
-    findings, told = [*recorded], f"{how.name}"
+    findings, result = [*recorded], f"{how.name}"
     if how.name != "chat":
         findings += [] if recorded else _not_chat(recipe)
     elif not recipe.tokenizer.chat_template:
@@ -46,31 +46,33 @@ def look(recipe: AtHand) -> Checked:
             marks = marks_of(recipe)
         except DataError as exc:
             sentence = f"The chat template refuses a conversation of users and the assistant: {_flat(exc)}."
-            return Checked(NAME, True, told, (*findings, _finding(recipe, "problem", 1.0, sentence, PLAIN)))
-        told += f", with the marks {' '.join(marks.all)}" if marks.all else ", without marks"
+            return Checked(NAME, True, result, (*findings, _finding(recipe, "problem", 1.0, sentence, PLAIN)))
+        result += f", with the marks {' '.join(marks.all)}" if marks.all else ", without marks"
         findings += [*_unknown(recipe, marks), *_twice(recipe, marks)]
     prompts = spread(recipe.train.prompts, MOST)
     if prompts and not any(f.level == "problem" for f in findings):
         more = _written(recipe, prompts)
         findings += more
-        told += f"; {len(prompts)} prompts were written"
-    return Checked(NAME, True, told, tuple(findings))
+        result += f"; {len(prompts)} prompts were written"
+    return Checked(NAME, True, result, tuple(findings))
 
 
-def _recorded(recipe: AtHand) -> list[Finding]:
+def _recorded(recipe: LocalParts) -> list[Finding]:
     """Find that the model's folder names another template than the recipe, by the rule for runs."""
-    own = template_of(recipe.config.model.path)
-    if own is None or recipe.config.learns_first:
+    model_template = template_of(recipe.config.model.path)
+    if model_template is None or recipe.config.learns_first:
         return []
     tree = recipe.config.model_dump(mode="json")
-    finding = other_template.look(Reading(tree, (), (), (), info={"model_template": own}))
+    finding = other_template.look(Reading(tree, (), (), (), info={"model_template": model_template}))
     if finding is None:
         return []
-    shown = Evidence(str(Path(recipe.config.model.path or "") / TEMPLATE_FILE), 1, f"name: {own.get('name')!r}")
+    shown = Evidence(
+        str(Path(recipe.config.model.path or "") / TEMPLATE_FILE), 1, f"name: {model_template.get('name')!r}"
+    )
     return [replace(finding, evidence=(shown,))]
 
 
-def _unknown(recipe: AtHand, marks: Marks) -> list[Finding]:
+def _unknown(recipe: LocalParts, marks: Marks) -> list[Finding]:
     if not marks.unknown:
         return []
     names = ", ".join(marks.unknown)
@@ -86,7 +88,7 @@ def _unknown(recipe: AtHand, marks: Marks) -> list[Finding]:
     return [_finding(recipe, "warning" if recipe.config.learns_first else "problem", 0.9, sentence, remedy)]
 
 
-def _twice(recipe: AtHand, marks: Marks) -> list[Finding]:
+def _twice(recipe: LocalParts, marks: Marks) -> list[Finding]:
     """Find prompts whose own text has the template's marks: they were written with a template before."""
     prompts = spread(recipe.train.prompts, MOST)
     wrapped = [p for p in prompts if any(name in p.question for name in marks.of_turns)]
@@ -104,7 +106,7 @@ def _twice(recipe: AtHand, marks: Marks) -> list[Finding]:
     return [replace(finding, evidence=shown)]
 
 
-def _not_chat(recipe: AtHand) -> list[Finding]:
+def _not_chat(recipe: LocalParts) -> list[Finding]:
     """Find that the model was trained to end turns of a chat, and is asked in another form."""
     how = recipe.config.data.template
     marks = try_marks(recipe)
@@ -123,7 +125,7 @@ def _not_chat(recipe: AtHand) -> list[Finding]:
     return [_finding(recipe, "note" if how.name == "r1_zero" else "warning", 0.6, sentence, "--set data.template=chat")]
 
 
-def _written(recipe: AtHand, prompts: list[Prompt]) -> list[Finding]:
+def _written(recipe: LocalParts, prompts: list[Prompt]) -> list[Finding]:
     """Find a system message or question that the template leaves out or writes twice, and two start tokens."""
     renderer, how = Renderer(recipe.tokenizer, recipe.config.data.template), recipe.config.data.template
     without = "--set data.template.system=null" if how.system is not None else "leave system out of the mapping"
@@ -151,7 +153,7 @@ def _written(recipe: AtHand, prompts: list[Prompt]) -> list[Finding]:
     return []
 
 
-def _finding(recipe: AtHand, level: Level, confidence: float, sentence: str, remedy: str) -> Finding:
+def _finding(recipe: LocalParts, level: Level, confidence: float, sentence: str, remedy: str) -> Finding:
     shown = Evidence(RECIPE, 1, f"data.template: {recipe.config.data.template.name}")
     return Finding("other_template", level, confidence, sentence, (shown,), remedy, other_template.EXPLAINS)
 

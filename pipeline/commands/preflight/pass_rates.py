@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.commands.before.at_hand import AtHand, is_local
-from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
-from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap
+from verizero.pipeline.commands.preflight.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.graders import failing, grader_of, is_cheap
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, is_local
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.diagnosis import end_token_missing, length_cap, other_template, too_easy, too_hard
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
@@ -64,7 +64,7 @@ class Sampled:
         return [s for s in self.scored if not s.verdict.is_infrastructure]
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Sample some training prompts from the start model, where it is at hand and the time allows it."""
     reason = _untried(recipe)
     if reason is not None:
@@ -78,7 +78,7 @@ def look(recipe: AtHand) -> Checked:
     return Checked(NAME, True, _told(recipe, sampled), tuple(judge(recipe, sampled)))
 
 
-def judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
+def judge(recipe: LocalParts, sampled: Sampled) -> list[Finding]:
     """Return what the responses show, and whether a verifier failed on them."""
     findings = _judge(recipe, sampled)
     of_key: dict[str, list[tuple[str, Prompt, Verdict]]] = {}
@@ -91,7 +91,7 @@ def judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
     return findings
 
 
-def _judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
+def _judge(recipe: LocalParts, sampled: Sampled) -> list[Finding]:
     """Return what the responses show; the limits are those of the rules for runs."""
     is_whole = sampled.limit == recipe.config.rollout.max_response_tokens
     cut = len(sampled.cut) / len(sampled.scored)
@@ -123,13 +123,13 @@ def _judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
     return []
 
 
-def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
+def sample(recipe: LocalParts, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
     """Return graded responses to some of the prompts, or the reason for which the time does not allow it."""
     from verizero.pipeline.models.load import eos_ids
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.generate import Generation, generate_rollouts
     from verizero.pipeline.rollout.torch_engine import TorchEngine
-    from verizero.pipeline.run.sampling import seconds_a_token
+    from verizero.pipeline.run.sampling import seconds_per_token
     from verizero.pipeline.run.stage_entry import load_policy
 
     how, tokenizer = recipe.config.rollout, recipe.tokenizer
@@ -140,7 +140,7 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
     limit, seconds, some = 0, 0.0, list(prompts)
     for num in (NUM_PROMPTS, *FEWER_PROMPTS):
         some = spread(prompts, num)
-        seconds = seconds_a_token(by, some, SAMPLES, how.max_response_tokens)
+        seconds = seconds_per_token(by, some, SAMPLES, how.max_response_tokens)
         limit = min(how.max_response_tokens, int(BUDGET_S / max(seconds, 1e-6)))
         # Of fewer prompts cut responses still tell something; most prompts are worth asking for whole ones only.
         if limit == how.max_response_tokens or (num < NUM_PROMPTS and limit >= FEWEST_TOKENS):
@@ -164,7 +164,7 @@ def _load() -> str:
     return f" (the load is {load:.0f} on {cores} cores)" if load > cores else ""
 
 
-def _not_measured(recipe: AtHand, reason: str) -> Finding:
+def _not_measured(recipe: LocalParts, reason: str) -> Finding:
     shown = Evidence(RECIPE, 1, f"rollout.max_response_tokens: {recipe.config.rollout.max_response_tokens}")
     return Finding(
         NOT_MEASURED,
@@ -176,7 +176,7 @@ def _not_measured(recipe: AtHand, reason: str) -> Finding:
     )
 
 
-def _untried(recipe: AtHand) -> str | None:
+def _untried(recipe: LocalParts) -> str | None:
     """Return the reason for which nothing can be sampled; None if it can."""
     if recipe.is_made_here:
         return "the model is made in this run"
@@ -186,22 +186,22 @@ def _untried(recipe: AtHand) -> str | None:
         return recipe.no_tokenizer
     if not is_local(recipe.config):
         return f"{recipe.config.model.path} is no folder of this machine; `verizero rate` samples from it"
-    from verizero.pipeline.run.build import start_of
+    from verizero.pipeline.run.build import first_model_path
 
-    folder = Path(start_of(recipe.config))
+    folder = Path(first_model_path(recipe.config))
     gib = sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)) / 2**30
     if gib > MOST_GIB:
         return f"the model has {gib:.0f} GiB of weights, which take too long to load; `verizero rate` has the time"
     return None if recipe.train.prompts else recipe.train.why_none
 
 
-def _gradable(recipe: AtHand) -> tuple[dict[str, Grader], list[Prompt], str]:
+def _gradable(recipe: LocalParts) -> tuple[dict[str, Grader], list[Prompt], str]:
     """Return graders by key, the prompts that they can grade here and that have room, and why others cannot be."""
     graders: dict[str, Grader] = {}
     reasons: dict[str, str] = {}
     room = prompt_room(recipe.config, recipe.context)
     renderer = Renderer(recipe.tokenizer, recipe.config.data.template)
-    kept: list[Prompt] = []
+    fitting: list[Prompt] = []
     for prompt in spread(recipe.train.prompts, 8 * NUM_PROMPTS):
         key = prompt.verifier
         if key not in graders and key not in reasons:
@@ -215,11 +215,11 @@ def _gradable(recipe: AtHand) -> tuple[dict[str, Grader], list[Prompt], str]:
         if prompt.environment is not None:
             reasons[key] = "prompts are played with an environment"
         elif key in graders and (room is None or len(renderer.prompt_ids(prompt)) <= room):
-            kept.append(prompt)
-    return graders, kept, next(iter(reasons.values()), "no prompt has room")
+            fitting.append(prompt)
+    return graders, fitting, next(iter(reasons.values()), "no prompt has room")
 
 
-def _not_ending(recipe: AtHand, sampled: Sampled, cut: float) -> Finding | None:
+def _not_ending(recipe: LocalParts, sampled: Sampled, cut: float) -> Finding | None:
     """Find that nearly all responses are cut, or that they hold a token that ends turns and continue behind it."""
     marks = {i: str(t) for i, t in recipe.tokenizer.added_tokens_decoder.items() if ENDS.search(str(t))}
     wrote = [s for s in sampled.cut if marks.keys() & set(s.rollout.response_ids)]
@@ -241,11 +241,11 @@ def _not_ending(recipe: AtHand, sampled: Sampled, cut: float) -> Finding | None:
     return _finding(recipe, "end_token_missing", sampled, sampled.cut, sentence, remedy)
 
 
-def _capped(recipe: AtHand, sampled: Sampled, cut: float) -> Finding:
+def _capped(recipe: LocalParts, sampled: Sampled, cut: float) -> Finding:
     limit, longest = 2 * sampled.limit, max(len(s.rollout.prompt_ids) for s in sampled.scored)
-    asked = recipe.config.data.max_prompt_tokens or longest
+    longest_prompt = recipe.config.data.max_prompt_tokens or longest
     remedy = f"--set rollout.max_response_tokens={limit}"
-    if recipe.context is not None and max(asked, longest) + limit > recipe.context:
+    if recipe.context is not None and max(longest_prompt, longest) + limit > recipe.context:
         remedy = "use a model with a longer context, or ask for shorter answers"
     right = [len(s.rollout.response_ids) for s in sampled.graded if s.verdict.is_correct]
     sentence = (
@@ -268,7 +268,7 @@ EXPLAINS = {
 
 
 def _finding(
-    recipe: AtHand,
+    recipe: LocalParts,
     cause: str,
     sampled: Sampled,
     shown: Sequence[ScoredRollout],
@@ -289,7 +289,7 @@ def _share(some: Sequence[Any], sampled: Sampled) -> str:
     return f"{len(some) / len(sampled.scored):.0%}"
 
 
-def _told(recipe: AtHand, sampled: Sampled) -> str:
+def _told(recipe: LocalParts, sampled: Sampled) -> str:
     right = sum(s.verdict.is_correct for s in sampled.graded)
     text = f"{right} of {len(sampled.graded)} responses to {len(sampled.prompts)} training prompts are right"
     failed = len(sampled.scored) - len(sampled.graded)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from verizero.pipeline.commands.before.at_hand import AtHand
-from verizero.pipeline.commands.before.checked import Checked, evidence_of, not_tried, spread
-from verizero.pipeline.commands.before.graders import failing, grader_of, is_cheap
+from verizero.pipeline.commands.preflight.checked import Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.graders import failing, grader_of, is_cheap
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.errors import ConfigError, IsolationError
 from verizero.pipeline.types import Attempt, Prompt, Verdict
@@ -19,7 +19,7 @@ HARDLY = 0.05
 """Share of right ones: imitation from noisy demonstrations is common, from those that are all wrong it is not."""
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Give demonstrations as responses to the verifiers of their rows."""
     shown = [p for p in recipe.demonstrations.prompts if isinstance(p.demonstration, str)]
     if not recipe.config.needs_demonstrations:
@@ -30,7 +30,7 @@ def look(recipe: AtHand) -> Checked:
     by_key: dict[str, list[Prompt]] = {}
     for prompt in shown:
         by_key.setdefault(prompt.verifier, []).append(prompt)
-    told: list[str] = []
+    results: list[str] = []
     findings: list[Finding] = []
     tried = False
     for key, prompts in by_key.items():
@@ -38,19 +38,19 @@ def look(recipe: AtHand) -> Checked:
         try:
             verdicts = _verdicts(recipe, key, some) if is_cheap(recipe, key, some) else None
         except (IsolationError, ConfigError) as exc:
-            told.append(f"{key}: {exc}")
+            results.append(f"{key}: {exc}")
             continue
         if verdicts is None:
-            told.append(f"{key}: it needs a model, a service or an environment")
+            results.append(f"{key}: it needs a model, a service or an environment")
             continue
         tried = True
-        told.append(f"{sum(v.is_correct for v in verdicts)} of {len(verdicts)} demonstrations of {key} are right")
+        results.append(f"{sum(v.is_correct for v in verdicts)} of {len(verdicts)} demonstrations of {key} are right")
         demonstrated = [(p, str(p.demonstration)) for p in some]
         findings += judge(key, demonstrated, verdicts, recipe.demonstrations.places, "demonstrations")
-    return Checked(NAME, tried, "; ".join(told), tuple(findings))
+    return Checked(NAME, tried, "; ".join(results), tuple(findings))
 
 
-def _verdicts(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> list[Verdict]:
+def _verdicts(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> list[Verdict]:
     """Return the verdict on each demonstration."""
     attempts = [Attempt(str(p.demonstration), p.reference, p.question) for p in prompts]
     return grader_of(recipe, key, prompts).score(attempts)

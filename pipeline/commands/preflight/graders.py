@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verizero.pipeline.commands.before.at_hand import AtHand
-from verizero.pipeline.commands.before.checked import evidence_at
+from verizero.pipeline.commands.preflight.checked import evidence_at
+from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.diagnosis.finding import Finding, Level
 from verizero.pipeline.diagnosis.infrastructure_zeros import MANY
@@ -19,13 +19,13 @@ FAILING = "infrastructure_zeros"
 FAILING_EXPLAINS = frozenset({"too_hard", "false_negatives"})
 
 
-def name_of(recipe: AtHand, key: str) -> str:
+def name_of(recipe: LocalParts, key: str) -> str:
     """Return the verifier's name; for a function of a file its key."""
     choice = recipe.config.verifiers.get(key)
     return key.partition("{")[0] if choice is None else choice.name or key
 
 
-def grader_of(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> Grader:
+def grader_of(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> Grader:
     """Return the verifier that prompts name by `key`.
 
     Raises: DataError for a verifier that does not exist or refuses its parameters; IsolationError or ConfigError where
@@ -36,7 +36,7 @@ def grader_of(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> Grader:
     return grader
 
 
-def is_cheap(recipe: AtHand, key: str, prompts: Sequence[Prompt]) -> bool:
+def is_cheap(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> bool:
     """True if the verifier needs neither a model nor a service, and grades what the policy says."""
     if key == ENVIRONMENT:
         return False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verizero.pipeline.commands.before.at_hand import AtHand, Rows
-from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.checked import RECIPE, Checked, evidence_of, not_tried, spread
+from verizero.pipeline.commands.preflight.local_parts import LocalParts, Rows
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 from verizero.pipeline.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ DROPPED = 0.2
 """Share of prompts that are dropped, from which on it is more than a note."""
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Compare lengths in tokens with the limits of the recipe and the context of the model."""
     if recipe.tokenizer is None:
         return not_tried(NAME, recipe.no_tokenizer)
@@ -37,42 +37,42 @@ def look(recipe: AtHand) -> Checked:
         return Checked(NAME, True, "the limits", (Finding(NO_ROOM, "problem", 1.0, f"{exc}.", (shown,), remedy),))
     try:
         renderer = Renderer(recipe.tokenizer, recipe.config.data.template)
-        told, findings = _prompts(recipe, renderer, room)
+        counts, findings = _prompts(recipe, renderer, room)
         num_shown, more = _demonstrations(recipe, renderer)
     except DataError as exc:
         return not_tried(NAME, str(exc))
     if num_shown:
-        told.append(f"{num_shown} demonstrations")
-    if not told:
+        counts.append(f"{num_shown} demonstrations")
+    if not counts:
         return not_tried(NAME, recipe.train.why_none)
     limits = "no limit" if room is None else f"{room} tokens"
-    return Checked(NAME, True, f"{', '.join(told)}; {limits} for a prompt, {how} for a response", (*findings, *more))
+    return Checked(NAME, True, f"{', '.join(counts)}; {limits} for a prompt, {how} for a response", (*findings, *more))
 
 
-def _prompts(recipe: AtHand, renderer: Renderer, room: int | None) -> tuple[list[str], list[Finding]]:
+def _prompts(recipe: LocalParts, renderer: Renderer, room: int | None) -> tuple[list[str], list[Finding]]:
     """Return the names and numbers of the prompts that were measured, and a finding for those that are too long."""
-    told: list[str] = []
+    counts: list[str] = []
     findings: list[Finding] = []
     for name, rows in (("training", recipe.train), ("evaluation", recipe.evaluation)):
         some = spread(rows.prompts, MOST_PROMPTS)
         if not some:
             continue
-        told.append(f"{len(some)} {name} prompts")
+        counts.append(f"{len(some)} {name} prompts")
         lengths = [len(renderer.prompt_ids(p)) for p in some]
         long = [(p, n) for p, n in zip(some, lengths, strict=True) if room is not None and n > room]
         if long:
             findings.append(_too_long(recipe, name, rows, long, len(some)))
-    return told, findings
+    return counts, findings
 
 
-def _too_long(recipe: AtHand, name: str, rows: Rows, long: Sequence[tuple[Prompt, int]], total: int) -> Finding:
-    asked, room = recipe.config.data.max_prompt_tokens, prompt_room(recipe.config, recipe.context)
+def _too_long(recipe: LocalParts, name: str, rows: Rows, long: Sequence[tuple[Prompt, int]], total: int) -> Finding:
+    longest_prompt, room = recipe.config.data.max_prompt_tokens, prompt_room(recipe.config, recipe.context)
     share, longest = len(long) / total, max(n for _, n in long)
     drops = recipe.config.data.on_long_prompt == "drop"
     level: Level = "note" if drops and share < DROPPED else "warning" if drops and share < 1 else "problem"
     left = None if recipe.context is None else recipe.context - longest
     limit = recipe.config.rollout.max_response_tokens
-    if asked is not None and (left is None or left >= limit):
+    if longest_prompt is not None and (left is None or left >= limit):
         remedy = f"--set data.max_prompt_tokens={longest}"
     elif not drops and share < 1:
         remedy = "--set data.on_long_prompt=drop"
@@ -91,7 +91,7 @@ def _too_long(recipe: AtHand, name: str, rows: Rows, long: Sequence[tuple[Prompt
     )
 
 
-def _demonstrations(recipe: AtHand, renderer: Renderer) -> tuple[int, list[Finding]]:
+def _demonstrations(recipe: LocalParts, renderer: Renderer) -> tuple[int, list[Finding]]:
     """Return the number of demonstrations that were measured, and a finding for those longer than a response."""
     some = spread(recipe.demonstrations.prompts, MOST_DEMONSTRATIONS)
     limit = recipe.config.rollout.max_response_tokens
@@ -105,10 +105,10 @@ def _demonstrations(recipe: AtHand, renderer: Renderer) -> tuple[int, list[Findi
     if share < SOME:
         return len(some), []
     longest = max(n for _, n in long)
-    asked = max((len(renderer.prompt_ids(p)) for p in recipe.train.prompts[:MOST_PROMPTS]), default=1)
+    longest_prompt = max((len(renderer.prompt_ids(p)) for p in recipe.train.prompts[:MOST_PROMPTS]), default=1)
     remedy = f"--set rollout.max_response_tokens={longest}"
-    if recipe.context is not None and asked + longest > recipe.context:
-        remedy = f"shorten them, or use a model whose context has {asked + longest} tokens"
+    if recipe.context is not None and longest_prompt + longest > recipe.context:
+        remedy = f"shorten them, or use a model whose context has {longest_prompt + longest} tokens"
     return len(some), [
         Finding(
             "length_cap",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from verizero.pipeline.commands.before.at_hand import MOST_ROWS, AtHand
-from verizero.pipeline.commands.before.checked import RECIPE, Checked, evidence_at, not_tried, spread
-from verizero.pipeline.commands.before.demonstrations import judge
-from verizero.pipeline.commands.before.graders import grader_of, is_cheap
+from verizero.pipeline.commands.preflight.checked import RECIPE, Checked, evidence_at, not_tried, spread
+from verizero.pipeline.commands.preflight.demonstrations import judge
+from verizero.pipeline.commands.preflight.graders import grader_of, is_cheap
+from verizero.pipeline.commands.preflight.local_parts import MOST_ROWS, LocalParts
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.config.reward_model import RewardModelConfig
@@ -33,12 +33,16 @@ MOST_PAIRS, FEW_LINES = 60, 100
 """Chosen sides that are graded, and lines of text that generators are asked for."""
 
 
-def look(recipe: AtHand) -> Checked:
+def look(recipe: LocalParts) -> Checked:
     """Read all rows, texts and pairs that the recipe names, and tell what a run would refuse."""
     config = recipe.config
-    own = "data.demonstrations" if config.data.demonstrations else "data.train"
-    parts = (("data.train", recipe.train), ("data.evaluation", recipe.evaluation), (own, recipe.demonstrations))
-    told = [f"{len(rows.prompts)} rows of {field}" for field, rows in parts[:2] if rows.prompts]
+    demonstrations_field = "data.demonstrations" if config.data.demonstrations else "data.train"
+    parts = (
+        ("data.train", recipe.train),
+        ("data.evaluation", recipe.evaluation),
+        (demonstrations_field, recipe.demonstrations),
+    )
+    parts_read = [f"{len(rows.prompts)} rows of {field}" for field, rows in parts[:2] if rows.prompts]
     findings = [refused(field, text) for field, rows in parts for text in rows.refused.values()]
     absent = [text for _, rows in parts for text in rows.absent.values()]
     for stage, section in config.sections_of(PretrainConfig).items():
@@ -46,10 +50,12 @@ def look(recipe: AtHand) -> Checked:
     for stage, on_pairs in config.sections_on_pairs.items():
         text, more = _pairs(recipe, stage, on_pairs)
         findings += more
-        told += [text] if text else []
-    if not told and not findings:
+        parts_read += [text] if text else []
+    if not parts_read and not findings:
         return not_tried(NAME, next(iter(absent), "the recipe names no rows"))
-    return Checked(NAME, True, "; ".join(dict.fromkeys([*told, *absent])) or "nothing could be read", tuple(findings))
+    return Checked(
+        NAME, True, "; ".join(dict.fromkeys([*parts_read, *absent])) or "nothing could be read", tuple(findings)
+    )
 
 
 def refused(field: str, text: str) -> Finding:
@@ -66,7 +72,7 @@ def refused(field: str, text: str) -> Finding:
     return Finding(REFUSED, "problem", 1.0, f"A run refuses {field}: {what.rstrip('.')}.", (shown,), remedy)
 
 
-def _texts(recipe: AtHand, stage: str, section: PretrainConfig) -> list[Finding]:
+def _texts(recipe: LocalParts, stage: str, section: PretrainConfig) -> list[Finding]:
     bounded = [s.model_copy(update={"limit": min(s.limit or MOST_ROWS, MOST_ROWS)}) for s in section.text]
     findings: list[Finding] = []
     for source in bounded:
@@ -82,7 +88,7 @@ def _texts(recipe: AtHand, stage: str, section: PretrainConfig) -> list[Finding]
     return findings
 
 
-def _pairs(recipe: AtHand, stage: str, section: PreferenceConfig | RewardModelConfig) -> tuple[str, list[Finding]]:
+def _pairs(recipe: LocalParts, stage: str, section: PreferenceConfig | RewardModelConfig) -> tuple[str, list[Finding]]:
     """Return a line about the pairs of files of a stage, and what a run would refuse in them."""
     if not section.pairs:
         return "", []
@@ -121,7 +127,7 @@ def _check_enough(section: PreferenceConfig | RewardModelConfig, read: PairsRead
 
 
 def _graded(
-    recipe: AtHand, section: PreferenceConfig | RewardModelConfig, pairs: Sequence[Pair], places: dict[str, str]
+    recipe: LocalParts, section: PreferenceConfig | RewardModelConfig, pairs: Sequence[Pair], places: dict[str, str]
 ) -> list[Finding]:
     """Return what verifiers show of the chosen sides of pairs that name one. Raise DataError as a run would."""
     by_key: dict[str, list[Pair]] = {}
@@ -129,19 +135,19 @@ def _graded(
         if pair.prompt.verifier and pair.chosen is not None:
             by_key.setdefault(pair.prompt.verifier, []).append(pair)
     findings: list[Finding] = []
-    for key, own in by_key.items():
-        if not is_cheap(recipe, key, [own[0].prompt]):
+    for key, pairs_of_key in by_key.items():
+        if not is_cheap(recipe, key, [pairs_of_key[0].prompt]):
             continue
-        some = spread(own, MOST_PAIRS)
+        some = spread(pairs_of_key, MOST_PAIRS)
         try:
-            grader = grader_of(recipe, key, [own[0].prompt])
+            grader = grader_of(recipe, key, [pairs_of_key[0].prompt])
         except (IsolationError, ConfigError):
             continue  # a machine without walls says nothing of the pairs
 
-        def grade(asked: Sequence[tuple[Prompt, str]], grader: Grader = grader) -> list[Verdict]:
-            return grader.score([Attempt(text, p.reference, p.question) for p, text in asked])
+        def grade(responses: Sequence[tuple[Prompt, str]], grader: Grader = grader) -> list[Verdict]:
+            return grader.score([Attempt(text, p.reference, p.question) for p, text in responses])
 
-        if len(own) == len(pairs):  # else other pairs are left, whatever this verifier says
+        if len(pairs_of_key) == len(pairs):  # else other pairs are left, whatever this verifier says
             check_verdicts(PairsRead(list(some)), grade, section.on_wrong_chosen)
         shown = [(p.prompt, str(p.chosen)) for p in some]
         findings += judge(key, shown, grade(shown), places, "chosen sides of pairs")
