@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from verizero.flows.artifacts import RunLog, show_markdown, show_table
 from verizero.flows.process_lifetime import bind_lifetime
 from verizero.flows.requests import run_request
-from verizero.pipeline.config.recipes import Request, Resume, asked_for, recipe_names
+from verizero.pipeline.config.recipes import Request, Resume, recipe_names, request_of
 from verizero.pipeline.shown import block_in_markdown, in_markdown
 
 OWN_RECIPES = "VERIZERO_RECIPES"
@@ -207,7 +207,7 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
 def asked(recipe: str, **fields: Any) -> Request:
     """Return the recipe with the form's fields. Raises: ConfigError, in the first second of the run."""
     user_folder = os.environ.get(OWN_RECIPES)
-    return asked_for(recipe, own=Path(user_folder) if user_folder else None, **fields)
+    return request_of(recipe, user_folder=Path(user_folder) if user_folder else None, **fields)
 
 
 def _train(request: Request, resume: Resume) -> None:

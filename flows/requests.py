@@ -24,7 +24,7 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
 
         summary = train(config, request.base_dir, folder, resume, progress, CurrentFlow())
     else:
-        launch(config.launch, request.words(resume), folder)
+        launch(config.launch, request.train_arguments(resume), folder)
         summary = json.loads((folder / "summary.json").read_text())
     show_result(config, folder, summary)
     return summary

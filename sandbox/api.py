@@ -51,21 +51,21 @@ def default_pool() -> Pool:
 def configure(workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS) -> Pool:
     """Return a new default pool with these settings, and close the former one."""
     global _pool
-    fresh = Pool(workers, min_level, walls)
+    new_pool = Pool(workers, min_level, walls)
     with _lock:
-        former, _pool = _pool, fresh
-    if former is not None:
-        former.close()
-    return fresh
+        old_pool, _pool = _pool, new_pool
+    if old_pool is not None:
+        old_pool.close()
+    return new_pool
 
 
 def shutdown() -> None:
     """Close the default pool; the next call makes a new one."""
     global _pool
     with _lock:
-        former, _pool = _pool, None
-    if former is not None:
-        former.close()
+        old_pool, _pool = _pool, None
+    if old_pool is not None:
+        old_pool.close()
 
 
 def run(
@@ -108,11 +108,11 @@ def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool |
     Raises: IsolationError when the walls are too low.
     """
     trials = list(trials)
-    used = pool or default_pool()
+    pool_to_use = pool or default_pool()
     if not trials:
         return []
-    with ThreadPoolExecutor(min(used.size, len(trials)), "sandbox") as threads:
-        return list(threads.map(lambda trial: _result(trial, used, tools), trials))
+    with ThreadPoolExecutor(min(pool_to_use.size, len(trials)), "sandbox") as threads:
+        return list(threads.map(lambda trial: _result(trial, pool_to_use, tools), trials))
 
 
 def probe(pool: Pool | None = None) -> Isolation:

@@ -1,4 +1,4 @@
-"""One call of a session: its order, its result, its place in the session's past, and the limits of a session's life."""
+"""A session's calls: the order for each, its result, what is kept to repeat it, and the limits of all together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from verizero.sandbox.worker import frames
 Outcome = tuple[Status, bytes, bytes, str]
 """Status, output, errors and reason of a call that has ended."""
 
-_ROOT = b"\1scratch\1"
-"""Stands for the session's folder, whose name differs between sessions at level 2."""
+_FOLDER_MARK = b"\1scratch\1"
+"""Written in place of the session's folder, whose name differs between sessions at level 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of a session in its whole life; `Limits` are of one call, and their `disk_mib` is not used.
+    """The limits of a whole session. `Limits` are for one call; their `disk_mib` is not used.
 
     Raises: ValueError naming the number that is not positive.
     """
@@ -40,9 +40,9 @@ class Quota:
                 raise ValueError(f"Quota.{field.name} must be a positive number, got {value!r}")
 
     def lowered(self, **asked: float | None) -> Quota:
-        """Return this quota, each number lowered to the one asked for. None is raised."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Quota(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in kept.items()})
+        """Return this quota with lower numbers where `asked` has them. A number is never raised."""
+        present = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Quota(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in present.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class CallResult:
 
     @property
     def passed(self) -> bool:
-        """True if the call ended well."""
+        """True if the status is "passed"."""
         return self.status == "passed"
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """One call that a session has had, and a digest of its answer; limits are those that it had."""
+class PastCall:
+    """A call of a session that has ended: its text, its limits and a digest of its answer."""
 
     kind: Literal["python", "shell", "write"]
     text: str
-    """The cell or line; of a write, the path."""
+    """The cell or shell line; for "write", the path."""
     data: bytes = b""
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -82,7 +82,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Files, folder and environment from which the calls of a session's past are repeated."""
+    """Files, folder and environment with which the repetition of past calls begins."""
 
     files: bytes | None = None
     """Packed by the keeper; None for no files."""
@@ -90,22 +90,22 @@ class Base:
 
     def state_in(self, scratch: str) -> bytes:
         """Return folder and environment for a session whose folder is `scratch`."""
-        return self.state.replace(_ROOT, scratch.encode())
+        return self.state.replace(_FOLDER_MARK, scratch.encode())
 
 
-def outcome(answer: dict[str, Any], out: bytes, err: bytes, most: Limits, quota: Quota) -> Outcome:
-    """Return how a call has ended; `out` and `err` are what it wrote, as far as it is kept."""
+def outcome(answer: dict[str, Any], out: bytes, err: bytes, limits: Limits, quota: Quota) -> Outcome:
+    """Return how a call has ended; `out` and `err`: what it wrote, cut at its limits."""
     reasons: dict[int, tuple[Status, str]] = {
         frames.CPU: ("cpu_limit", "used up its CPU seconds"),
         frames.WALL: ("timeout", "ran for too long"),
         frames.DISK: ("runtime_error", f"wrote more than {quota.disk_mib} MiB or {quota.files} files"),
-        frames.PROCESSES: ("runtime_error", f"had more than {most.processes} processes"),
-        frames.OUTPUT: ("output_limit", f"printed more than {most.output_kib} KiB"),
+        frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
+        frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
     }
     if answer["why"] in reasons:
         return reasons[answer["why"]][0], out, err, reasons[answer["why"]][1]
-    if any(end - begin > most.output_kib << 10 for begin, end in zip(answer["begins"], answer["ends"], strict=True)):
-        return "output_limit", out, err, f"printed more than {most.output_kib} KiB"
+    if any(end - begin > limits.output_kib << 10 for begin, end in zip(answer["begins"], answer["ends"], strict=True)):
+        return "output_limit", out, err, f"printed more than {limits.output_kib} KiB"
     status = answer["status"]
     if status is None:
         if answer["state"] == frames.NO_MEMORY:
@@ -118,19 +118,19 @@ def outcome(answer: dict[str, Any], out: bytes, err: bytes, most: Limits, quota:
     return ("runtime_error", out, err, f"exit code {code}") if code else ("passed", out, err, "")
 
 
-def order_of(past: Past) -> dict[str, Any]:
+def order_of(call: PastCall) -> dict[str, Any]:
     """Return the order to do or repeat a call."""
-    if past.kind == "write":
-        return {"do": "write", "path": past.text}
-    return {"do": past.kind, "text": past.text, "wall_s": past.wall_s, "cpu_s": past.cpu_s}
+    if call.kind == "write":
+        return {"do": "write", "path": call.text}
+    return {"do": call.kind, "text": call.text, "wall_s": call.wall_s, "cpu_s": call.cpu_s}
 
 
-def general(data: bytes, scratch: str) -> bytes:
+def without_folder_name(data: bytes, scratch: str) -> bytes:
     """Return output, or folder and environment, without the name of the session's own folder."""
-    return data.replace(scratch.encode(), _ROOT)
+    return data.replace(scratch.encode(), _FOLDER_MARK)
 
 
 def digest_of(status: str, out: bytes, err: bytes, scratch: str) -> str:
-    """Return a short name of an answer: equal answers of two sessions have equal ones."""
-    parts = (status.encode(), general(out, scratch), general(err, scratch))
+    """Return the hash of an answer, without the name of the session's folder: equal answers have equal hashes."""
+    parts = (status.encode(), without_folder_name(out, scratch), without_folder_name(err, scratch))
     return hashlib.sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts)).hexdigest()

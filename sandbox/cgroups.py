@@ -1,4 +1,4 @@
-"""Control groups of workers, which bound all processes of a run together, where this process may make them."""
+"""Control groups of workers, which limit all processes of a run together, if this process may make them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _NEEDED = ("memory", "pids")
 
 
 def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
-    """Return, for memory and for pids, the folder below which a group with that limit may be made.
+    """Return for "memory" and "pids" the folder in which a group with that limit may be made.
 
     Version 2 is preferred to version 1. Raises: OSError with the reason.
     """
     mounts = [line.split() for line in (proc / "mounts").read_text().splitlines()]
-    own: dict[str, str] = {}
+    own_paths: dict[str, str] = {}
     for line in (proc / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)
-    if "" in own:
-        for where in (Path(m[1]) for m in mounts if m[2] == "cgroup2"):
-            here = where / own[""].lstrip("/")
-            # A group with processes hands no limit down, so the parent may be the place for new groups.
-            for folder in dict.fromkeys((here, here.parent if here != where else here)):
+        own_paths |= dict.fromkeys(controllers.split(","), path)
+    if "" in own_paths:
+        for mount_point in (Path(m[1]) for m in mounts if m[2] == "cgroup2"):
+            own_group = mount_point / own_paths[""].lstrip("/")
+            # A group with processes cannot have subgroups with limits: new groups may have to go into its parent.
+            for folder in dict.fromkeys((own_group, own_group.parent if own_group != mount_point else own_group)):
                 if _offers(folder):
                     return dict.fromkeys(_NEEDED, folder)
     folders = {}
     for name in _NEEDED:
         for mount in (m for m in mounts if m[2] == "cgroup" and name in m[3].split(",")):
-            folder = Path(mount[1]) / own.get(name, "/").lstrip("/")
+            folder = Path(mount[1]) / own_paths.get(name, "/").lstrip("/")
             folders[name] = folder if folder.is_dir() else Path(mount[1])  # a container may not see its own path
     missing = [name for name in _NEEDED if name not in folders]
     if missing:
@@ -46,27 +46,27 @@ def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
 def _offers(folder: Path) -> bool:
     """True if groups may be made in this folder of version 2 and have both limits there."""
     try:
-        handed_down = (folder / "cgroup.subtree_control").read_text().split()
+        controllers = (folder / "cgroup.subtree_control").read_text().split()
     except OSError:
         return False
-    return set(_NEEDED) <= set(handed_down) and os.access(folder, os.W_OK)
+    return set(_NEEDED) <= set(controllers) and os.access(folder, os.W_OK)
 
 
 def make(number: int) -> dict[str, str]:
     """Make a group for memory and one for pids, the same in version 2; return their folders. Raises: OSError."""
-    places = parents()
+    parent_folders = parents()
     name = f"{_PREFIX}{os.getpid()}-{number}-{secrets.token_hex(3)}"
-    made = {}
+    new_folders = {}
     try:
-        for kind, place in places.items():
-            folder = place / name
+        for kind, parent in parent_folders.items():
+            folder = parent / name
             folder.mkdir(exist_ok=True)
-            made[kind] = str(folder)
+            new_folders[kind] = str(folder)
     except OSError:
-        remove(made)
+        remove(new_folders)
         raise
-    sweep(places)
-    return made
+    sweep(parent_folders)
+    return new_folders
 
 
 def remove(folders: dict[str, str]) -> None:
@@ -85,10 +85,10 @@ def remove(folders: dict[str, str]) -> None:
             break
 
 
-def sweep(places: dict[str, Path]) -> None:
+def sweep(parent_folders: dict[str, Path]) -> None:
     """Remove the empty groups of callers that are gone."""
-    for place in set(places.values()):
-        for folder in place.glob(f"{_PREFIX}*"):
+    for parent in set(parent_folders.values()):
+        for folder in parent.glob(f"{_PREFIX}*"):
             if not Path(f"/proc/{folder.name.removeprefix(_PREFIX).split('-')[0]}").exists():
                 with contextlib.suppress(OSError):
                     folder.rmdir()

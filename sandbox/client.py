@@ -1,4 +1,4 @@
-"""Run programs on other machines: the calls of `sandbox`, answered by one or several services."""
+"""Run programs on other machines: the calls of `sandbox`, sent to one or more HTTP services."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from verizero.sandbox.results import Limits, Mode, RunResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 _AVOID_S = 5.0
-_AT_FAULT = (400, 401, 403, 404, 413, 421, 422)
-"""Answers to a request that every service would refuse."""
+_MALFORMED = (400, 401, 403, 404, 413, 421, 422)
+"""HTTP statuses of requests that every service would refuse."""
 
 
 class Client:
-    """A client that sends each program to the service with the fewest of ours, and to another if that one fails.
+    """Sends each program to the service that has the fewest of ours, and to another if that one fails.
 
     Every service must have the languages of the programs. A program that no service could run after several tries has
     status "sandbox_error", which is no verdict about it.
@@ -40,8 +40,8 @@ class Client:
             raise ValueError(f"sandbox.url must be one or more http(s) addresses, got {urls!r}")
         self.token, self.timeout_s, self.parallel = token, timeout_s, parallel
         self._lock = threading.Lock()
-        self._load = dict.fromkeys(self.urls, 0)
-        self._avoid = dict.fromkeys(self.urls, 0.0)
+        self._num_requests = dict.fromkeys(self.urls, 0)
+        self._avoid_until = dict.fromkeys(self.urls, 0.0)
 
     def run(
         self,
@@ -56,7 +56,7 @@ class Client:
         return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
 
     def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
-        """Return one result per trial, in order. One that a service calls malformed is "sandbox_error" for itself."""
+        """Return one result per trial, in order. A trial that a service calls malformed has status "sandbox_error"."""
         trials = list(trials)
         if not trials:
             return []
@@ -70,67 +70,67 @@ class Client:
             return RunResult.failed(str(exc), max(1, len(trial.tests)), 0)
 
     def session(self, **settings: Any) -> RemoteSession:
-        """Open a session on one service, where it stays: seed, limits, quota as for `Session`.
+        """Open a session on one service, which serves all of its calls. `settings` are those of `Session`.
 
         Raises: ValueError when the service refuses it; SessionError when none answers.
         """
-        trouble = ""
+        last_error = ""
         for _ in self.urls:
-            url = self._take()
+            url = self._least_busy_url()
             try:
                 reply = self.ask(url, "open", settings)
                 return RemoteSession(self, url, reply["session"], reply["level"])
             except SessionError as exc:
-                trouble = str(exc)
+                last_error = str(exc)
                 with self._lock:
-                    self._avoid[url] = time.monotonic() + _AVOID_S
+                    self._avoid_until[url] = time.monotonic() + _AVOID_S
             finally:
                 with self._lock:
-                    self._load[url] -= 1
-        raise SessionError(f"no service opens a session; the last error: {trouble}")
+                    self._num_requests[url] -= 1
+        raise SessionError(f"no service opens a session; the last error: {last_error}")
 
     def ask(self, url: str, act: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a service's reply to an order for a session. It is never sent twice: a call changes its session.
+        """Return a service's reply to a request for a session. It is never repeated: a call changes its session.
 
         Raises: ValueError when the service calls the request malformed; SessionError on any other failure.
         """
         try:
             return self._post(f"{url}/sessions/{act}", json.dumps(body).encode())
         except urllib.error.HTTPError as exc:
-            trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
-            if exc.code in _AT_FAULT:
-                raise ValueError(trouble) from exc
-            raise SessionError(trouble) from exc
+            last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
+            if exc.code in _MALFORMED:
+                raise ValueError(last_error) from exc
+            raise SessionError(last_error) from exc
         except (OSError, TypeError, ValueError) as exc:
             raise SessionError(f"{url}: {type(exc).__name__}: {exc}") from exc
 
     def _run_trial(self, trial: Trial) -> RunResult:
         body = json.dumps(http_format.trial_to_json(trial)).encode()
-        trouble = ""
+        last_error = ""
         for pause in (*_PAUSE_S, None):
-            url = self._take()
+            url = self._least_busy_url()
             try:
                 return http_format.result_from_json(self._post(f"{url}/run", body))
             except urllib.error.HTTPError as exc:
-                trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
-                if exc.code in _AT_FAULT:  # the request is at fault: every service would refuse it
-                    raise ValueError(trouble) from exc
+                last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
+                if exc.code in _MALFORMED:
+                    raise ValueError(last_error) from exc
             except (OSError, ValueError, KeyError, TypeError) as exc:
-                trouble = f"{url}: {type(exc).__name__}: {exc}"
+                last_error = f"{url}: {type(exc).__name__}: {exc}"
                 with self._lock:
-                    self._avoid[url] = time.monotonic() + _AVOID_S
+                    self._avoid_until[url] = time.monotonic() + _AVOID_S
             finally:
                 with self._lock:
-                    self._load[url] -= 1
+                    self._num_requests[url] -= 1
             if pause is not None:
                 time.sleep(pause)
-        return RunResult.failed(f"no service answered; the last error: {trouble}", max(1, len(trial.tests)), 0)
+        return RunResult.failed(f"no service answered; the last error: {last_error}", max(1, len(trial.tests)), 0)
 
-    def _take(self) -> str:
+    def _least_busy_url(self) -> str:
         with self._lock:
             now = time.monotonic()
-            url = min(self.urls, key=lambda u: (self._avoid[u] > now, self._load[u]))
-            self._load[url] += 1
+            url = min(self.urls, key=lambda u: (self._avoid_until[u] > now, self._num_requests[u]))
+            self._num_requests[url] += 1
             return url
 
     def _post(self, url: str, body: bytes) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from verizero.sandbox.http_format import language_of
 from verizero.sandbox.results import Limits, Mode
 from verizero.sandbox.worker import codec
 
-MOST_SEED = (1 << 60) - 1
+MAX_SEED = (1 << 60) - 1
 
 
-class _Own(BaseModel):
+class _OwnForm(BaseModel):
     """A request in our own form: unknown fields are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class _Foreign(BaseModel):
+class _FusionForm(BaseModel):
     """A request in SandboxFusion's form, which has fields that do not matter here."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -38,24 +38,24 @@ def _bytes(text: object) -> bytes:
         raise ValueError(f"must be base64: {exc}") from exc
 
 
-def _named_as(kind: type[Limits] | type[Quota]) -> AfterValidator:
+def _with_fields_of(kind: type[Limits] | type[Quota]) -> AfterValidator:
     known = kind.__dataclass_fields__
 
-    def check(asked: dict[str, float | None]) -> dict[str, float | None]:
-        if unknown := sorted(set(asked) - set(known)):
+    def check(requested: dict[str, float | None]) -> dict[str, float | None]:
+        if unknown := sorted(set(requested) - set(known)):
             raise ValueError(f"unknown {unknown[:3]}; known: {', '.join(known)}")
-        return asked
+        return requested
 
     return AfterValidator(check)
 
 
 Positive = Annotated[float, Field(gt=0)]
 Language = Annotated[str, BeforeValidator(language_of)]
-AskedLimits = Annotated[dict[str, Positive | None], _named_as(Limits)]
-AskedQuota = Annotated[dict[str, Positive | None], _named_as(Quota)]
+AskedLimits = Annotated[dict[str, Positive | None], _with_fields_of(Limits)]
+AskedQuota = Annotated[dict[str, Positive | None], _with_fields_of(Quota)]
 
 
-class Job(_Own):
+class Job(_OwnForm):
     """A program with its tests."""
 
     program: str
@@ -67,10 +67,10 @@ class Job(_Own):
     language: Language = "python"
     values: bool = False
 
-    def trial(self, most: Limits) -> Trial:
-        """Return the trial, whose limits can only lower `most`. Raises: ValueError naming the field."""
-        limits, stops = most.lowered(**self.limits or {}), self.stop_on_failure
-        return Trial(self.program, self._tests(), self.mode, limits, stops, self.language, self.values)
+    def trial(self, max_limits: Limits) -> Trial:
+        """Return the trial, whose limits can only lower `max_limits`. Raises: ValueError naming the field."""
+        limits, stop_on_failure = max_limits.lowered(**self.limits or {}), self.stop_on_failure
+        return Trial(self.program, self._tests(), self.mode, limits, stop_on_failure, self.language, self.values)
 
     def _tests(self) -> list[dict[str, Any]]:
         if (self.tests is None) == (self.encoded_tests is None):
@@ -86,13 +86,13 @@ class Job(_Own):
         return tests
 
 
-class Jobs(_Own):
+class Jobs(_OwnForm):
     """Several programs."""
 
     jobs: list[Job]
 
 
-class RunCode(_Foreign):
+class RunCode(_FusionForm):
     """SandboxFusion's `/run_code`: one program without tests."""
 
     code: str
@@ -103,17 +103,17 @@ class RunCode(_Foreign):
     files: dict[str, Any] | None = None
     fetch_files: list[Any] | None = None
 
-    def trial(self, most: Limits) -> Trial:
+    def trial(self, max_limits: Limits) -> Trial:
         """Return the trial. Raises: ValueError for files, which are not supported."""
         if self.files or self.fetch_files:
             raise ValueError("files and fetch_files are not supported; send the program's input as stdin")
         memory = self.memory_limit_MB if (self.memory_limit_MB or 0) > 0 else None  # -1 is none in SandboxFusion
-        limits = most.lowered(wall_s=self.run_timeout, cpu_s=self.run_timeout, memory_mib=memory)
+        limits = max_limits.lowered(wall_s=self.run_timeout, cpu_s=self.run_timeout, memory_mib=memory)
         test = {"input": self.stdin or "", "output": None}
         return Trial(self.code, [test], "stdin", limits, False, self.language)
 
 
-class SubmitConfig(_Foreign):
+class SubmitConfig(_FusionForm):
     """The options of a `/submit`."""
 
     language: Language = "python"
@@ -121,7 +121,7 @@ class SubmitConfig(_Foreign):
     provided_data: dict[str, Any] | list[Any] | None = None
 
 
-class Submit(_Foreign):
+class Submit(_FusionForm):
     """SandboxFusion's `/submit`: a completion that holds a program, and its tests."""
 
     completion: str
@@ -129,21 +129,21 @@ class Submit(_Foreign):
     config: SubmitConfig | None = None
 
 
-class Open(_Own):
+class OpenRequest(_OwnForm):
     """A new session."""
 
     limits: AskedLimits | None = None
     quota: AskedQuota | None = None
-    seed: int = Field(0, ge=0, le=MOST_SEED)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
 
 
-class Named(_Own):
+class SessionRequest(_OwnForm):
     """A request about a session."""
 
     session: str
 
 
-class _Timed(Named):
+class _Timed(SessionRequest):
     wall_s: Positive | None = None
     cpu_s: Positive | None = None
 
@@ -162,7 +162,7 @@ class Shell(_Timed):
     line: str
 
 
-class Write(Named):
+class Write(SessionRequest):
     """A file to write, in base64."""
 
     kind: Literal["write"]
@@ -170,12 +170,12 @@ class Write(Named):
     data: Annotated[bytes, BeforeValidator(_bytes)]
 
 
-class Read(Named):
+class Read(SessionRequest):
     """A file to read."""
 
     kind: Literal["read"]
     path: str
 
 
-class Call(RootModel[Annotated[Python | Shell | Write | Read, Discriminator("kind")]]):
+class CallRequest(RootModel[Annotated[Python | Shell | Write | Read, Discriminator("kind")]]):
     """One call of a session."""

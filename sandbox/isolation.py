@@ -35,15 +35,15 @@ class Isolation:
 
 
 def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
-    """Return the walls around this worker's runs, from a run that tries each forbidden act without and with its wall.
+    """Return the walls that hold around a worker's runs: a run tries each forbidden act without and with its wall.
 
     Raises: WorkerDied when the self-test gave no answer.
     """
-    ended = worker.execute(frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1), frames.pack_payload(b"", []))
-    if not ended.records:
+    result = worker.execute(frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1), frames.pack_payload(b"", []))
+    if not result.records:
         worker.close()
-        raise WorkerDied(f"self-test ended with {ended.exit.status}: {ended.err.decode(errors='replace')}")
-    tried: dict[str, bool] = json.loads(ended.records[0].value)
+        raise WorkerDied(f"self-test ended with {result.exit.status}: {result.err.decode(errors='replace')}")
+    tried: dict[str, bool] = json.loads(result.records[0].value)
     stands = {wall: tried.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes
     worker.level, worker.stands = level_of(stands), stands
@@ -60,9 +60,9 @@ def level_of(stands: Mapping[str, bool]) -> int:
 
 
 def explain(isolation: Isolation, min_level: int) -> str:
-    """Return the message that says why the sandbox does not start, and what to do."""
-    wanted = (NAMESPACES, LANDLOCK, SECCOMP, "rlimits") if min_level == 3 else (LANDLOCK, SECCOMP, "rlimits")
-    missing = [w for w in wanted if not isolation.stands[w]]
+    """Return an error message: why the sandbox does not start, and what to do."""
+    needed = (NAMESPACES, LANDLOCK, SECCOMP, "rlimits") if min_level == 3 else (LANDLOCK, SECCOMP, "rlimits")
+    missing = [w for w in needed if not isolation.stands[w]]
     why = "; ".join(f"{w} ({isolation.notes.get(w, 'the forbidden act succeeded')}): {_REMEDY[w]}" for w in missing)
     return (
         f"the sandbox reaches isolation level {isolation.level}, and min_level is {min_level}. Missing: {why}. "

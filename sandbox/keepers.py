@@ -1,4 +1,4 @@
-"""A keeper of sessions as the caller sees it: started, connected to, ended."""
+"""The keeper of sessions from the caller's side: start it, connect to it, end it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import isolation, process
 from verizero.sandbox.process import Worker, WorkerDied
 
-_MOST_PACKET = 256 << 10
-_MOST_FILES = 4
+_MAX_PACKET = 256 << 10
+_MAX_FILES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SessionBounds:
-    """The bounds of all sessions of a pool together.
+    """The limits of all sessions of a pool together.
 
-    Raises: ValueError naming the bound that is not positive.
+    Raises: ValueError naming the limit that is not positive.
     """
 
     sessions: int = 2048
     memory_mib: int = 8192
-    """Bounded where control groups can be made: programs and files together."""
+    """Memory of programs and files together. It is limited only where control groups can be made."""
     least_free_mib: int = 512
-    """Below that much free memory of the machine, sessions that sleep are folded."""
+    """If the machine has less free memory than this, idle sessions are folded."""
     processes: int = 64
-    """Average of processes and threads of a session, which a control group bounds."""
+    """Processes and threads of a session on average. A control group limits all of them together."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -57,8 +57,8 @@ class Connection:
 
     def answer(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for an answer. Raises: WorkerDied."""
-        room = socket.CMSG_SPACE(_MOST_FILES * array.array("i").itemsize)
-        packet, ancillary, _, _ = self.sock.recvmsg(_MOST_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+        ancillary_bytes = socket.CMSG_SPACE(_MAX_FILES * array.array("i").itemsize)
+        packet, ancillary, _, _ = self.sock.recvmsg(_MAX_PACKET, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             raise WorkerDied(f"the keeper of sessions ended: {self.keeper.worker.last_words()}")
         numbers = array.array("i")
@@ -67,11 +67,11 @@ class Connection:
         return marshal.loads(packet), list(numbers)
 
     def output(self, number: int, begin: int, end: int) -> bytes:
-        """Return a part of standard output (0) or of errors (1)."""
+        """Return a part of standard output (`number` 0) or of standard error (1)."""
         return os.pread(self.outputs[number], end - begin, begin)
 
-    def greet(self) -> None:
-        """Take the first answer of an opened session. Raises: WorkerDied; OSError; IsolationError if there is none."""
+    def read_greeting(self) -> None:
+        """Read the first answer of a new session. Raises: WorkerDied; OSError; IsolationError if it was not opened."""
         answer, outputs = self.answer()
         if why := answer.get("full") or answer.get("broken"):
             raise IsolationError(why)
@@ -87,7 +87,7 @@ class Connection:
 
 
 class Keeper:
-    """A started keeper."""
+    """A started keeper and the walls that hold around its programs."""
 
     def __init__(self, worker: Worker, level: int, stands: dict[str, bool]) -> None:
         self.worker, self.level, self.stands = worker, level, stands
@@ -95,23 +95,23 @@ class Keeper:
 
     def open(self, order: dict[str, Any]) -> Connection:
         """Open a session. Raises: WorkerDied; IsolationError when too many are open."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection = Connection(ours, self)
+        client_end, keeper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = Connection(client_end, self)
         try:
             with self._lock:
-                _send(self.worker.sock, order, [theirs.fileno()])
-            theirs.close()
-            connection.greet()
+                _send(self.worker.sock, order, [keeper_end.fileno()])
+            keeper_end.close()
+            connection.read_greeting()
         except IsolationError:
             connection.close()
             raise
         except (OSError, WorkerDied) as exc:
             connection.close()
-            self.worker.process.kill()  # it may be dying: then it must not be asked again
+            self.worker.process.kill()  # it may be dying: no other session may ask it
             self.worker.process.wait()
             raise WorkerDied(f"the keeper of sessions does not answer: {exc}") from exc
         finally:
-            theirs.close()
+            keeper_end.close()
         return connection
 
     @property
@@ -128,7 +128,7 @@ class Keeper:
 def start(
     interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...], bounds: SessionBounds, min_level: int
 ) -> Keeper:
-    """Start a keeper, whose walls were tried around a session's program. Raises: WorkerDied; IsolationError."""
+    """Start a keeper, and check its walls. Raises: WorkerDied; IsolationError below `min_level`."""
     try:
         worker = process.start(interpreter, walls, number, tools, asdict(bounds))
     except process.WallRefused as exc:

@@ -1,4 +1,4 @@
-"""C, C++, JavaScript, Bash and SQL behind the same walls. Python has a faster way of its own: `sandbox.run`."""
+"""C, C++, JavaScript, Bash and SQL behind the same walls. For Python, `sandbox.run` is faster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TOOLS = (
     "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",
     "/usr/local", "/etc/alternatives",
 )  # fmt: skip
-_BUILD = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
-_SCOPED_SIGNALS_ABI = 6
+_BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
+_SIGNALS_ABI = 6
 NO_COMPILE = "does not compile: "
-"""First words of the error of a test whose program was not built."""
+"""Beginning of the error of a test whose program did not compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Language:
     start: tuple[str, ...]
     build: str = ""
     managed: bool = False
-    """True for a runtime that reserves far more address space than it uses: its resident memory is watched instead."""
+    """True for a runtime that reserves far more address space than it uses: then resident memory is limited."""
 
 
 LANGUAGES = {
@@ -96,21 +96,21 @@ def run_language(
     require_tests(tests, limits)
     if language == "sql":
         return run_tests(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
-    chosen = LANGUAGES.get(language)
-    if chosen is None or _tool(chosen) is None:
-        there = ", ".join(name for name, is_there in available().items() if is_there)
-        raise ValueError(f"language {language!r} is not available here; there are {there}")
+    spec = LANGUAGES.get(language)
+    if spec is None or _tool(spec) is None:
+        known = ", ".join(name for name, is_available in available().items() if is_available)
+        raise ValueError(f"language {language!r} is not available here; there are {known}")
     built = _BuiltProgram(
-        chosen, program.encode("utf-8", "surrogatepass"), [c.data for c in cases(tests, "stdin")], limits
+        spec, program.encode("utf-8", "surrogatepass"), [c.data for c in cases(tests, "stdin")], limits
     )
-    used = pool or _tool_pool()
-    require_walls(used)
+    pool_to_use = pool or _tool_pool()
+    require_walls(pool_to_use)
     try:
-        used.use(built.run)
+        pool_to_use.use(built.run)
     except WorkerDied as exc:
-        return RunResult.failed(str(exc), len(tests), used.isolation.level)
-    done = [_compared(r, t["output"]) for r, t in zip(built.results, tests, strict=True)]
-    return RunResult(tuple(done), used.isolation.level, len(tests), sum(r.wall_s for r in done))
+        return RunResult.failed(str(exc), len(tests), pool_to_use.isolation.level)
+    results = [_with_comparison(r, t["output"]) for r, t in zip(built.results, tests, strict=True)]
+    return RunResult(tuple(results), pool_to_use.isolation.level, len(tests), sum(r.wall_s for r in results))
 
 
 def _tool_pool() -> Pool:
@@ -122,18 +122,18 @@ def _tool_pool() -> Pool:
 
 
 def require_walls(pool: Pool) -> None:
-    """Raise IsolationError if nothing but seccomp would keep signals inside: programs with processes may send them."""
+    """Raise IsolationError if programs with processes could send signals out: no namespaces, Landlock too old."""
     isolation = pool.isolation
     abi = int(isolation.notes.get("landlock", "abi 0").split()[-1]) if isolation.stands["landlock"] else 0
-    if isolation.level < 3 and abi < _SCOPED_SIGNALS_ABI:
+    if isolation.level < 3 and abi < _SIGNALS_ABI:
         raise IsolationError(
-            f"programs that start others need namespaces or Landlock abi {_SCOPED_SIGNALS_ABI} around their signals, "
+            f"programs that start others need namespaces or Landlock abi {_SIGNALS_ABI} around their signals, "
             f"and this machine has abi {abi} at level {isolation.level}; use Python, or a newer kernel"
         )
 
 
 class _BuiltProgram:
-    """A program that is built once and run on one input after another. All is repeated when a worker dies."""
+    """A program that is built once and run on each input. If a worker dies, all of it is repeated."""
 
     def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
         self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
@@ -141,59 +141,59 @@ class _BuiltProgram:
         self.results: list[TestResult] = []
 
     def run(self, worker: Worker) -> None:
-        """Build the program and run it, on a worker that then runs a known program rightly. Raises: WorkerDied."""
-        self.binary, self.results, was_fresh = None, [], worker.runs == 0
+        """Build and run the program, then check the worker. Raises: WorkerDied."""
+        self.binary, self.results, was_new = None, [], worker.runs == 0
         self._run(worker)
-        canary.confirm(worker, was_fresh, frames.STDIN)
+        canary.confirm(worker, was_new, frames.STDIN)
 
     def _run(self, worker: Worker) -> None:
         language = self.language
         if language.build:
             command = ["/bin/sh", "-c", language.build]
-            ended = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
-            status, error = _status(ended, _BUILD)
+            result = _execute(worker, _BUILD_LIMITS, command, language.source, 0o600, b"", self.source, False)
+            status, error = _status(result, _BUILD_LIMITS)
             if status != "passed":
                 failed = TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
                 self.results = [failed] * len(self.inputs)
                 return
-            self.binary = ended.out
+            self.binary = result.out
         content, name = (self.binary, "prog") if self.binary is not None else (self.source, language.source)
         path = language.start[0] if self.binary is not None else _tool(language) or language.tool
         while len(self.results) < len(self.inputs):
             stdin = self.inputs[len(self.results)]
             command = [path, *language.start[1:]]
-            ended = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
-            status, error = _status(ended, self.limits)
-            out, end = ended.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), ended.exit
+            result = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
+            status, error = _status(result, self.limits)
+            out, end = result.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), result.exit
             self.results.append(TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024))
 
 
 def _execute(
     worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes, managed: bool
 ) -> ProcessResult:
-    wanted = order(frames.MANAGED if managed else frames.NATIVE, limits)
-    wanted = wanted._replace(disk_mib=limits.disk_mib + (len(content) >> 20) + 1)  # the program's own file is extra
+    job = order(frames.MANAGED if managed else frames.NATIVE, limits)
+    job = job._replace(disk_mib=limits.disk_mib + (len(content) >> 20) + 1)  # the program's own file is extra
     plan = json.dumps({"argv": argv, "file": file, "mode": mode}).encode()
-    return worker.execute(wanted, frames.pack_payload(plan, [stdin, content]))
+    return worker.execute(job, frames.pack_payload(plan, [stdin, content]))
 
 
-def _status(ended: ProcessResult, limits: Limits) -> tuple[Status, str]:
+def _status(result: ProcessResult, limits: Limits) -> tuple[Status, str]:
     """Return status and error text of a process that ended; "passed" means exit code 0. Raises: WorkerDied."""
     status: Status = "runtime_error"
-    if reached := ended.limit_reached(limits):
+    if reached := result.limit_reached(limits):
         status, reason = reached
-    elif ended.exit.peak_kib > limits.memory_mib << 10:
+    elif result.exit.peak_kib > limits.memory_mib << 10:
         status, reason = "memory_limit", ""
-    elif (code := os.waitstatus_to_exitcode(ended.exit.status)) < 0:
+    elif (code := os.waitstatus_to_exitcode(result.exit.status)) < 0:
         reason = f"killed by {signal_name(-code)}"
     elif code == 0:
         return "passed", ""
     else:
         reason = f"exit code {code}"
-    return status, f"{tail(ended.err, 4000)}\n{reason}".strip()
+    return status, f"{tail(result.err, 4000)}\n{reason}".strip()
 
 
-def _compared(result: TestResult, expected: str | None) -> TestResult:
+def _with_comparison(result: TestResult, expected: str | None) -> TestResult:
     if result.passed and expected is not None and not compare.outputs_equal(result.stdout, expected):
         return replace(result, status="wrong_answer")
     return result

@@ -1,4 +1,4 @@
-"""A pool of warm workers: started when first needed, replaced when they die, shared by threads and event loops."""
+"""A pool of started workers: made when first needed, replaced when they die, shared by threads."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ T = TypeVar("T")
 _ATTEMPTS = 4
 _IS_CLOSED = "the sandbox pool is closed; make a new Pool"
 _PER_CORE = 2
-"""Workers per core. A run goes from caller to worker to child and back: while it waits, another has the core."""
+"""Workers per core: a run often waits between caller, worker and child, and another can use the core."""
 
 
 class Pool:
     """Workers behind walls.
 
-    `workers` is the number of programs that run at one time, by default two per usable core. The pool refuses to start
-    below the isolation level `min_level`. `walls` names the walls to put up, by default all; tests leave some out, and
-    so may a machine that one of them harms. `tools` are folders whose programs may be executed, for languages other
-    than Python; by default none. `bounds` are of all sessions together.
+    `workers`: how many programs run at one time, by default two per usable core. `min_level`: the isolation level below
+    which the pool refuses to start. `walls`: the walls to put up, by default all; tests leave some out, and so may a
+    machine that has trouble with one. `tools`: folders whose programs may be executed, for languages other than Python;
+    by default none. `bounds`: the limits of all sessions together.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Pool:
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._lock = threading.Lock()
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._closed = False
         self._keeper: keepers.Keeper | None = None
-        self._keeping = threading.Lock()
+        self._keeper_lock = threading.Lock()
 
     @property
     def isolation(self) -> Isolation:
@@ -80,14 +80,14 @@ class Pool:
         return self._isolation
 
     def use(self, act: Callable[[Worker], T]) -> T:
-        """Return `act(worker)`, with a worker that nobody else holds. If it dies, a fresh one repeats the act.
+        """Return `act(worker)`, with a worker that nobody else uses. If it dies, `act` is repeated with a new one.
 
-        Raises: IsolationError; WorkerDied when several workers in a row died.
+        Raises: IsolationError; WorkerDied if several workers in a row died.
         """
         with self._free:
             for attempt in itertools.count(1):
                 try:
-                    with self._holding(fresh=attempt > 1) as worker:
+                    with self._worker_for_use(fresh=attempt > 1) as worker:
                         return act(worker)
                 except WorkerDied:
                     if attempt == _ATTEMPTS or self._closed:
@@ -95,12 +95,12 @@ class Pool:
         raise AssertionError("unreachable")
 
     def keeper(self) -> keepers.Keeper:
-        """Return the process that holds this pool's sessions, started when first needed and again when it has died.
+        """Return the keeper of this pool's sessions. It is started when first needed, and again if it has died.
 
         Raises: IsolationError; WorkerDied.
         """
         assert self.isolation is not None
-        with self._keeping:
+        with self._keeper_lock:
             if self._closed:
                 raise IsolationError(_IS_CLOSED)
             if self._keeper is not None and not self._keeper.is_alive:
@@ -114,31 +114,31 @@ class Pool:
             return self._keeper
 
     @contextlib.contextmanager
-    def _holding(self, fresh: bool) -> Iterator[Worker]:
+    def _worker_for_use(self, fresh: bool) -> Iterator[Worker]:
         with self._lock:
             if self._closed:
                 raise IsolationError(_IS_CLOSED)
             worker = self._idle.pop() if self._idle else None
-        if worker is not None and fresh and worker.runs:  # what has spoilt one may have spoilt all
+        if worker is not None and fresh and worker.runs:  # what has harmed one worker may have harmed all
             self._discard(worker)
             worker = None
         if worker is None:
             worker = self._start()
         try:
             yield worker
-        except BaseException:  # the worker may still be busy with the run, and a fresh one is cheap
+        except BaseException:  # the worker may still be busy with the run; a new one is cheap
             self._discard(worker)
             raise
-        if worker.runs >= canary.OFTEN:
+        if worker.runs >= canary.CHECK_EVERY:
             canary.check(worker, frames.STDIN, frames.FUNCTION)
         self._put_back(worker)
 
     def _put_back(self, worker: Worker) -> None:
         with self._lock:
-            keep = worker.is_fit and not self._closed
-            if keep:
+            is_kept = worker.is_fit and not self._closed
+            if is_kept:
                 self._idle.append(worker)
-        if not keep:
+        if not is_kept:
             self._discard(worker)
 
     def _discard(self, worker: Worker) -> None:
@@ -152,7 +152,7 @@ class Pool:
 
         Raises: IsolationError; also when the pool was closed meanwhile.
         """
-        with self._starting if self._isolation is None else contextlib.nullcontext():
+        with self._start_lock if self._isolation is None else contextlib.nullcontext():
             worker = self._start_with_walls()
         with self._lock:
             is_closed = self._closed
@@ -164,7 +164,7 @@ class Pool:
         return worker
 
     def _start_with_walls(self) -> Worker:
-        complaints: list[str] = []
+        failures: list[str] = []
         for interpreter in [self._interpreter] if self._interpreter else process.interpreters():
             while True:
                 try:
@@ -175,7 +175,7 @@ class Pool:
                     self._refused[exc.wall] = str(exc)
                     continue
                 except WorkerDied as exc:
-                    complaints.append(f"{interpreter}: {exc}")
+                    failures.append(f"{interpreter}: {exc}")
                     break
                 if isolation.level < self.min_level:
                     worker.close()
@@ -183,9 +183,9 @@ class Pool:
                 self._interpreter, self._isolation, worker.runs = interpreter, isolation, 0
                 return worker
         if self._interpreter:
-            raise WorkerDied("; ".join(complaints))
-        fault = fault_in_log("\n".join(complaints))
-        raise IsolationError("no interpreter can start a sandbox worker: " + (fault or "; ".join(complaints)))
+            raise WorkerDied("; ".join(failures))
+        fault = fault_in_log("\n".join(failures))
+        raise IsolationError("no interpreter can start a sandbox worker: " + (fault or "; ".join(failures)))
 
     def close(self) -> None:
         """End all workers. A run in progress ends with WorkerDied."""
@@ -196,17 +196,17 @@ class Pool:
         for worker in workers:
             worker.process.kill()
             worker.close()
-        with self._keeping:
+        with self._keeper_lock:
             keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
 
     def forget(self) -> None:
-        """Let go of all workers without ending them, in a forked child whose parent still uses them."""
+        """Forget all workers without ending them, in a fork whose parent still uses them."""
         for worker in self._all:
-            worker.let_go()
+            worker.close_our_ends()
         if self._keeper is not None:
-            self._keeper.worker.let_go()
+            self._keeper.worker.close_our_ends()
         self._reset()
 
     def __enter__(self) -> Pool:
@@ -217,7 +217,7 @@ class Pool:
 
 
 _NUMBERS = itertools.count()
-"""Numbers of this process's workers. The number gives a worker its own uid, for which the kernel counts processes."""
+"""Numbers of this process's workers: each number is a uid, so that the kernel counts each worker's processes."""
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 

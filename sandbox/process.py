@@ -29,10 +29,10 @@ _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; b
 _START_S = 60.0
 _GRACE_S = 30.0
 _FIRST_UID = 200_000
-_LEAST_FILES, _LEAST_PROCESSES = 128, 64
-"""Descriptors and processes below which a worker cannot start, or its programs could fail for want of them."""
-_MOSTLY = 4096
-"""Bytes that hold the output of most runs, so that one read is enough."""
+_MIN_FILES, _MIN_PROCESSES = 128, 64
+"""Descriptors and processes that a worker needs to start, and its programs to run."""
+_FIRST_READ = 4096
+"""Bytes of the first read of an output, which is all of it for most runs."""
 ERROR_CHARACTERS = 2000
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
@@ -50,7 +50,7 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """The end of one process, its streams, and its own records of its tests."""
+    """The end of a process, what it printed, and the records that it wrote about its tests."""
 
     exit: frames.Exit
     out: bytes
@@ -58,9 +58,9 @@ class ProcessResult:
     records: list[frames.Record]
 
     def limit_reached(self, limits: Limits) -> tuple[Status, str] | None:
-        """Return the status and the reason of a process that went over a limit; None if it kept to them.
+        """Return status and reason of a process that went over a limit, else None.
 
-        Raises: WorkerDied when no process could be made.
+        Raises: WorkerDied if no process could be made.
         """
         end = self.exit
         if end.status == -1:
@@ -79,31 +79,33 @@ class ProcessResult:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A started worker process. Not thread-safe: its holder gives it one order at a time."""
+    """A started worker process. Not thread-safe: it takes one order at a time."""
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
     home: str
-    held: int
+    lock_fd: int
+    """Descriptor of the lock on `home`, -1 once it is closed."""
     notes: dict[str, str]
     files: list[int]
     """Payload, out, err, log: files in memory that the worker has open too."""
     cgroups: dict[str, str] = field(default_factory=dict)
     """Folders of its control groups, by controller."""
     forks: bool = False
-    """True if runs may start processes that no process namespace ends together with the worker."""
+    """True if processes of a run may outlive the worker: there is no process namespace to end them."""
     payload_bytes: int = 0
     has_errors: bool = True
-    """True if something was written to stderr since it was last emptied."""
-    patience_s: float = 0.0
+    """True if stderr is not empty."""
+    answer_timeout_s: float = 0.0
+    """Present timeout of `sock`."""
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
     tried: dict[str, bool] = field(default_factory=dict)
-    """The walls that held around a program of this keeper, in a trial of each; empty for other workers."""
+    """Wall -> True if it held around a program of this keeper; empty for other workers."""
     runs: int = 0
-    """Processes that it has run since it was last known to run programs rightly."""
+    """Processes that it has run since its last check (`canary`)."""
     is_fit: bool = True
-    """False if it has run a known program wrongly, and must run no other."""
+    """False once it has failed a check: then it must run no other program."""
 
     def execute(self, order: frames.Order, payload: bytes) -> ProcessResult:
         """Return the result of one order. Raises: WorkerDied."""
@@ -118,19 +120,19 @@ class Worker:
             self.payload_bytes = len(payload)
             self.sock.send(order.pack())
             exit = frames.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
-            most = (order.output_kib << 10) * 2 + 1
-            log = _read(log_fd, most + order.tests * frames.RECORD_BYTES)
-            err = _read(err_fd, most)
+            max_bytes = (order.output_kib << 10) * 2 + 1
+            log = _read(log_fd, max_bytes + order.tests * frames.RECORD_BYTES)
+            err = _read(err_fd, max_bytes)
             self.has_errors = bool(err)
-            return ProcessResult(exit, _read(out_fd, most), err, frames.read_records(log, order.tests))
+            return ProcessResult(exit, _read(out_fd, max_bytes), err, frames.read_records(log, order.tests))
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 
     def _answer(self, timeout_s: float) -> bytes:
-        if timeout_s != self.patience_s:
+        if timeout_s != self.answer_timeout_s:
             # The kernel keeps the time: a timeout of Python's socket would cost two more calls for each packet.
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", math.ceil(timeout_s), 0))
-            self.patience_s = timeout_s
+            self.answer_timeout_s = timeout_s
         packet = self.sock.recv(4096)
         if not packet:
             raise WorkerDied(f"worker {self.process.pid} ended: {self.last_words()}")
@@ -145,12 +147,12 @@ class Worker:
             return os.pread(files[2], 2048, max(0, size - 2048)).decode(errors="replace")
         return ""
 
-    def let_go(self) -> None:
-        """Close our ends, in a forked copy of the caller. The worker still belongs to the original."""
+    def close_our_ends(self) -> None:
+        """Close our descriptors in a fork of the caller; the worker still belongs to the caller."""
         self.sock.close()
-        for fd in (*self.files, self.held):
+        for fd in (*self.files, self.lock_fd):
             os.close(fd)
-        self.files, self.held = [], -1
+        self.files, self.lock_fd = [], -1
 
     def close(self) -> None:
         """End the worker and remove its folder."""
@@ -164,20 +166,20 @@ class Worker:
             self.process.wait()
         if self.forks:
             _end_session(self.process.pid)
-        # Taken and emptied in one step, because two threads may close at once.
-        (files, self.files), (held, self.held) = (self.files, []), (self.held, -1)
+        # Read and cleared in one statement, because two threads may close at once.
+        (files, self.files), (lock_fd, self.lock_fd) = (self.files, []), (self.lock_fd, -1)
         for fd in files:
             os.close(fd)
-        if held >= 0:
-            work_folders.remove(self.home, held)
+        if lock_fd >= 0:
+            work_folders.remove(self.home, lock_fd)
             cgroups.remove(self.cgroups)
 
 
 def _end_session(leader: int) -> None:
-    """Kill the processes that a worker's runs have left in its session.
+    """Kill the processes that a worker's runs have left behind, by its process session.
 
-    The signal goes to whole groups, because no fork can escape it there. The session is read again until it has no new
-    group: a flood of processes starts others while it is read.
+    Whole groups are killed at once, so that no fork escapes. This is repeated until there is no new group: a fork bomb
+    makes some meanwhile.
     """
     proc, killed, before = Path("/proc"), set[int](), -1
     while len(killed) > before and proc.is_dir():
@@ -190,20 +192,27 @@ def _end_session(leader: int) -> None:
                     os.killpg(int(group), signal.SIGKILL)
 
 
-def order(kind: int, most: Limits, tests: int = 1) -> frames.Order:
-    """Return the order to run `tests` tests in one process under the limits `most` of one test."""
+def order(kind: int, limits: Limits, tests: int = 1) -> frames.Order:
+    """Return the order to run `tests` tests in one process under the limits of one test."""
     return frames.Order(
-        kind, most.wall_s, most.cpu_s, most.memory_mib, most.output_kib, most.disk_mib, most.processes, tests
+        kind,
+        limits.wall_s,
+        limits.cpu_s,
+        limits.memory_mib,
+        limits.output_kib,
+        limits.disk_mib,
+        limits.processes,
+        tests,
     )
 
 
-def tail(err: bytes, most: int = ERROR_CHARACTERS) -> str:
-    """Return the last `most` characters that a program wrote to stderr."""
-    return err[-4 * most :].decode("utf-8", "replace")[-most:].strip()
+def tail(err: bytes, max_characters: int = ERROR_CHARACTERS) -> str:
+    """Return the last `max_characters` characters that a program wrote to stderr."""
+    return err[-4 * max_characters :].decode("utf-8", "replace")[-max_characters:].strip()
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, and the number of one that has no name: a real-time signal."""
+    """Return the name of a signal; real-time signals have only a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -211,14 +220,14 @@ def signal_name(number: int) -> str:
 
 
 def _write(fd: int, data: bytes) -> None:
-    view, at = memoryview(data), 0
-    while at < len(view):
-        at += os.pwrite(fd, view[at:], at)
+    view, num_written = memoryview(data), 0
+    while num_written < len(view):
+        num_written += os.pwrite(fd, view[num_written:], num_written)
 
 
-def _read(fd: int, most: int) -> bytes:
-    data = os.pread(fd, min(_MOSTLY, most), 0)
-    return data if len(data) < _MOSTLY else os.pread(fd, min(os.fstat(fd).st_size, most), 0)
+def _read(fd: int, max_bytes: int) -> bytes:
+    data = os.pread(fd, min(_FIRST_READ, max_bytes), 0)
+    return data if len(data) < _FIRST_READ else os.pread(fd, min(os.fstat(fd).st_size, max_bytes), 0)
 
 
 def interpreters() -> list[str]:
@@ -235,42 +244,48 @@ def start(
     tools: tuple[str, ...] = (),
     sessions: Mapping[str, int] | None = None,
 ) -> Worker:
-    """Start a worker behind these walls, which are not tested yet; with `sessions`, the bounds of all, a keeper.
+    """Start a worker behind these walls, which are not tested yet. With `sessions` (SessionBounds) it is a keeper.
 
-    A keeper's programs have fixed hashes, so that a session can be repeated with the same outputs.
+    A keeper's programs have fixed hashes, so that the calls of a session can be repeated with the same outputs.
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied; IsolationError.
     """
-    if fault := limit_fault("a worker of the sandbox", _LEAST_FILES, _LEAST_PROCESSES):
+    if fault := limit_fault("a worker of the sandbox", _MIN_FILES, _MIN_PROCESSES):
         raise IsolationError(fault)
-    made: dict[str, str] = {}
+    new_cgroups: dict[str, str] = {}
     if CGROUP in walls:
         try:
-            made = cgroups.make(number)
+            new_cgroups = cgroups.make(number)
         except OSError as exc:
-            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this moment, not of the wall
+            if exc.errno in (
+                errno.EMFILE,
+                errno.ENFILE,
+                errno.ENOMEM,
+            ):  # too few descriptors or memory now: no fault of the wall
                 raise WorkerDied(f"{interpreter}: {exc}") from exc
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
     with contextlib.ExitStack() as undo:
-        undo.callback(cgroups.remove, made)
+        undo.callback(cgroups.remove, new_cgroups)
         try:
-            home, held = work_folders.make()
-            undo.callback(work_folders.remove, home, held)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            undo.enter_context(ours)
-            ours.settimeout(None)
-            with theirs:
+            home, lock_fd = work_folders.make()
+            undo.callback(work_folders.remove, home, lock_fd)
+            own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(own_end)
+            own_end.settimeout(None)
+            with child_end:
                 files: list[int] = []
                 for name in ("payload", "out", "err", "log"):
                     files.append(os.memfd_create(name, os.MFD_CLOEXEC))
                     undo.callback(os.close, files[-1])
                 config = {
                     "walls": sorted(walls), "home": home, "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
-                    "tools": tools, "cgroups": made, "host_file": work_folders.canary(home), "host_pid": os.getpid(),
-                    "sessions": sessions,
+                    "tools": tools, "cgroups": new_cgroups, "host_file": work_folders.canary(home),
+                    "host_pid": os.getpid(), "sessions": sessions,
                 }  # fmt: skip
-                process = _spawn(interpreter, (theirs.fileno(), *files[1:], files[0]), config)
-            worker = Worker(process, ours, home, held, {}, files, made, bool(tools) and NAMESPACES not in walls)
+                process = _spawn(interpreter, (child_end.fileno(), *files[1:], files[0]), config)
+            worker = Worker(
+                process, own_end, home, lock_fd, {}, files, new_cgroups, bool(tools) and NAMESPACES not in walls
+            )
             undo.pop_all()
             undo.callback(worker.close)
             hello: dict[str, Any] = json.loads(worker._answer(_START_S))
@@ -286,12 +301,12 @@ def start(
 def _spawn(interpreter: str, inherited: tuple[int, ...], config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     """Start the process of a worker with these descriptors: control, out, err, log, payload. Raises: OSError."""
     code = _START.format(here=_HERE)
-    # -I ignores the variable that fixes hashes; the environment is ours alone in either case.
-    flags, fixed = (["-I"], {}) if config["sessions"] is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
+    # -I would ignore PYTHONHASHSEED. The environment is only ours in either case.
+    flags, fixed_hashes = (["-I"], {}) if config["sessions"] is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
     command = [interpreter, *flags, "-S", "-X", "utf8", "-c", code, ",".join(map(str, inherited)), json.dumps(config)]
     return subprocess.Popen(
         command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=inherited[2],
-        env=_ENVIRONMENT | fixed, cwd="/", start_new_session=True,
+        env=_ENVIRONMENT | fixed_hashes, cwd="/", start_new_session=True,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Limits, tests and results."""
+"""The limits of a test, and the results of tests and programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Status = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one test. Tests share a process only while together they stay below half of them.
+    """The limits of one test. Tests share a process only as long as together they use less than half of them.
 
     Raises: ValueError naming the limit that is not positive.
     """
@@ -46,9 +46,9 @@ class Limits:
                 object.__setattr__(self, limit.name, math.ceil(value))
 
     def lowered(self, **asked: float | None) -> Limits:
-        """Return these limits, each lowered to the number asked for. None is raised."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Limits(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in kept.items()})
+        """Return these limits with lower numbers where `asked` has them. A limit is never raised."""
+        present = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Limits(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in present.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class TestResult:
 
     @property
     def value(self) -> Any:
-        """Returned value in function mode, read again from its bytes each time.
+        """The returned value in function mode; it is decoded at each access.
 
         A set is `codec.Members`, a dict with keys other than text `codec.Pairs`: they equal Python's own. An object
         that is not a plain value is `codec.Opaque`.
@@ -123,13 +123,13 @@ class RunResult:
 
     @property
     def share_passed(self) -> float:
-        """Number of passed tests over the number of all tests."""
+        """The share of passed tests among all."""
         return sum(t.passed for t in self.tests) / self.num_tests
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A test in its inner form: input bytes for the child, and the expected value, which stays in the caller."""
+    """A test, ready to run: the bytes for the child, and the expected value, which stays in the caller."""
 
     data: bytes
     expected: Any

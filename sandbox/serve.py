@@ -19,27 +19,36 @@ from verizero.pipeline.service import Refused, Service, checked, parsed
 from verizero.sandbox import http_format
 from verizero.sandbox.api import Trial, check, run_many
 from verizero.sandbox.calls import Quota
-from verizero.sandbox.http_requests import Call, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
+from verizero.sandbox.http_requests import (
+    CallRequest,
+    Job,
+    Jobs,
+    OpenRequest,
+    RunCode,
+    SessionRequest,
+    Submit,
+    SubmitConfig,
+)
 from verizero.sandbox.http_sessions import Sessions, UnknownSession
 from verizero.sandbox.languages import TOOLS, available
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits, RunResult
 
 Act = tuple[type[BaseModel], Callable[[Any], dict[str, Any]]]
-"""The form of a request, and what is done with it."""
+"""The form of a request, and the function that answers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTerms:
-    """The terms of a service's sessions: at most this quota each, so many at a time, closed when nobody calls them."""
+    """The limits of a service's sessions: quota of each, number, and seconds until an idle one is closed."""
 
     quota: Quota = field(default_factory=Quota)
-    most: int = 256
+    max_sessions: int = 256
     expires_s: float = 3600.0
 
 
 class SandboxService(Service):
-    """The sandbox at an address: a pool that runs the programs of its clients, within limits and a queue."""
+    """Serves the sandbox at an address: a pool runs the clients' programs, with limits and a bounded queue."""
 
     def __init__(
         self,
@@ -58,19 +67,22 @@ class SandboxService(Service):
         if max_queue < 1:
             raise ValueError(f"max_queue must be at least 1, got {max_queue}")
         terms, self.limits = sessions or SessionTerms(), limits or Limits()
-        self.sessions = Sessions(self.tools, self.limits, terms.quota, terms.most, terms.expires_s)
+        self.sessions = Sessions(self.tools, self.limits, terms.quota, terms.max_sessions, terms.expires_s)
         self.pool, self.max_queue, self.lock = pool, max_queue, threading.Lock()
         self._tools: Pool | None = None
         self.waiting = 0
         self.rejected = 0
         self.seconds = 0.0
         self.statuses: Counter[str] = Counter()
-        of = self.sessions
         self.acts: dict[str, Act] = {
-            "/run_code": (RunCode, self.run_code), "/submit": (Submit, self.submit), "/run": (Job, self.run_one),
-            "/run_many": (Jobs, self.run_many), "/sessions/open": (Open, of.open), "/sessions/call": (Call, of.call),
-            "/sessions/close": (Named, of.close),
-        }  # fmt: skip
+            "/run_code": (RunCode, self.run_code),
+            "/submit": (Submit, self.submit),
+            "/run": (Job, self.run_one),
+            "/run_many": (Jobs, self.run_many),
+            "/sessions/open": (OpenRequest, self.sessions.open),
+            "/sessions/call": (CallRequest, self.sessions.call),
+            "/sessions/close": (SessionRequest, self.sessions.close),
+        }
         self.health()
         super().__init__(self.respond, host, port, token)
 
@@ -99,7 +111,7 @@ class SandboxService(Service):
             answer = self.health() if place == ("GET", "/health") else self._act(*place, body)
         except UnknownSession as exc:
             raise Refused(410, str(exc)) from exc
-        except SessionError as exc:  # infrastructure: the client must not take it for an answer
+        except SessionError as exc:  # infrastructure failed: this must not look like an answer
             raise Refused(502, str(exc)) from exc
         except IsolationError as exc:
             raise Refused(503, str(exc)) from exc
@@ -108,20 +120,20 @@ class SandboxService(Service):
         return Response(json.dumps(answer), media_type="application/json")
 
     def _act(self, method: str, path: str, body: bytes) -> dict[str, Any]:
-        """Do what a POST asks for, while the queue has room. Raises: Refused; ValueError."""
+        """Answer a POST request, if the queue has room. Raises: Refused; ValueError."""
         if path not in self.acts or method != "POST":
             raise Refused(404, f"no {method} {path}; POST {', '.join(self.acts)}, or GET /health and /metrics")
         form, act = self.acts[path]
-        asked = checked(form, parsed(body), 422)
-        count = len(asked.jobs) if isinstance(asked, Jobs) else 1
+        request = checked(form, parsed(body), 422)
+        count = len(request.jobs) if isinstance(request, Jobs) else 1
         self._enter(count)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
-            return act(asked)
+            return act(request)
         finally:
             with self.lock:
                 self.waiting -= count
-                self.seconds += time.monotonic() - begun
+                self.seconds += time.monotonic() - start
 
     def _enter(self, count: int) -> None:
         with self.lock:
@@ -133,31 +145,31 @@ class SandboxService(Service):
                 )  # fmt: skip
             self.waiting += count
 
-    def run_code(self, asked: RunCode) -> dict[str, Any]:
+    def run_code(self, request: RunCode) -> dict[str, Any]:
         """Run one program and return its output, in SandboxFusion's form."""
-        (result,) = self._run([asked.trial(self.limits)])
+        (result,) = self._run([request.trial(self.limits)])
         return http_format.fusion_run(result.tests[0])
 
-    def submit(self, asked: Submit) -> dict[str, Any]:
+    def submit(self, request: Submit) -> dict[str, Any]:
         """Run the code in a completion on the tests of the request, in SandboxFusion's form."""
-        config = asked.config or SubmitConfig()
-        code, tests = http_format.code_in(asked.completion), http_format.fusion_tests(config.provided_data)
+        config = request.config or SubmitConfig()
+        code, tests = http_format.code_in(request.completion), http_format.fusion_tests(config.provided_data)
         limits = self.limits.lowered(wall_s=config.run_timeout, cpu_s=config.run_timeout)
         (result,) = self._run([Trial(code, tests, "stdin", limits, False, config.language)])
         verdicts = [
             {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
         ]
-        return {"id": asked.id, "accepted": result.passed, "extracted_code": code, "full_code": code,
+        return {"id": request.id, "accepted": result.passed, "extracted_code": code, "full_code": code,
                 "test_code": None, "tests": verdicts, "extracted_type": None, "extra": None}  # fmt: skip
 
-    def run_one(self, asked: Job) -> dict[str, Any]:
+    def run_one(self, request: Job) -> dict[str, Any]:
         """Run one trial, in our own form."""
-        return self.run_many(Jobs(jobs=[asked]))["results"][0]  # type: ignore[no-any-return]
+        return self.run_many(Jobs(jobs=[request]))["results"][0]  # type: ignore[no-any-return]
 
-    def run_many(self, asked: Jobs) -> dict[str, Any]:
+    def run_many(self, request: Jobs) -> dict[str, Any]:
         """Run several trials, in our own form, and return their results in order."""
-        trials = [job.trial(self.limits) for job in asked.jobs]
+        trials = [job.trial(self.limits) for job in request.jobs]
         results = self._run(trials)
         return {"results": [http_format.result_to_json(r, t.values) for r, t in zip(results, trials, strict=True)]}
 
@@ -176,7 +188,7 @@ class SandboxService(Service):
     def health(self) -> dict[str, Any]:
         """Return the isolation level, the walls and the languages. Raises: IsolationError if no program can run."""
         isolation = self.pool.isolation
-        languages = sorted(name for name, there in available().items() if there)
+        languages = sorted(name for name, is_available in available().items() if is_available)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
                 "waiting": self.waiting}  # fmt: skip
 

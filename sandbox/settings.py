@@ -63,10 +63,10 @@ def configure(settings: SandboxSettings) -> None:
 
         services = Client(settings.urls, settings.token)
     with _lock:
-        former, _tools = _tools, None
+        old_pool, _tools = _tools, None
         _settings, _services = settings, services
-    if former is not None:
-        former.close()
+    if old_pool is not None:
+        old_pool.close()
     api.configure(settings.workers, settings.min_level)
 
 

@@ -1,4 +1,4 @@
-"""Run a program on its tests and compare the outcome. Expected values never leave this module's process."""
+"""Run a program on its tests and compare the results. Expected values never leave the caller's process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def cases(tests: Sequence[Mapping[str, Any]], mode: Mode) -> list[Case]:
     """
     if mode not in _KINDS:
         raise ValueError(f"mode must be 'stdin' or 'function', got {mode!r}")
-    made = []
+    new_cases = []
     for number, test in enumerate(tests):
         try:
-            made.append(_stdin_case(test) if mode == "stdin" else _function_case(test))
+            new_cases.append(_stdin_case(test) if mode == "stdin" else _function_case(test))
         except (KeyError, TypeError, ValueError) as exc:
-            wanted = '{"input", "output"}' if mode == "stdin" else '{"fn", "args", "expected"}'
-            raise ValueError(f"test {number}: {type(exc).__name__} {exc}; a {mode} test is {wanted}") from exc
-    return made
+            expected_key = '{"input", "output"}' if mode == "stdin" else '{"fn", "args", "expected"}'
+            raise ValueError(f"test {number}: {type(exc).__name__} {exc}; a {mode} test is {expected_key}") from exc
+    return new_cases
 
 
 def _stdin_case(test: Mapping[str, Any]) -> Case:
@@ -65,49 +65,51 @@ def run_tests(
     stop_on_failure: bool,
     compares: bool = True,
 ) -> RunResult:
-    """Return the program's result on the tests. Without `compares`, every output and every value passes.
+    """Return the program's result on the tests. `compares=False`: every output and value passes.
 
     All tests share one process while they pass. A test that fails there runs again alone in a fresh process, and only
     the second run counts. Raises: ValueError on tests that cannot be run; IsolationError.
     """
     require_tests(tests, limits)
-    todo = cases(tests, mode)
+    all_cases = cases(tests, mode)
     if not compares:
-        todo = [replace(case, expected=ANYTHING) for case in todo]
+        all_cases = [replace(case, expected=ANYTHING) for case in all_cases]
     code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
-    progress = _Progress(code, mode, todo, limits, stop_on_failure)
+    progress = _Progress(code, mode, all_cases, limits, stop_on_failure)
     try:
         return pool.use(progress.run)
     except WorkerDied as exc:
-        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(todo), pool.isolation.level)
+        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(all_cases), pool.isolation.level)
 
 
 def run_with_checker(
     pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
 ) -> RunResult:
-    """Return the program's result where `checker` decides: a program that defines check(input, output, expected).
+    """Return the program's result, as `checker` decides: a program that defines check(input, output, expected).
 
     In function mode `input` is the list of arguments and `output` the returned value. The checker runs in a process of
     its own, after the program's process is dead. A checker that fails, or returns neither True nor False, gives
     "sandbox_error", which is no fault of the program. Raises: ValueError; IsolationError.
     """
-    wanted = "output" if mode == "stdin" else "expected"
+    expected_key = "output" if mode == "stdin" else "expected"
     for number, test in enumerate(tests):
-        if wanted not in test:
-            raise ValueError(f"test {number}: no {wanted!r} to hand to the checker; use None where it needs none")
-    ran = run_tests(pool, program, [dict(t) | {wanted: None} for t in tests], mode, limits, False, compares=False)
-    calls, places = [], []
-    for place, (test, result) in enumerate(zip(tests, ran.tests, strict=True)):
+        if expected_key not in test:
+            raise ValueError(f"test {number}: no {expected_key!r} to hand to the checker; use None where it needs none")
+    unchecked = run_tests(
+        pool, program, [dict(t) | {expected_key: None} for t in tests], mode, limits, False, compares=False
+    )
+    calls, numbers = [], []
+    for index, (test, result) in enumerate(zip(tests, unchecked.tests, strict=True)):
         if result.passed:
-            asked, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
-            calls.append({"fn": "check", "args": [asked, got, test[wanted]], "expected": True})
-            places.append(place)
-    decided = list(ran.tests)
+            given_input, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
+            calls.append({"fn": "check", "args": [given_input, got, test[expected_key]], "expected": True})
+            numbers.append(index)
+    results = list(unchecked.tests)
     if calls:
         checked = run_tests(pool, checker, calls, "function", limits, False)
-        for place, verdict in zip(places, checked.tests, strict=True):
-            decided[place] = _with_verdict(decided[place], verdict)
-    return replace(ran, tests=tuple(decided))
+        for index, verdict in zip(numbers, checked.tests, strict=True):
+            results[index] = _with_verdict(results[index], verdict)
+    return replace(unchecked, tests=tuple(results))
 
 
 def _with_verdict(result: TestResult, verdict: TestResult) -> TestResult:
@@ -119,28 +121,28 @@ def _with_verdict(result: TestResult, verdict: TestResult) -> TestResult:
 
 
 class _Progress:
-    """The tests of one program until each has a verdict. Those that passed are kept when a worker dies."""
+    """The tests of a program and their results so far. Passed tests keep their result when a worker dies."""
 
-    def __init__(self, program: bytes, mode: Mode, todo: list[Case], limits: Limits, stop: bool) -> None:
-        self.program, self.mode, self.cases, self.limits, self.stop = program, mode, todo, limits, stop
+    def __init__(self, program: bytes, mode: Mode, all_cases: list[Case], limits: Limits, stop: bool) -> None:
+        self.program, self.mode, self.cases, self.limits, self.stop = program, mode, all_cases, limits, stop
         self.results: dict[int, TestResult] = {}
-        self.alone: set[int] = set()
+        self.to_run_alone: set[int] = set()
         """Tests that failed in a shared process, and run again in a process of their own."""
-        self.silent: set[int] = set()
-        """Tests without a record, whose output alone decided."""
+        self.without_record: set[int] = set()
+        """Tests whose process wrote no record: the output alone decided."""
         self.kills: dict[int, int] = {}
         self.wall_s = 0.0
 
     def run(self, worker: Worker) -> RunResult:
-        """Run the tests that are left. Raises: WorkerDied; another worker can then do the rest.
+        """Run the tests that have no result. Raises: WorkerDied; another worker can then run the rest.
 
-        A right output proves itself. Any other result counts only once its worker has run a known program rightly.
+        A right output proves itself. Other results count only after the worker has passed a check (`canary`).
         """
-        was_fresh = worker.runs == 0
+        was_new = worker.runs == 0
         try:
             self._run_rest(worker)
             if not all(map(self._is_proven, self.results)):
-                canary.confirm(worker, was_fresh, _KINDS[self.mode])
+                canary.confirm(worker, was_new, _KINDS[self.mode])
         except WorkerDied:
             self.results = {number: result for number, result in self.results.items() if self._is_proven(number)}
             raise
@@ -148,10 +150,10 @@ class _Progress:
         return RunResult(tuple(self.results[i] for i in range(count)), worker.level, len(self.cases), self.wall_s)
 
     def _is_proven(self, number: int) -> bool:
-        """True if the test has passed by a comparison, which the state of a worker cannot do for it."""
+        """True if the test passed because its output equals the expected one: a harmed worker cannot fake that."""
         expected, result = self.cases[number].expected, self.results[number]
-        is_compared = expected is not None and expected is not ANYTHING  # never ==: it may be anything
-        return result.passed and is_compared and number not in self.silent
+        is_compared = expected is not None and expected is not ANYTHING  # not by ==, which may be any value's own
+        return result.passed and is_compared and number not in self.without_record
 
     def _run_rest(self, worker: Worker) -> None:
         while (batch := self._next()) and not (self.stop and self._has_failure()):
@@ -159,47 +161,47 @@ class _Progress:
             payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
             ended = worker.execute(order(_KINDS[self.mode], self.limits, len(batch)), payload)
             self.wall_s += time.monotonic() - start
-            self._take(batch, ended)
+            self._record_results(batch, ended)
 
     def _has_failure(self) -> bool:
-        """True if a test has failed and none before it is open."""
+        """True if a test has failed and all tests before it have a result."""
         return any(not self.results[i].passed for i in range(_first_gap(self.results)))
 
     def _next(self) -> list[int]:
-        """Return the tests for the next process: one alone that has failed in company, else all that have not run."""
+        """Return the tests for the next process: one that failed in a shared process, or all that have not run."""
         open_tests = [i for i in range(len(self.cases)) if i not in self.results]
-        if open_tests and open_tests[0] in self.alone:
+        if open_tests and open_tests[0] in self.to_run_alone:
             return open_tests[:1]
-        fresh = [i for i in open_tests if i not in self.alone]
-        return fresh or open_tests[:1]
+        not_run = [i for i in open_tests if i not in self.to_run_alone]
+        return not_run or open_tests[:1]
 
-    def _take(self, batch: list[int], ended: ProcessResult) -> None:
-        """Keep the verdicts that a process decides: every pass, and the end of its first test."""
+    def _record_results(self, batch: list[int], ended: ProcessResult) -> None:
+        """Record the results that a process decides: all passes, and any result of its first test."""
         records = ended.records
-        peak = ended.exit.peak_kib / 1024
-        over = peak > self.limits.memory_mib
+        peak_mib = ended.exit.peak_kib / 1024
+        is_over_memory = peak_mib > self.limits.memory_mib
         out_at = err_at = 0
-        for place, record in enumerate(records[: len(batch)]):
+        for index, record in enumerate(records[: len(batch)]):
             out, err = ended.out[out_at : record.out_end], ended.err[err_at : record.err_end]
             out_at, err_at = record.out_end, record.err_end
-            result = self._verdict(batch[place], record, out, err, ended.exit)
+            result = self._verdict(batch[index], record, out, err, ended.exit)
             # The peak is of the whole process: it is the test's own only where no other has run in it.
-            if over and place == 0 and len(records) == 1:
-                error = f"{tail(err)}\nused {peak:.0f} MiB of {self.limits.memory_mib}"
+            if is_over_memory and index == 0 and len(records) == 1:
+                error = f"{tail(err)}\nused {peak_mib:.0f} MiB of {self.limits.memory_mib}"
                 result = replace(result, status="memory_limit", error=error)
-            if (result.passed and not over) or (place == 0 and (not over or len(records) == 1)):
-                self.results[batch[place]] = result
+            if (result.passed and not is_over_memory) or (index == 0 and (not is_over_memory or len(records) == 1)):
+                self.results[batch[index]] = result
             else:
-                self.alone.add(batch[place])
+                self.to_run_alone.add(batch[index])
         if len(records) >= len(batch):
             return
         if not records:
-            self._take_end(batch[0], ended, peak)
+            self._record_end(batch[0], ended, peak_mib)
         elif not (os.WIFEXITED(status := ended.exit.status) and os.WEXITSTATUS(status) == frames.LEAVE):
-            self.alone.add(batch[len(records)])
+            self.to_run_alone.add(batch[len(records)])
 
-    def _take_end(self, number: int, ended: ProcessResult, peak: float) -> None:
-        """Keep the end of a process that wrote no record, as the verdict of its first test."""
+    def _record_end(self, number: int, ended: ProcessResult, peak_mib: float) -> None:
+        """Record how a process without records ended, as the result of its first test."""
         exit, limits = ended.exit, self.limits
         status: Status = "runtime_error"
         if reached := ended.limit_reached(limits):
@@ -207,37 +209,37 @@ class _Progress:
         elif os.WIFSIGNALED(exit.status):
             killer = os.WTERMSIG(exit.status)
             if killer == signal.SIGKILL and self.kills.setdefault(number, 0) < 2:
-                # Not killed by us, but by the kernel out of memory or by somebody on this machine: try again.
+                # Killed by the kernel, out of memory, or by another user of this machine: try again.
                 self.kills[number] += 1
                 return
-            over = killer == signal.SIGKILL or peak > limits.memory_mib * 0.9
-            status = "memory_limit" if over and peak > limits.memory_mib * 0.5 else "runtime_error"
+            is_over_memory = killer == signal.SIGKILL or peak_mib > limits.memory_mib * 0.9
+            status = "memory_limit" if is_over_memory and peak_mib > limits.memory_mib * 0.5 else "runtime_error"
             reason = f"killed by {signal_name(killer)}"
-        elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak <= limits.memory_mib:
-            # os._exit(0) leaves no record, and a program may end so: its output decides.
+        elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak_mib <= limits.memory_mib:
+            # A program may end by os._exit(0), which leaves no record: its output decides.
             record = frames.Record(0, frames.FINISHED, len(ended.out), len(ended.err), b"")
             self.results[number] = self._verdict(number, record, ended.out, ended.err, exit)
-            self.silent.add(number)
+            self.without_record.add(number)
             return
         else:
-            status = "memory_limit" if peak > limits.memory_mib else status
+            status = "memory_limit" if peak_mib > limits.memory_mib else status
             reason = f"exit code {os.WEXITSTATUS(exit.status)} before a result"
         error = f"{tail(ended.err)}\n{reason}".strip()[-ERROR_CHARACTERS:]
         stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
-        self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak)
+        self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib)
 
     def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, exit: frames.Exit) -> TestResult:
-        cap = self.limits.output_kib << 10
+        max_output = self.limits.output_kib << 10
         status, error = self._decide(number, record, out)
         error = "" if status == "passed" else f"{tail(err)}\n{error}".strip()
-        stdout = out[:cap].decode("utf-8", "replace")
+        stdout = out[:max_output].decode("utf-8", "replace")
         encoded = record.value if self.mode == "function" and status in ("passed", "wrong_answer") else b""
         return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, exit.peak_kib / 1024, encoded)
 
     def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str]:
         """Return the status of a test that has a record, with an error text.
 
-        A record may be forged: a value is refused by its size before it is read, and none may raise here.
+        A record may be forged: a value's size is checked before it is decoded, and nothing here may raise.
         """
         if len(out) > self.limits.output_kib << 10:
             return "output_limit", ""

@@ -1,4 +1,4 @@
-"""Folders of workers: made, locked while the caller lives, and removed later if it was killed."""
+"""Folders of workers. They are locked while the caller lives; those of killed callers are removed later."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from verizero.sandbox.worker import disk
 
 _PREFIX = "verizero-sandbox-"
 _CANARY = "canary"
-_YOUNG_S = 60.0
+_MIN_AGE_S = 60.0
 _swept = threading.Event()
 
 
 def make() -> tuple[str, int]:
     """Make a worker's folder; return it and the descriptor that locks it.
 
-    The folder has the file `canary`, which every user of the host may read but no program behind the walls, and `box`,
-    where programs write at level 2. The first call of a process removes folders that killed processes have left.
+    The folder has a file `canary`, which every user of the host may read, but no program behind the walls; and a folder
+    `box`, where programs write at level 2. The first call of a process removes the folders of killed processes.
     """
     if not _swept.is_set():
         _swept.set()
@@ -31,46 +31,46 @@ def make() -> tuple[str, int]:
     home = tempfile.mkdtemp(prefix=_PREFIX)
     os.chmod(home, 0o711)
     os.mkdir(f"{home}/box", 0o700)
-    held = os.open(f"{home}/{_CANARY}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    os.fchmod(held, 0o644)
-    fcntl.flock(held, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
-    os.write(held, secrets.token_hex(16).encode())
-    return home, held
+    lock_fd = os.open(f"{home}/{_CANARY}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.fchmod(lock_fd, 0o644)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
+    os.write(lock_fd, secrets.token_hex(16).encode())
+    return home, lock_fd
 
 
 def canary(home: str) -> str:
-    """Return the path of the file that no program may read."""
+    """Return the path of the file that no program behind the walls may read."""
     return f"{home}/{_CANARY}"
 
 
-def remove(home: str, held: int) -> None:
+def remove(home: str, lock_fd: int) -> None:
     """Remove the folder and its lock."""
     _clear(home)
-    os.close(held)
+    os.close(lock_fd)
 
 
 def _clear(home: str) -> None:
     """Remove the folder, in which a killed worker may have left folders nested deeper than `rmtree` can follow."""
     with contextlib.suppress(OSError):
         disk.empty(home)
-    with contextlib.suppress(RecursionError):  # its worker may be emptying it at the same time
+    with contextlib.suppress(RecursionError):  # its worker may still be emptying it
         shutil.rmtree(home, ignore_errors=True)
 
 
 def sweep() -> int:
     """Remove abandoned folders and return their number."""
     count = 0
-    place = tempfile.gettempdir()
-    for name in os.listdir(place):
-        home = f"{place}/{name}"
+    parent = tempfile.gettempdir()
+    for name in os.listdir(parent):
+        home = f"{parent}/{name}"
         if not name.startswith(_PREFIX):
             continue
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            # What is opened here is what is emptied: others may put a link in its place at any moment.
+            # Empty what was opened, by its descriptor: others may replace the path by a link at any moment.
             folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, folder)
             status = os.fstat(folder)
-            if time.time() - status.st_mtime < _YOUNG_S or status.st_uid != os.geteuid():
+            if time.time() - status.st_mtime < _MIN_AGE_S or status.st_uid != os.geteuid():
                 continue
             lock = os.open(_CANARY, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             stack.callback(os.close, lock)

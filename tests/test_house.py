@@ -75,7 +75,7 @@ ABSTRACT: dict[str, str] = {
     "verifiers/_constraints.py:holds": "the one abstract method of the constraints' base",
 }
 """file:function -> why it does nothing."""
-NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+RESERVED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 PRIVATE_WORDS = re.compile(
     # The first letters once, as to try each word at each place of every file takes two seconds.
     r"\b(?=[acilst])(?:claude|anthropic|chatgpt|copilot|LLM agent|sub-?agents?|issues? #?\d+|shared/guide"
@@ -269,7 +269,7 @@ class TestSizesAndNames:
 
     def test_no_module_is_a_drawer_for_everything(self) -> None:
         files = [*code_files(), *(ROOT / "tests").rglob("*.py")]
-        assert [relative(p) for p in files if {p.stem, *p.relative_to(ROOT).parts} & NO_NAMES] == []
+        assert [relative(p) for p in files if {p.stem, *p.relative_to(ROOT).parts} & RESERVED_NAMES] == []
 
     def test_no_function_is_a_stub(self) -> None:
         found = {f"{relative(p)}:{name}" for p in code_files() for name in stubs(p.read_text())}

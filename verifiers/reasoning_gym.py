@@ -18,7 +18,7 @@ from pydantic import Field
 from verizero.pipeline import child
 from verizero.pipeline.errors import DataError, GradingError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.sandbox.worker.clocks import cpu_clock
+from verizero.sandbox.worker.clocks import cpu_clock_s
 from verizero.verifiers.answer import one_answer
 from verizero.verifiers.base import VerifierParams, verifier
 
@@ -155,11 +155,11 @@ class ScoringProcess:
     def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
-        cpu_end, end = cpu_clock(process.pid) + timeout_s, time.monotonic() + timeout_s * WALL_PER_CPU
+        cpu_end, end = cpu_clock_s(process.pid) + timeout_s, time.monotonic() + timeout_s * WALL_PER_CPU
         try:
             self._lines.send(json.dumps(request, default=str))
             # Its one thread needs at least as long as that for the CPU time that is left.
-            while (line := self._lines.next(max(0.01, cpu_end - cpu_clock(process.pid)))) is None:
+            while (line := self._lines.next(max(0.01, cpu_end - cpu_clock_s(process.pid)))) is None:
                 self._require_time(cpu_end, end)
             if not line:
                 raise OSError("it ended")
@@ -175,7 +175,7 @@ class ScoringProcess:
     def _require_time(self, cpu_end: float, end: float) -> None:
         """Raise TimeoutError if the process has used its CPU time, OSError if the clock has run out first."""
         assert self._process is not None
-        if cpu_clock(self._process.pid) >= cpu_end:
+        if cpu_clock_s(self._process.pid) >= cpu_end:
             raise TimeoutError
         if time.monotonic() > end:
             raise OSError("the machine is too busy, or it hangs")

@@ -19,7 +19,7 @@ from benchmarks.diagnose.fault import Fault
 from benchmarks.diagnose.plant import chosen, prepare_process, shown
 from benchmarks.diagnose.trained import pass_rates, planted
 from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 
 CHANGE = re.compile(r"--set '?([\w.]+=(?:\{[^}]*\}|[^\s,']+))")
 

@@ -16,7 +16,7 @@ from benchmarks.diagnose.faults import BY_NAME, HEALTHY
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 
 
 def main() -> None:

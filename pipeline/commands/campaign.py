@@ -27,7 +27,7 @@ from verizero.pipeline.commands.arguments import add_recipe
 from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
 from verizero.pipeline.config.data import FILE_TYPES, Source
 from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder
-from verizero.pipeline.config.rl import RlConfig, most_tokens, parts_of
+from verizero.pipeline.config.rl import RlConfig, max_group_tokens, parts_of
 from verizero.pipeline.errors import ConfigError, InUse
 from verizero.pipeline.files import locked, write_atomic
 from verizero.pipeline.report.files import read_run
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         if config.launch.kind == "none":
             train(config, request.base_dir, folder, "auto", progress)
         else:
-            launch(config.launch, request.words("auto"), folder)
+            launch(config.launch, request.train_arguments("auto"), folder)
 
     limits = {n: getattr(arguments, n) for n in ("max_rounds", "max_tokens", "max_hours", "target", "patience")}
     config = campaign_config(name=arguments.name, rounds=arguments.rounds, **limits)
@@ -150,7 +150,7 @@ def _finish(
     """Train the last firing of the record to its end and write down its result."""
     firing, began = record["firings"][-1], time.time()
     # The plan of the record, not a new one: data and seed must be those that the run began with.
-    train(request.changed(*firing["overrides"]))
+    train(request.with_overrides(*firing["overrides"]))
     _count(firing, time.time() - began)
     # Asked again at each firing, so a raised limit lets the campaign continue.
     record["over"] = why_over(config, record, request)
@@ -198,7 +198,7 @@ def check(config: CampaignConfig, request: Request) -> None:
 def tokens_of_a_step(request: Request) -> int:
     """Return the most tokens that one RL step may generate."""
     rl = _rl_of(request)
-    return rl.prompts_per_step * most_tokens(request.config, rl, parts_of(rl).needs_greedy)
+    return rl.prompts_per_step * max_group_tokens(request.config, rl, parts_of(rl).needs_greedy)
 
 
 def _rl_of(request: Request) -> RlConfig:

@@ -15,7 +15,7 @@ from verizero.pipeline.config.recipes import find_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
-from verizero.pipeline.diagnosis.reading import FEW, Reading, read
+from verizero.pipeline.diagnosis.run_facts import NUM_COMPARED, RunFacts, read
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.ended import end_of
 from verizero.pipeline.shown import in_json, one_line, show
@@ -83,14 +83,14 @@ def as_json(findings: Sequence[Finding]) -> str:
     return in_json([asdict(f) | {"explains": sorted(f.explains)} for f in findings], indent=1)
 
 
-def as_text(reading: Reading, findings: Sequence[Finding]) -> str:
+def as_text(reading: RunFacts, findings: Sequence[Finding]) -> str:
     """Return the findings as paragraphs, or a line that says what was looked for."""
     num_steps = len(reading.steps)
     looked = (
         f"{len(causes())} causes were looked for in {num_steps} RL steps and {len(reading.evaluations)} evaluations"
     )
-    if num_steps < FEW:
-        looked += f"; most of them need at least {FEW} steps"
+    if num_steps < NUM_COMPARED:
+        looked += f"; most of them need at least {NUM_COMPARED} steps"
     if not findings:
         return f"Nothing was found. {looked}."
     return "\n\n".join([*map(_paragraph, findings), f"{looked}."])

@@ -94,7 +94,7 @@ def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) 
 
 
 def _learns_first(config: RunConfig) -> list[str]:
-    if not config.learns_first:
+    if not config.begins_with_texts:
         return []
     first = config.stage_names[0]
     return [f"stage {first} trains this model before any stage samples from it; --model FOLDER tries another"]

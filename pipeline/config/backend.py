@@ -1,4 +1,4 @@
-"""The backend that `train.backend: auto` means on a machine."""
+"""Choose the backend for `train.backend: auto`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verizero.pipeline.config.run import RunConfig
 def with_backend(config: RunConfig, num_ranks: int, device: str) -> RunConfig:
     """Return the recipe with a backend in place of `auto`: FSDP for several ranks on GPUs, torch's for all else.
 
-    FSDP keeps no copy of the policy, which `rollout.publish_every` above 1 needs: then it is torch's too.
+    `rollout.publish_every` above 1 needs a copy of the policy, which FSDP does not keep: then it is torch's too.
     """
     if config.train.backend != "auto":
         return config

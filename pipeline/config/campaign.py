@@ -1,4 +1,4 @@
-"""The settings of a campaign: rounds of a recipe, firing by firing, until a limit is reached."""
+"""Settings of a campaign, which trains some rounds of a recipe at each firing, until a limit is reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verizero.pipeline.errors import ConfigError
 
 
 class CampaignConfig(Section):
-    """One firing's rounds, and when the campaign is over."""
+    """The rounds of a firing, and the limits that end the campaign."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the campaign's folder, in `folder`")
     folder: str = "campaigns"
@@ -28,10 +28,12 @@ class CampaignConfig(Section):
 
 
 def campaign_config(**fields: object) -> CampaignConfig:
-    """The checked fields; those that are None keep their defaults. Raises: ConfigError naming field and value."""
+    """Return the checked settings; None means the default. Raises: ConfigError naming field and value."""
     try:
         return CampaignConfig.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])).replace("name", "campaign")
-        raise ConfigError(f"{where}: {first['msg']}, got {first['input']!r:.100}; change it or leave it empty") from exc
+        location = ".".join(map(str, first["loc"])).replace("name", "campaign")
+        raise ConfigError(
+            f"{location}: {first['msg']}, got {first['input']!r:.100}; change it or leave it empty"
+        ) from exc

@@ -1,4 +1,4 @@
-"""Choices of plug-ins in a recipe: verifiers and environments, by name or by path, with their parameters."""
+"""Verifiers and environments as recipes choose them: by name or by path, with parameters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from verizero.verifiers.base import BoundVerifier
 
 ENVIRONMENT = "environment"
-"""The verifier of prompts whose environment gives the verdict."""
+"""`Prompt.verifier` of prompts whose environment gives the verdict."""
 STAGE = "stage:"
-"""Prefix of a model name: the reward model that the named earlier stage of the recipe trains."""
+"""Prefix of a model's name: "stage:NAME" is the reward model that the recipe's stage NAME trains."""
 
 
 class PluginChoice(Section):
     """A plug-in by name or by path ("checks.py:my_check", from the recipe's folder), with its parameters."""
 
-    what: ClassVar[str]
-    """The field of the recipe, with an example of a name."""
+    field_and_example: ClassVar[str]
+    """The recipe's field and an example of a name, for error messages."""
     name: str | None = None
     path: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
@@ -35,38 +35,38 @@ class PluginChoice(Section):
     def _from_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
-    def named(self) -> str | None:
+    def checked_name(self) -> str | None:
         """Return the name; None if the plug-in is given by its path. Raises: ValueError unless exactly one is given."""
         if (self.name is None) == (self.path is None):
-            field, example = self.what.split()
+            field, example = self.field_and_example.split()
             raise ValueError(f"give exactly one of {field}.name (e.g. {example}) and {field}.path (file.py:function)")
         return self.name
 
     @property
     def key(self) -> str:
-        """The value of the prompt's field: the name or path, followed by the parameters as JSON if there are any."""
-        base = self.name or self.path or ""
-        return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
+        """The choice as one text, for a prompt's field: name or path, then the parameters as JSON, if any."""
+        plugin = self.name or self.path or ""
+        return plugin + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
 
     @classmethod
-    def of_key(cls, key: str, base: Path | None = None) -> Self:
-        """Return the choice whose `key` this is, as rows name it.
+    def of_key(cls, key: str, folder: Path | None = None) -> Self:
+        """Return the choice that a `key` names.
 
         Raises: UnknownName, ConfigError; DataError for parameters that are no JSON.
         """
-        name, brace, rest = key.partition("{")
+        name, brace, arguments = key.partition("{")
         try:
-            params = json.loads(brace + rest) if brace else {}
+            params = json.loads(brace + arguments) if brace else {}
         except ValueError as exc:
             raise DataError(f"{key!r:.120} has parameters that are no JSON: {exc}") from exc
         fields = {"path" if ".py:" in name else "name": name, "params": params}
-        return cls.model_validate(fields, context={"base": base})
+        return cls.model_validate(fields, context={"base": folder})
 
 
 class VerifierChoice(PluginChoice):
     """A verifier with its parameters."""
 
-    what: ClassVar[str] = "verifier math"
+    field_and_example: ClassVar[str] = "verifier math"
     time_s: float = Field(
         30,
         gt=0,
@@ -75,25 +75,25 @@ class VerifierChoice(PluginChoice):
 
     @model_validator(mode="after")
     def _exists(self, info: ValidationInfo) -> Self:
-        name = self.named()
+        name = self.checked_name()
         if name is not None and name != ENVIRONMENT:
             from verizero.verifiers.base import load
 
             load(name).bind(self.params, (info.context or {}).get("base"))
         return self
 
-    def bind(self, base: Path | None, params: Mapping[str, Any] | None = None) -> BoundVerifier[Any]:
-        """Return the verifier with its parameters, or with `params` in place of them; paths start from `base`.
+    def bind(self, folder: Path | None, params: Mapping[str, Any] | None = None) -> BoundVerifier[Any]:
+        """Return the verifier with its parameters, or with `params` instead. Paths are relative to `folder`.
 
         Raises: UnknownName, ConfigError.
         """
         from verizero.verifiers.base import load
 
-        return load(self.name, self.path, base).bind(self.params if params is None else params, base, self.time_s)
+        return load(self.name, self.path, folder).bind(self.params if params is None else params, folder, self.time_s)
 
     @property
     def stage(self) -> str | None:
-        """The stage that trains the verifier's reward model; None for any other verifier."""
+        """Name of the stage that trains this verifier's reward model, else None."""
         model = self.params.get("model")
         return model.removeprefix(STAGE) if isinstance(model, str) and model.startswith(STAGE) else None
 
@@ -101,7 +101,7 @@ class VerifierChoice(PluginChoice):
 class EnvironmentChoice(PluginChoice):
     """An environment with its parameters."""
 
-    what: ClassVar[str] = "environment guess"
+    field_and_example: ClassVar[str] = "environment guess"
     place: Literal["here", "process"] | dict[str, str] = Field(
         "here",
         description="process: one of its own; {python: path}: another interpreter; {url: address}: a service",
@@ -110,9 +110,9 @@ class EnvironmentChoice(PluginChoice):
 
     @model_validator(mode="after")
     def _exists(self, info: ValidationInfo) -> Self:
-        name = self.named()
+        name = self.checked_name()
         self._check_place()
-        # A service has environments of its own, which need not be installed here.
+        # An environment of a service need not be installed here.
         if name is not None and "url" not in self.place:
             from verizero.pipeline.environments.base import load
 

@@ -1,6 +1,6 @@
-"""The `data` section of a recipe: sources of prompts, meaning of columns, prompt template, order of sampling.
+"""The `data` section of a recipe: sources of prompts, their columns, the prompt template, the order of prompts.
 
-Sources of one shape:
+Examples of sources:
 
     {generator: {name: arithmetic, params: {digits: 2}, split: train}}
     {file: train.jsonl, mapping: gsm8k, limit: 1000, shuffle: true}
@@ -40,7 +40,7 @@ FILE_TYPES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class Column(Section):
-    """One value of a row: a column, and the steps that are applied to its content, in the order of the fields."""
+    """Instructions for reading a value from a row: a column, then the steps below, in this order."""
 
     column: str = Field(min_length=1, description="name of the column; a.b.0 steps into objects and lists")
     parse: Literal["json", "tests"] | None = Field(
@@ -61,8 +61,8 @@ class Column(Section):
 
     @model_serializer(mode="wrap")
     def _brief(self, handler: SerializerFunctionWrapHandler) -> Any:
-        named = {name: value for name, value in handler(self).items() if value}
-        return named["column"] if len(named) == 1 else named
+        fields = {name: value for name, value in handler(self).items() if value}
+        return fields["column"] if len(fields) == 1 else fields
 
     @field_validator("replace")
     @classmethod
@@ -99,7 +99,7 @@ class ColumnMapping(Section):
 
 
 class GeneratorSource(Section):
-    """Rows made by a generator while the data is loaded."""
+    """Rows that a generator makes when the data is loaded."""
 
     name: str
     params: dict[str, Any] = Field(default_factory=dict, validate_default=True)
@@ -122,7 +122,7 @@ class HubSource(Section):
 
 
 class RatedConfig(Section):
-    """Selection and order of rows with the pass rates that `verizero rate` writes."""
+    """Which rows are used, and in which order, by the pass rates that `verizero rate` writes."""
 
     column: str = Field("pass_rate", min_length=1, description="column with the pass rate: right answers / answers")
     low: float = Field(0.0, ge=0, le=1, description="rows with a lower pass rate are dropped, and counted")
@@ -142,7 +142,7 @@ class RatedConfig(Section):
 
 
 class Source(Section):
-    """Prompts from one place: exactly one of `generator`, `file` and `hub`."""
+    """A source of prompts: exactly one of `generator`, `file` and `hub`."""
 
     generator: GeneratorSource | None = None
     file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
@@ -170,10 +170,10 @@ class Source(Section):
 
     @model_validator(mode="after")
     def _one(self) -> Source:
-        places = [n for n in ("generator", "file", "hub") if getattr(self, n) is not None]
-        if len(places) != 1:
+        kinds = [n for n in ("generator", "file", "hub") if getattr(self, n) is not None]
+        if len(kinds) != 1:
             raise ValueError(
-                f"a source needs exactly one of generator, file and hub, got {' and '.join(places) or 'none'}"
+                f"a source needs exactly one of generator, file and hub, got {' and '.join(kinds) or 'none'}"
             )
         check_ending(self.file, FILE_TYPES)
         if self.shuffle and self.rated is not None and self.rated.order != "file":
@@ -189,7 +189,7 @@ class Source(Section):
 
 
 class PassRateConfig(Section):
-    """Choice of training prompts by their pass rate so far: prompts that are too easy or too hard are skipped."""
+    """Skip training prompts that are too easy or too hard, by their pass rate so far."""
 
     low: float = Field(0.0, ge=0, le=1, description="prompts with a lower pass rate are skipped")
     high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate are skipped")
@@ -203,8 +203,8 @@ class PassRateConfig(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
-        moves = self.low_end is not None or self.high_end is not None
-        if moves != (self.over_epochs is not None):
+        is_curriculum = self.low_end is not None or self.high_end is not None
+        if is_curriculum != (self.over_epochs is not None):
             raise ValueError(
                 "pass_rate.over_epochs goes with pass_rate.low_end or pass_rate.high_end: give both, or neither"
             )
@@ -214,12 +214,12 @@ class PassRateConfig(Section):
         return self
 
     def bounds(self, epoch: int) -> tuple[float, float]:
-        """Lowest and highest pass rate of the prompts that are used in the epoch (from 0)."""
+        """Return the lowest and highest pass rate of prompts that are used in an epoch, counted from 0."""
         if self.over_epochs is None:
             return self.low, self.high
-        done = min(1.0, epoch / self.over_epochs)
+        share_moved = min(1.0, epoch / self.over_epochs)
         ends = self.low if self.low_end is None else self.low_end, self.high if self.high_end is None else self.high_end
-        return self.low + done * (ends[0] - self.low), self.high + done * (ends[1] - self.high)
+        return self.low + share_moved * (ends[0] - self.low), self.high + share_moved * (ends[1] - self.high)
 
 
 class SamplingConfig(Section):
@@ -281,10 +281,10 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _in_one_place(self) -> DataConfig:
         for choice in (s.environment for s in self.sources if s.environment is not None):
-            if (other := self.environments[choice.key]) != choice:
+            if (first := self.environments[choice.key]) != choice:
                 raise ValueError(
                     f"environment {choice.key!r} is in two places: place={choice.place} with step_s={choice.step_s:g}, "
-                    f"and place={other.place} with step_s={other.step_s:g}; give its sources the same place and step_s"
+                    f"and place={first.place} with step_s={first.step_s:g}; give its sources the same place and step_s"
                 )
         return self
 
@@ -295,17 +295,17 @@ class DataConfig(Section):
 
     @property
     def verifiers(self) -> dict[str, VerifierChoice]:
-        """The verifiers that sources name, by `Prompt.verifier`. A key that is not here is a plain verifier name."""
+        """Verifiers that sources choose, by `Prompt.verifier`. Any other key is the name of a verifier."""
         return {s.verifier.key: s.verifier for s in self.sources if s.verifier is not None}
 
     @property
     def environments(self) -> dict[str, EnvironmentChoice]:
-        """The environments that sources name, by `Prompt.environment`. A key that is not here is a plain name."""
+        """Environments that sources choose, by `Prompt.environment`. Any other key is the name of an environment."""
         return {s.environment.key: s.environment for s in self.sources if s.environment is not None}
 
 
 def check_ending(file: str | None, endings: tuple[str, ...]) -> None:
-    """Raise ValueError for a file of another type."""
+    """Raise ValueError if the file's type is not among `endings`."""
     if file is not None and not file.lower().endswith(endings):
         raise ValueError(f"file must end in {', '.join(endings)}, got {file!r}")
 
@@ -316,7 +316,7 @@ def label_of(file: str | None, hub: HubSource | None) -> str:
 
 
 def shipped_mapping(name: str) -> dict[str, Any]:
-    """The fields of the shipped mapping called `name`. Raises: ConfigError saying which are near."""
+    """Return the fields of a shipped mapping. Raises: ConfigError with near names."""
     known = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
     if name not in known:
         hint = did_you_mean(name, known, f"shipped: {', '.join(known)}.")
@@ -328,7 +328,7 @@ def shipped_mapping(name: str) -> dict[str, Any]:
 
 
 def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
-    """The parameters of the generator called `name`, checked.
+    """Return the checked parameters of a generator.
 
     Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
     """
@@ -345,10 +345,10 @@ def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
 def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
     lines = []
     for error in exc.errors():
-        where = ".".join(str(x) for x in error["loc"])
+        location = ".".join(str(x) for x in error["loc"])
         message = error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            lines.append(f"unknown parameter {where!r}; known: {', '.join(model.model_fields) or 'none'}")
+            lines.append(f"unknown parameter {location!r}; known: {', '.join(model.model_fields) or 'none'}")
         else:
-            lines.append(f"{where}: {message}, got {error['input']!r:.200}" if where else message)
+            lines.append(f"{location}: {message}, got {error['input']!r:.200}" if location else message)
     return "; ".join(lines)

@@ -1,6 +1,6 @@
-"""The section of stages that distil: the policy learns from teachers at each token of its own responses.
+"""Stages of distillation: the policy learns from teachers at each token of its own responses.
 
-Forms of a teacher:
+Examples of teachers:
 
 {path: models/teacher}                                   a folder, or a hub id (needs network)
 {stage: rl}                                              the policy that an earlier stage of this run left
@@ -22,7 +22,7 @@ from verizero.pipeline.rl.divergences import Divergence, Objective, Over, explai
 
 
 class TeacherConfig(RequestConfig):
-    """One teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`; the first five are for `url`."""
+    """A teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`. The inherited fields are for `url`."""
 
     path: ModelPath = Field(None, description="folder or hub id of a model with the policy's vocabulary")
     stage: str | None = Field(None, description="earlier stage whose policy, as that stage left it, is the teacher")
@@ -61,7 +61,7 @@ class TeacherConfig(RequestConfig):
 
 
 class DistillConfig(RoundsConfig):
-    """Rounds of sampling responses and learning at each of their tokens from the distribution of a teacher."""
+    """Rounds in which the policy samples responses and learns each token from a teacher's distribution."""
 
     groups_differ: ClassVar[bool] = False
 
@@ -97,11 +97,11 @@ class DistillConfig(RoundsConfig):
             raise ValueError(
                 "give distill.teacher, e.g. {path: models/teacher}, or distill.teachers by domain, got none"
             )
-        for what, needed in (("beta", self.divergence == "jsd"), ("top_k", self.over == "top_k")):
-            if (getattr(self, what) is not None) != needed:
-                where = f"divergence={self.divergence}" if what == "beta" else f"over={self.over}"
+        for option, needed in (("beta", self.divergence == "jsd"), ("top_k", self.over == "top_k")):
+            if (getattr(self, option) is not None) != needed:
+                setting = f"divergence={self.divergence}" if option == "beta" else f"over={self.over}"
                 verb = "needs" if needed else "has no use for"
-                raise ValueError(f"distill.{where} {verb} distill.{what}")
+                raise ValueError(f"distill.{setting} {verb} distill.{option}")
         if self.over == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
                 f"distill.over=sampled with distill.divergence={self.divergence}: samples of the policy measure the "
@@ -116,7 +116,7 @@ class DistillConfig(RoundsConfig):
         return self
 
     def _reference_fits(self) -> None:
-        """Refuse a reference that no teacher is, or that cannot be moved as asked. Raises: ValueError."""
+        """Raise ValueError if `reference` is set but no teacher uses it, or its schedule is not possible here."""
         if self.reference is None:
             return
         schedule = self.reference.schedule
@@ -134,12 +134,12 @@ class DistillConfig(RoundsConfig):
 
     @property
     def has_reference(self) -> bool:
-        """True if a teacher is the policy itself, as it was earlier."""
+        """True if a teacher is an earlier version of the policy."""
         return any(t.is_policy for t in self.all_teachers.values())
 
     @property
     def all_teachers(self) -> dict[str, TeacherConfig]:
-        """The teachers by the name of their field."""
+        """All teachers by their field in this section."""
         by_domain = {f"teachers.{domain}": teacher for domain, teacher in self.teachers.items()}
         return by_domain if self.teacher is None else {"teacher": self.teacher, **by_domain}
 
@@ -150,10 +150,10 @@ class DistillConfig(RoundsConfig):
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stages whose policies are teachers."""
-        return {f"{f}.stage": (t.stage, POLICY) for f, t in self.all_teachers.items() if t.stage is not None}
+        return {f"{field}.stage": (t.stage, POLICY) for field, t in self.all_teachers.items() if t.stage is not None}
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
+        """Raise ValueError for settings of the recipe that distillation cannot use."""
         _check_servers(self, recipe.rollout)
         _check_sampling(self, recipe.rollout)
         _check_backend(recipe.train, recipe.rollout)
@@ -162,20 +162,20 @@ class DistillConfig(RoundsConfig):
         """Return the divergence that is minimised."""
         return explain(self.objective(recipe.rollout.temperature))
 
-    def objective(self, sampled_at: float) -> Objective:
+    def objective(self, sampling_temperature: float) -> Objective:
         """Return the divergence that is minimised, for responses sampled at that temperature."""
         return Objective(
             self.divergence,
             self.over,
             0.5 if self.beta is None else self.beta,
             self.top_k or 0,
-            sampled_at if self.temperature is None else self.temperature,
+            sampling_temperature if self.temperature is None else self.temperature,
             self.discount,
         )
 
 
 def _check_servers(distill: DistillConfig, rollout: RolloutConfig) -> None:
-    """Refuse what a server of log-probs cannot give. Raises: ValueError."""
+    """Raise ValueError for log-probs that a teacher's server cannot give."""
     for name in (name for name, teacher in distill.all_teachers.items() if teacher.url is not None):
         if distill.over == "vocabulary":
             raise ValueError(
@@ -192,31 +192,32 @@ def _check_servers(distill: DistillConfig, rollout: RolloutConfig) -> None:
 
 
 def _check_sampling(distill: DistillConfig, rollout: RolloutConfig) -> None:
-    """Refuse samples of another distribution where the gradient is estimated from them. Raises: ValueError."""
+    """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
     if distill.over != "sampled" and distill.discount == 0:
         return
-    asked = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
+    setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
     remedy = "or distill.over: vocabulary or top_k with distill.discount: 0"
     if distill.temperature not in (None, rollout.temperature):
         raise ValueError(
-            f"distill.{asked} needs samples of the distribution that trains: distill.temperature="
+            f"distill.{setting} needs samples of the distribution that trains: distill.temperature="
             f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
         )
     if rollout.top_p < 1 or rollout.top_k > 0:
         raise ValueError(
-            f"distill.{asked} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"distill.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
             f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
         )
     if rollout.publish_every > 1 or rollout.max_staleness > 0:
-        what = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+        option = "publish_every" if rollout.publish_every > 1 else "max_staleness"
         raise ValueError(
-            f"distill.{asked} needs samples of the present policy, and rollout.{what}={getattr(rollout, what)} trains "
+            f"distill.{setting} needs samples of the present policy, and "
+            f"rollout.{option}={getattr(rollout, option)} trains "
             f"on older ones; leave it out, {remedy}"
         )
 
 
 def _check_backend(train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Refuse what this way of training cannot do. Raises: ValueError."""
+    """Raise ValueError for training settings that distillation cannot use."""
     if train.sequence_parallel > 1:
         raise ValueError(
             f"train.sequence_parallel={train.sequence_parallel} divides each sequence, and distillation compares whole "

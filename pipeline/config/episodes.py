@@ -1,4 +1,4 @@
-"""The recipe's section `episodes`: limits of responses in several turns, and how turns are played."""
+"""The `episodes` section of a recipe: the limits of an episode, and how its turns are played."""
 
 from __future__ import annotations
 
@@ -48,34 +48,33 @@ class EpisodesConfig(Section):
 
 
 def longest_response(rollout: RolloutConfig, episodes: EpisodesConfig) -> int:
-    """Return the length in tokens that algorithms hold a response or an episode against."""
+    """Return the tokens that algorithms take for the maximum of a response, or of an episode."""
     return rollout.max_response_tokens if episodes.max_tokens is None else episodes.max_tokens
 
 
-def most_sampled(rollout: RolloutConfig, episodes: EpisodesConfig, are_played: bool) -> int:
-    """Return the most tokens that are sampled for one response, or for one episode where `are_played`."""
+def max_sampled_tokens(rollout: RolloutConfig, episodes: EpisodesConfig, are_played: bool) -> int:
+    """Return the maximum of sampled tokens in a response, or in an episode if `are_played`."""
     if not are_played:
         return rollout.max_response_tokens
-    most = episodes.max_turns * rollout.max_response_tokens
-    return most if episodes.max_tokens is None else min(most, episodes.max_tokens)
+    limit = episodes.max_turns * rollout.max_response_tokens
+    return limit if episodes.max_tokens is None else min(limit, episodes.max_tokens)
 
 
-def names_episodes(data: DataConfig, episodes: EpisodesConfig) -> bool:
-    """True if the recipe says that it plays episodes: by the environment of a source, or by limits of its own."""
+def has_episodes(data: DataConfig, episodes: EpisodesConfig) -> bool:
+    """True if the recipe plays episodes: a source has an environment, or the limits of episodes are set."""
     return bool(data.environments) or episodes != EpisodesConfig()
 
 
-def timed_settings(episodes: EpisodesConfig) -> list[str]:
-    """Return the settings by which the bytes of a run depend on time, so that equal seeds may give other bytes."""
-    timed = [f"episodes.wall_s={episodes.wall_s:g}"] if episodes.wall_s is not None else []
-    return timed + ([f"episodes.next_turn={episodes.next_turn}"] if episodes.next_turn == "as_ready" else [])
+def time_dependent_settings(episodes: EpisodesConfig) -> list[str]:
+    """Return settings that make a run depend on time, so that equal seeds may give different bytes."""
+    settings = [f"episodes.wall_s={episodes.wall_s:g}"] if episodes.wall_s is not None else []
+    return settings + ([f"episodes.next_turn={episodes.next_turn}"] if episodes.next_turn == "as_ready" else [])
 
 
 def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig, has_rl: bool) -> None:
-    """Raise ValueError for a limit that the ranks do not allow, or a term of the loss that no stage has.
+    """Raise ValueError for a limit above the timeout of ranks, or a term of the loss that no stage has.
 
-    A rank must not be ended while an episode still has time for its environment, and observations are in the loss of
-    RL alone.
+    A rank must not time out while an episode still waits for its environment. Only RL has observations in its loss.
     """
     if episodes.observation_coef > 0 and not has_rl:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The `guard` section of a recipe: the signs of a collapse of RL, and the action taken."""
+"""The `guard` section of a recipe: the signs that RL collapses, and what is then done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verizero.pipeline.config.sections import Section
 
 
 class GuardConfig(Section):
-    """Signs of a collapse of RL: medians of the last `window` steps, compared to those of the stage's first steps."""
+    """Signs of a collapse: medians over the last `window` steps, compared to the stage's first steps."""
 
     action: Literal["none", "warn", "stop", "roll_back"] = Field(
         "warn", description="action at a sign; roll_back: return to the last checkpoint before it, with `knob` changed"

@@ -1,4 +1,4 @@
-"""Recipes from YAML: `extends`, overrides `a.b=c`, and errors that name the field, the value and the remedy."""
+"""Load recipes from YAML, with `extends` and overrides `a.b=c`. Errors name field, value and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
-    """The recipe at `path` with `a.b=c` overrides applied, of the named `stages` alone where any are named.
+    """Load the recipe at `path` with `a.b=c` overrides; if `stages` are named, with these only.
 
     Raises: ConfigError naming the file, field, value and remedy.
     """
@@ -30,10 +30,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequenc
 
 
 def only_stages(config: RunConfig, names: Sequence[str], base: Path | None = None) -> RunConfig:
-    """The recipe with those stages alone, in the order named; `base` as in `parse`.
+    """Return the recipe with only those stages, in that order; `base` as in `parse`.
 
-    A name is that of one of its stages, or of a section that a stage can be made of.
-    Raises: ConfigError for a name that it has not, or a stage that needs what one left out would leave for it.
+    A name is that of a stage, or of a section that defines a kind of stage. Raises: ConfigError for an unknown name,
+    or for a stage that needs the result of a stage that is left out.
     """
     stages: dict[str, Any] = {k: k for k in config.kinds() if getattr(config, k) is not None}
     stages |= {s.name: s.model_dump() for s in config.stages}
@@ -46,20 +46,20 @@ def only_stages(config: RunConfig, names: Sequence[str], base: Path | None = Non
 
 
 def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", base: Path | None = None) -> RunConfig:
-    """A recipe from a tree of plain values, with overrides applied; the tree stays as it is.
+    """Return the recipe of a tree of plain values, with overrides; the tree is not changed.
 
-    Files that verifiers name in their parameters are looked for in `base`, default the working folder.
+    Paths in parameters of verifiers are relative to `base`, by default the working folder.
 
     Raises: ConfigError naming the source, field, value and remedy.
     """
     try:
-        tree = _unshared(tree)
+        tree = _without_aliases(tree)
     except RecursionError as exc:
         raise ConfigError(f"{source}: an alias is inside its own anchor; write the value out") from exc
     for text in overrides:
         _override(tree, text)
     try:
-        recipe = with_plugins(_named(tree))
+        recipe = with_plugins(_possible_kinds(tree))
         return recipe.model_validate(tree, context={"base": base})
     except ValidationError as exc:
         raise ConfigError(f"{source}: " + "; ".join(_explain(e, recipe) for e in exc.errors())) from exc
@@ -68,7 +68,7 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
 
 
 def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
-    """Return the YAML at `path`, merged over the recipes that it `extends` (paths from its folder)."""
+    """Return the YAML at `path`, merged over the recipes that it `extends`, whose paths start in its folder."""
     path = path.resolve()
     if path in _chain:
         raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
@@ -93,7 +93,7 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved recipe as YAML that loads to the same recipe."""
+    """Return the whole recipe as YAML, which loads to the same recipe."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -101,17 +101,17 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _unshared(value: Any) -> Any:
-    """Return a copy without shared parts (YAML aliases), so that an override changes only the field it names."""
+def _without_aliases(value: Any) -> Any:
+    """Return a copy without shared values (YAML aliases), so that an override changes one field only."""
     if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
+        return {key: _without_aliases(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_unshared(item) for item in value]
+        return [_without_aliases(item) for item in value]
     return value
 
 
-def _named(tree: Tree) -> Iterator[str]:
-    """Yield all names of a recipe that may be kinds of stages: its keys, and what its stages say."""
+def _possible_kinds(tree: Tree) -> Iterator[str]:
+    """Yield all names of a recipe that may be kinds of stages: its keys, and the kinds of its stages."""
     yield from (key for key in tree if isinstance(key, str))
     stages = tree.get("stages")
     for stage in stages if isinstance(stages, list) else []:
@@ -131,16 +131,16 @@ def _override(tree: Tree, text: str) -> None:
         raise ConfigError(f"override {text!r}: {raw!r} is not YAML: {_one_line(exc)}") from exc
     except ConfigError as exc:
         raise ConfigError(f"override {text[:200]!r}: {exc}") from exc
-    here: Any = tree
+    container: Any = tree
     for depth, key in enumerate(keys):
-        if not isinstance(here, (dict, list)):
-            raise ConfigError(f"override {text!r}: {'.'.join(keys[:depth])} is {here!r}, it has no keys")
-        at: Any = _index(here, key, text) if isinstance(here, list) else key
+        if not isinstance(container, (dict, list)):
+            raise ConfigError(f"override {text!r}: {'.'.join(keys[:depth])} is {container!r}, it has no keys")
+        item_key: Any = _index(container, key, text) if isinstance(container, list) else key
         if depth == len(keys) - 1:
-            here[at] = value
-        elif isinstance(here, dict) and here.get(at) is None:
-            here[at] = {}
-        here = here[at]
+            container[item_key] = value
+        elif isinstance(container, dict) and container.get(item_key) is None:
+            container[item_key] = {}
+        container = container[item_key]
 
 
 def _index(items: list[Any], key: str, text: str) -> int:
@@ -151,25 +151,25 @@ def _index(items: list[Any], key: str, text: str) -> int:
 
 def _explain(error: Any, recipe: type[RunConfig]) -> str:
     """Return one validation error in words: field, value and remedy."""
-    where = ".".join(str(x) for x in error["loc"])
+    location = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
         section: type[BaseModel] = recipe
-        if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with, a section of that kind
+        if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with: a section of that kind
             section, parents = recipe.kinds()[kind], parents[3:]
         known = _fields(section, [str(p) for p in parents])
         hint = did_you_mean(str(key), known, f"known here: {', '.join(known)}")
-        return f"unknown key {where!r}; {hint}"
+        return f"unknown key {location!r}; {hint}"
     if error["type"] == "missing":
-        return f"{where!r} is missing; add it"
+        return f"{location!r} is missing; add it"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message}, got {error['input']!r:.200}"
+        return f"{location}: {message}" if location else message
+    return f"{location}: {message}, got {error['input']!r:.200}"
 
 
 def _fields(model: Any, path: list[str]) -> list[str]:
-    """Field names of the section at `path` under `model`; union branches and list indices are stepped over."""
+    """Return the field names of the section at `path` below `model`. List indices and union branches are skipped."""
     for key in path:
         fields = getattr(model, "model_fields", {})
         if key not in fields:
@@ -182,8 +182,8 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType, list, tuple):
-        for inner in get_args(annotation):
-            section = _section(inner)
+        for argument in get_args(annotation):
+            section = _section(argument)
             if section is not None:
                 return section
     return None

@@ -1,4 +1,4 @@
-"""Settings of pairs of better and worse responses: from files, or sampled and graded by the stage.
+"""Settings for pairs of a better and a worse response, which come from files or are sampled by the stage.
 
 The code about preferences, from the recipe to the update:
 
@@ -9,7 +9,7 @@ The code about preferences, from the recipe to the update:
     preferences/                                                    the losses, one a file
     train/preference.py                                             the update
 
-Forms of a source:
+Examples of sources:
 
 {file: pairs.jsonl}                                     rows {prompt, chosen, rejected}, or {prompt, completion, label}
 {hub: {id: my/pairs}, mapping: {prompt: instruction}, limit: 1000}
@@ -50,7 +50,7 @@ class PairColumns(Section):
 
 
 class PairSource(Section):
-    """Pairs or labelled responses from one place: exactly one of `file` and `hub`."""
+    """A source of pairs or labelled responses: exactly one of `file` and `hub`."""
 
     file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
     hub: HubSource | None = None
@@ -82,7 +82,7 @@ class PairSource(Section):
 
 
 class PairingConfig(Section):
-    """Rules for making pairs, a better and a worse response, from the graded responses to one prompt."""
+    """Rules for making pairs of a better and a worse response from the graded responses to a prompt."""
 
     choose: Literal["random", "hardest", "length_matched"] = Field(
         "random",
@@ -107,7 +107,7 @@ RUBRIC = (
 
 
 class JudgedConfig(Section):
-    """Settings of the policy as its own judge, for judge: policy (self-rewarding, 2401.10020)."""
+    """For `judge: policy`: the policy grades its own responses (self-rewarding, 2401.10020)."""
 
     rubric: str = Field(RUBRIC, description="the question to the policy; contains {question} and {response}")
     scale: float = Field(5.0, gt=0, description="the highest score, which gives a reward of 1")
@@ -122,7 +122,7 @@ class JudgedConfig(Section):
 
 
 Judge = Literal["policy"] | VerifierChoice | None
-"""The judge of responses: the policy, a verifier (e.g. a reward model), or None for the prompts' own verifiers."""
+"""Grades responses: the policy, a verifier (e.g. a reward model), or None for the prompts' own verifiers."""
 
 
 JUDGE = (
@@ -133,7 +133,7 @@ ON_WRONG_CHOSEN = "what to do with a pair of a file whose chosen side its verifi
 
 
 def check_wrong_chosen(kind: str, on_wrong_chosen: str, pairs: Sequence[PairSource]) -> None:
-    """Raise ValueError if wrong chosen sides are to be treated and there are no pairs of files that can be graded."""
+    """Raise ValueError if `on_wrong_chosen` is set, but no pairs from files can be graded."""
     field = f"{kind}.on_wrong_chosen={on_wrong_chosen}"
     if on_wrong_chosen == "keep":
         return
@@ -154,7 +154,7 @@ def judges_stage(field: str, judge: Judge) -> dict[str, tuple[str, str]]:
 
 
 class SampledPairsConfig(Section):
-    """Settings of pairs made by the stage: the policy answers training prompts, and graders rank the answers."""
+    """Settings for pairs that the stage makes: the policy answers training prompts, and graders rank the answers."""
 
     prompts: int | None = Field(
         None, ge=1, description="prompts answered in each part; null: all training prompts, divided among the parts"

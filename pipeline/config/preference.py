@@ -1,4 +1,4 @@
-"""The sections of the stages that learn from preferences: from given pairs, or from pairs sampled at each step."""
+"""Stages that learn from preferences: from given pairs, or from pairs that are sampled at each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from verizero.pipeline.rl.parts import Part, Parts
 
 
 class PreferenceConfig(StageSection):
-    """Training on pairs of better and worse responses, or on labelled responses, from files or sampled by the stage."""
+    """Training on pairs or labelled responses, from files or sampled by the stage."""
 
     in_rounds: ClassVar[bool] = True
     learns_from_responses: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class PreferenceConfig(StageSection):
 
 
 class OnlinePreferenceConfig(RoundsConfig):
-    """Rounds of sampling a group, ranking it, and training its best against its worst."""
+    """Rounds in which a group is sampled and ranked, and the policy learns to prefer its best to its worst."""
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
     pairing: PairingConfig = PairingConfig()
@@ -108,7 +108,7 @@ def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
 
 
 def loop_parts(groups_differ: bool = True) -> Parts:
-    """Return the parts that the loop of rounds needs in place of an algorithm: no critic, and which groups train."""
+    """Return parts for the loop of rounds, for stages without an algorithm: no critic, and which groups train."""
     return Parts(
         advantage=Part("group_mean"),
         ratio="none",

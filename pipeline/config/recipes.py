@@ -1,4 +1,4 @@
-"""Recipes by name, and requests of forms and commands: a recipe with some fields changed."""
+"""Find recipes by name, and load them with changed fields, as forms and commands request them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from verizero.pipeline.near import did_you_mean, near_path
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""
-NO_RECIPES = ("data",)
-"""Folders of RECIPES that hold something else: column mappings."""
+OTHER_FOLDERS = ("data",)
+"""Folders of RECIPES that have no recipes, but column mappings."""
 Resume = Literal["auto", "never", "must"]
-"""auto: continue a run of the name or begin one. never: fail if there is one. must: fail if there is none."""
+"""auto: continue the run of that name, or begin one. never: fail if there is one. must: fail if there is none."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A requested recipe, loaded and checked."""
+    """A loaded and checked recipe, and how it was requested."""
 
     path: Path
     overrides: tuple[str, ...]
@@ -37,13 +37,13 @@ class Request:
         """The folder that paths in the recipe are relative to."""
         return self.path.resolve().parent
 
-    def words(self, resume: Resume) -> list[str]:
-        """The words of a `train` command that runs it without an orchestrator, for each rank of a group."""
+    def train_arguments(self, resume: Resume) -> list[str]:
+        """Return the arguments of the `train` command that runs it as one rank of a group, without Prefect."""
         changes = [word for change in self.overrides for word in ("--set", change)]
         return ["train", str(self.path.resolve()), "--resume", resume, *changes, "--no-prefect"]
 
-    def changed(self, *overrides: str) -> Request:
-        """The same with further overrides, which win. Raises: ConfigError."""
+    def with_overrides(self, *overrides: str) -> Request:
+        """Return the request with more overrides, which win over its own. Raises: ConfigError."""
         return read_request(self.path, (*self.overrides, *overrides))
 
 
@@ -52,58 +52,60 @@ def run_folder(config: RunConfig, base: Path | None = None) -> Path:
     return (base or Path.cwd()) / config.output / config.name
 
 
-def find_recipe(name: str, own: Path | None = None) -> Path:
-    """The recipe at path `name`; else that of the folder `own`; else the shipped one of that name.
+def find_recipe(name: str, user_folder: Path | None = None) -> Path:
+    """Return the file of a recipe: the path `name`, else that name in `user_folder`, else a shipped recipe.
 
     Raises: ConfigError saying which names are near.
     """
     if Path(name).is_file():
         return Path(name)
-    plain = name.removesuffix(".yaml")
-    for folder in (own, RECIPES):
-        if folder is not None and (folder / f"{plain}.yaml").is_file():
-            return folder / f"{plain}.yaml"
-    known = recipe_names(own)
-    by_last_part = [n for n in known if n.endswith(f"/{plain}")]
-    shipped = f"did you mean {' or '.join(by_last_part)}?" if by_last_part else did_you_mean(plain, known)
-    file = near_path(f"{plain}.yaml", pattern="*.yaml")
-    hint = (file or shipped) if plain != name else (shipped or file)
+    without_suffix = name.removesuffix(".yaml")
+    for folder in (user_folder, RECIPES):
+        if folder is not None and (folder / f"{without_suffix}.yaml").is_file():
+            return folder / f"{without_suffix}.yaml"
+    known = recipe_names(user_folder)
+    by_last_part = [n for n in known if n.endswith(f"/{without_suffix}")]
+    near_recipe = f"did you mean {' or '.join(by_last_part)}?" if by_last_part else did_you_mean(without_suffix, known)
+    near_file = near_path(f"{without_suffix}.yaml", pattern="*.yaml")
+    hint = (near_file or near_recipe) if without_suffix != name else (near_recipe or near_file)
     hint = hint or f"give a YAML file, or one of {', '.join(known)}"
     raise ConfigError(f"recipe={name!r} is no file here, and no recipe of that name is shipped; {hint}")
 
 
-def recipe_names(own: Path | None = None) -> list[str]:
-    """The names that `find_recipe` knows: the user's own first, then the shipped ones; no path, no suffix.
+def recipe_names(user_folder: Path | None = None) -> list[str]:
+    """Return the names that `find_recipe` knows, without suffix: first those of `user_folder`, then the shipped ones.
 
     A file of the user's folder that is no recipe (no mapping, or neither `model` nor `extends`) is left out.
     """
     names: list[str] = []
-    if own is not None and own.is_dir():
-        names += [_name(p, own) for p in sorted(own.rglob("*.yaml")) if _may_be_recipe(p, own)]
-    shipped = [_name(p, RECIPES) for p in sorted(RECIPES.rglob("*.yaml"))]
-    return list(dict.fromkeys([*names, *(n for n in shipped if n.split("/")[0] not in NO_RECIPES)]))
+    if user_folder is not None and user_folder.is_dir():
+        names += [
+            _recipe_name(p, user_folder) for p in sorted(user_folder.rglob("*.yaml")) if _may_be_recipe(p, user_folder)
+        ]
+    shipped = [_recipe_name(p, RECIPES) for p in sorted(RECIPES.rglob("*.yaml"))]
+    return list(dict.fromkeys([*names, *(n for n in shipped if n.split("/")[0] not in OTHER_FOLDERS)]))
 
 
 def read_request(path: Path, overrides: Sequence[str] = ()) -> Request:
-    """The recipe at `path` with `a.b=c` overrides. Raises: ConfigError naming file, field, value and remedy."""
+    """Load the recipe at `path` with `a.b=c` overrides. Raises: ConfigError naming file, field, value and remedy."""
     return Request(path, tuple(overrides), load_recipe(path, overrides))
 
 
-def asked_for(
+def request_of(
     recipe: str,
     *,
-    own: Path | None = None,
+    user_folder: Path | None = None,
     rounds: int | None = None,
     stages: Sequence[str] | None = None,
     run_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Request:
-    """Return the request of a form. Empty fields leave the recipe unchanged.
+    """Return the request that the fields of a form ask for. An empty field leaves the recipe unchanged.
 
-    `overrides` are values by dotted name, {"rl.group_size": 8}.
+    `overrides`: values by dotted name, e.g. {"rl.group_size": 8}.
     Raises: ConfigError naming the field, its value and the remedy.
     """
-    path = find_recipe(str(recipe), own)
+    path = find_recipe(str(recipe), user_folder)
     changes = _as_text("overrides", overrides or {})
     if rounds is not None:
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
@@ -112,8 +114,8 @@ def asked_for(
             )
         changes.append(f"rl.rounds={rounds}")
     if stages:
-        chosen = load_recipe(path, changes, stages).stages
-        changes.append(f"stages={json.dumps([s.model_dump() for s in chosen])}")
+        selected = load_recipe(path, changes, stages).stages
+        changes.append(f"stages={json.dumps([s.model_dump() for s in selected])}")
     if run_name:
         changes.append(f"name={json.dumps(run_name)}")
     return read_request(path, changes)
@@ -125,7 +127,7 @@ def _as_text(field: str, values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
-def _name(path: Path, folder: Path) -> str:
+def _recipe_name(path: Path, folder: Path) -> str:
     return path.relative_to(folder).with_suffix("").as_posix()
 
 

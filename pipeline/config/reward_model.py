@@ -1,4 +1,4 @@
-"""The section of stages that train a reward model on pairs, for verifiers and for RL to ask."""
+"""Stages that train a reward model on pairs, for later stages to grade with."""
 
 from __future__ import annotations
 

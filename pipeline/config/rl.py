@@ -1,4 +1,4 @@
-"""The section of stages of RL, and its rules with the other sections of a recipe."""
+"""Stages of RL, and their rules with other sections of the recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from verizero.pipeline.algorithms.base import chosen, explain_algorithm, load_algorithm
 from verizero.pipeline.config.choices import VerifierChoice
-from verizero.pipeline.config.episodes import longest_response, most_sampled, names_episodes
+from verizero.pipeline.config.episodes import has_episodes, longest_response, max_sampled_tokens
 from verizero.pipeline.config.guard import GuardConfig
 from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights, check_quantized
 from verizero.pipeline.config.scoring import ScoringConfig
@@ -18,13 +18,14 @@ from verizero.pipeline.rl.explain import Setting
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rl.rules import UNUSUAL
 
-OF_OPTIMIZER = ("learning_rate", "max_grad_norm")
-ADAPTIVE = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
-"""Coefficients of algorithms, each with the parameter that makes it adapt by itself."""
-DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
-"""Architectures of new models that are known to have no experts."""
-MODELS = {"reward_model": "here", "reference_model": "here", "judge": "at its own endpoint"}
-"""Verifiers that ask a model -> where that model runs."""
+OPTIMIZER_KNOBS = ("learning_rate", "max_grad_norm")
+"""Fields of the optimiser that `guard.knob` may change."""
+TARGET_OF_COEF = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
+"""Coefficient of an algorithm -> the target that makes it adapt by itself."""
+ARCHITECTURES_WITHOUT_EXPERTS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+"""Architectures of new models that surely have no experts."""
+MODEL_VERIFIERS = {"reward_model": "here", "reference_model": "here", "judge": "at its own endpoint"}
+"""Verifier that asks a model -> where that model runs."""
 
 
 class RlConfig(RoundsConfig):
@@ -57,11 +58,11 @@ class RlConfig(RoundsConfig):
 
     @property
     def needs_demonstrations(self) -> bool:
-        """True if they are a term of the loss."""
+        """True if the loss has a term of demonstrations."""
         return parts_of(self).terms.ptx_coef > 0
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what does not fit in a recipe of one RL stage. Raises: ValueError."""
+        """Raise ValueError for settings of the recipe that do not fit this stage."""
         check_rl(self, recipe.scoring)
         check_sampling(self, recipe.rollout)
         check_budget(recipe, self)
@@ -79,45 +80,49 @@ class RlConfig(RoundsConfig):
         )
 
     def _setting(self, recipe: Recipe) -> Setting:
-        """Return the recipe's choices outside the algorithm that the objective depends on."""
-        create = recipe.model.create
-        moves = {} if self.reference is None else self.reference.model_dump(exclude_none=True)
+        """Return the settings outside the algorithm on which the objective depends."""
+        new_model = recipe.model.create
+        reference = {} if self.reference is None else self.reference.model_dump(exclude_none=True)
         verifiers = [*recipe.data.verifiers.values(), *(c.verifier for c in recipe.scoring.components)]
         return Setting(
-            reference=", ".join([moves.pop("schedule"), *(f"{k} {v}" for k, v in moves.items())]) if moves else None,
+            reference=", ".join([reference.pop("schedule"), *(f"{k} {v}" for k, v in reference.items())])
+            if reference
+            else None,
             reward_models=[
-                f"reward model {c.params.get('model', '')} (verifier {c.name}, frozen, {MODELS[c.name]})"
+                f"reward model {c.params.get('model', '')} (verifier {c.name}, frozen, {MODEL_VERIFIERS[c.name]})"
                 for c in {c.key: c for c in verifiers}.values()
-                if c.name in MODELS
+                if c.name in MODEL_VERIFIERS
             ],
             top_p=recipe.rollout.top_p,
             top_k=recipe.rollout.top_k,
-            experts=create is None or create.model_type not in DENSE,
+            experts=new_model is None or new_model.model_type not in ARCHITECTURES_WITHOUT_EXPERTS,
             observation_coef=recipe.episodes.observation_coef,
         )
 
 
-def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int) -> tuple[RlConfig, RolloutConfig]:
-    """Return both sections with the number that the guard's knob names multiplied `times` times.
+def with_knobs_turned(
+    rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int
+) -> tuple[RlConfig, RolloutConfig]:
+    """Return both sections after `times` roll-backs: each multiplies the numbers of `guard.knob` by their factors.
 
-    Raises: ValueError for a knob that is no such number; pydantic's own for a value that its section refuses.
+    Raises: ValueError for a knob that cannot be multiplied; ValidationError if a section refuses the new value.
     """
     for name, factor in guard.knob.items():
         section, _, field = name.rpartition(".")
-        if section == "rl.optimizer" and field in OF_OPTIMIZER:
-            value = _number(name, getattr(rl.optimizer, field)) * factor**times
+        if section == "rl.optimizer" and field in OPTIMIZER_KNOBS:
+            value = _require_number(name, getattr(rl.optimizer, field)) * factor**times
             optimizer = OptimizerConfig.model_validate({**rl.optimizer.model_dump(), field: value})
             rl = rl.model_copy(update={"optimizer": optimizer})
         elif name == "rollout.temperature":
             rollout = rollout.model_copy(update={"temperature": rollout.temperature * factor**times})
         elif section == "rl.algorithm":
             params = _params(rl)
-            if getattr(params, ADAPTIVE.get(field, ""), None) is not None:
-                raise ValueError(f"guard.knob: {name} follows {ADAPTIVE[field]} by itself; name another number")
-            value = _number(name, getattr(params, field, None)) * factor**times
+            if getattr(params, TARGET_OF_COEF.get(field, ""), None) is not None:
+                raise ValueError(f"guard.knob: {name} follows {TARGET_OF_COEF[field]} by itself; name another number")
+            value = _require_number(name, getattr(params, field, None)) * factor**times
             rl = rl.model_copy(update={"algorithm": {**rl.algorithm, field: value}})
         else:
-            known = ", ".join(f"rl.optimizer.{n}" for n in OF_OPTIMIZER)
+            known = ", ".join(f"rl.optimizer.{n}" for n in OPTIMIZER_KNOBS)
             raise ValueError(
                 f"guard.knob cannot turn {name}; it can {known}, rollout.temperature, or a number of rl.algorithm, "
                 "e.g. rl.algorithm.kl_coef"
@@ -129,8 +134,8 @@ def _params(rl: RlConfig) -> Any:
     return load_algorithm(*chosen(rl.algorithm))[0]
 
 
-def _number(name: str, value: Any) -> float:
-    """Return the value. Raises: ValueError if it cannot be multiplied, or if multiplying does not change it."""
+def _require_number(name: str, value: Any) -> float:
+    """Return the value. Raises: ValueError if it is no number, or 0, which no factor changes."""
     if not isinstance(value, float) or value == 0:
         raise ValueError(
             f"guard.knob: {name} is {value!r} here, which is no number to multiply; set it, or name another"
@@ -139,7 +144,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def check_guard(rl: RlConfig, recipe: Recipe) -> None:
-    """Refuse a roll-back that cannot be done, or a knob with nothing to turn. Raises: ValueError, ConfigError."""
+    """Raise ValueError or ConfigError if a roll-back is impossible, or if `guard.knob` names nothing to change."""
     guard = recipe.guard
     if guard.action == "roll_back" and recipe.train.backend == "deepspeed":
         raise ValueError(
@@ -147,32 +152,32 @@ def check_guard(rl: RlConfig, recipe: Recipe) -> None:
             "guard.action: stop, or train.backend: torch or fsdp"
         )
     for times in range(1, guard.max_roll_backs + 1 if guard.knob else 1):
-        check_rl(turned(rl, recipe.rollout, guard, times)[0], recipe.scoring)
+        check_rl(with_knobs_turned(rl, recipe.rollout, guard, times)[0], recipe.scoring)
 
 
 def parts_of(rl: RlConfig) -> Parts:
-    """The parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
+    """Return the parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
     return load_algorithm(*chosen(rl.algorithm))[1]
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
-    """Refuse what makes no sense for the algorithm chosen.
+    """Check the section for its algorithm.
 
     Raises: ValueError naming field, value and remedy; ConfigError for an algorithm that does not exist.
     """
     name, params = chosen(rl.algorithm)
     _, parts = load_algorithm(name, params)
-    weights, num = parts.advantage.options.get("weights"), 1 + len(scoring.components)
-    if parts.needs_components and num < 2:
+    weights, num_rewards = parts.advantage.options.get("weights"), 1 + len(scoring.components)
+    if parts.needs_components and num_rewards < 2:
         raise ValueError(
             f"algorithm {name!r} takes several rewards one by one and the recipe has one; add others under "
             "scoring.components, e.g. {verifier: {name: format}}, or use grpo"
         )
     if parts.needs_no_negative:
         scoring.require_no_negative(name)
-    if isinstance(weights, tuple) and len(weights) != num:
+    if isinstance(weights, tuple) and len(weights) != num_rewards:
         raise ValueError(
-            f"rl.algorithm.weights has {len(weights)} numbers for {num} rewards (the row's own, then "
+            f"rl.algorithm.weights has {len(weights)} numbers for {num_rewards} rewards (the row's own, then "
             "scoring.components); give one for each, or none to take scoring.components' weights"
         )
     if rl.reference is not None and rl.reference.schedule == "none" and parts.needs_reference:
@@ -201,18 +206,18 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
 
 
 def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
-    """Refuse a cut of the sampled distribution that training would not know of.
+    """Check that training knows of top-p and top-k: else it computes other probabilities than were sampled from.
 
     Raises: ValueError naming field, value and remedy.
     """
     parts = parts_of(rl)
     if rollout.top_p == 1 and rollout.top_k == 0:
         return
-    cut = f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}"
+    setting = f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}"
     if not parts.masks.keep_sampling:
         if "cut_sampling" not in parts.allow:
             raise ValueError(
-                f"{cut} cut off tokens that training would not: {UNUSUAL['cut_sampling']}. Set "
+                f"{setting} cut off tokens that training would not: {UNUSUAL['cut_sampling']}. Set "
                 "rl.algorithm.keep_sampling: true, or top_p: 1 and top_k: 0, or ask for it with "
                 "rl.algorithm.allow: [cut_sampling]"
             )
@@ -224,42 +229,42 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
         )
     if rollout.engine != "torch" and rollout.top_k == 0:
         raise ValueError(
-            f"rl.algorithm.keep_sampling with rollout.engine={rollout.engine!r} and {cut}: vLLM records sets only "
+            f"rl.algorithm.keep_sampling with rollout.engine={rollout.engine!r} and {setting}: vLLM records sets only "
             "where top_k bounds them; set rollout.top_k, to rollout.max_kept at most, or rollout.engine: torch"
         )
 
 
 def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
-    """Refuse old responses where nothing corrects for them, or their policy cannot be kept. Raises: ValueError."""
+    """Raise ValueError for old responses if nothing corrects for them, or if their policy cannot be kept."""
     if rollout.publish_every == 1 and rollout.max_staleness == 0:
         return
     parts = parts_of(rl)
-    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
-    asked = f"rollout.{asked}={getattr(rollout, asked)}"
-    bypassed = parts.mismatch.stale == "bypass"
-    if bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.allow:
+    setting = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    setting = f"rollout.{setting}={getattr(rollout, setting)}"
+    is_bypassed = parts.mismatch.stale == "bypass"
+    if is_bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.allow:
         raise ValueError(
-            f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
+            f"{setting} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
             "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
         )
     check_older_weights(rollout, train)
 
 
-def most_tokens(recipe: Recipe, rl: RoundsConfig, greedy: bool, are_played: bool | None = None) -> int:
-    """The tokens of one group whose responses are all as long as they may be, its greedy baseline included.
+def max_group_tokens(recipe: Recipe, rl: RoundsConfig, greedy: bool, are_played: bool | None = None) -> int:
+    """Return the maximum of tokens in a group, with its greedy baseline if any.
 
-    are_played: True if prompts have environments; None: if the recipe says so.
+    are_played: True if prompts have environments; None: as the recipe says.
     """
     if are_played is None:
-        are_played = names_episodes(recipe.data, recipe.episodes)
-    return (rl.group_size + greedy) * most_sampled(recipe.rollout, recipe.episodes, are_played)
+        are_played = has_episodes(recipe.data, recipe.episodes)
+    return (rl.group_size + greedy) * max_sampled_tokens(recipe.rollout, recipe.episodes, are_played)
 
 
 def check_budget(recipe: Recipe, rl: RlConfig) -> None:
-    """Refuse a budget of tokens that one step might pass. Raises: ValueError with the least that will do."""
-    least = rl.prompts_per_step * most_tokens(recipe, rl, parts_of(rl).needs_greedy)
-    if rl.max_tokens is not None and rl.max_tokens < least:
+    """Raise ValueError if a single step may exceed `max_tokens`, with the minimum that is enough."""
+    min_tokens = rl.prompts_per_step * max_group_tokens(recipe, rl, parts_of(rl).needs_greedy)
+    if rl.max_tokens is not None and rl.max_tokens < min_tokens:
         raise ValueError(
-            f"rl.max_tokens={rl.max_tokens} is less than one step may generate, {least} (prompts_per_step x "
+            f"rl.max_tokens={rl.max_tokens} is less than one step may generate, {min_tokens} (prompts_per_step x "
             "group_size x max_response_tokens, or the most of an episode); raise it, or set it to null"
         )

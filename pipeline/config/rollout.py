@@ -1,4 +1,4 @@
-"""The recipe's section `rollout`: who samples responses, on which devices, and how new weights reach the engine."""
+"""The `rollout` section of a recipe: the engine that samples, its devices, and how it gets new weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verizero.pipeline.errors import ConfigError
 
 Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
 DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Largest mean difference of log-probs, in nats, that rounding explains. In float32 engines and trainer differ by about
-1e-6 on the CPU. bfloat16 has 8 bits, and the two sum in another order: 0.014 to 0.036 there with random weights."""
+"""Largest mean difference of log-probs between engine and trainer, in nats, that rounding explains. Measured on the
+CPU: about 1e-6 in float32; 0.014 to 0.036 in bfloat16 with random weights, as the two sum in another order."""
 
 
 class VllmConfig(ServerParams):
@@ -53,7 +53,7 @@ class VllmConfig(ServerParams):
 
 
 class ParityConfig(Section):
-    """At start, the engine's log-probs of some responses are compared to the trainer's of the same tokens."""
+    """A comparison at the start: the engine's and the trainer's log-probs of some responses."""
 
     action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
         "auto",
@@ -111,13 +111,13 @@ class RolloutConfig(Section):
     parity: ParityConfig = ParityConfig()
 
     def parity_action(self, dtype: str) -> str:
-        """Return what is done if engine and trainer differ for a policy of this type: off, warn, correct or stop."""
+        """Return the action if engine and trainer differ, for a policy of this dtype: off, warn, correct or stop."""
         if self.parity.action != "auto":
             return self.parity.action
         return "off" if self.engine == "torch" and dtype == "float32" else "correct"
 
     def parity_tolerance(self, dtype: str) -> float:
-        """Return the largest mean difference in nats that counts as equal for a policy of this type."""
+        """Return the largest mean difference in nats that counts as equal, for a policy of this dtype."""
         return self.parity.tolerance or DTYPE_TOLERANCE[dtype]
 
     @property
@@ -134,7 +134,7 @@ class RolloutConfig(Section):
 
     @property
     def servers_field(self) -> str:
-        """The recipe's name of the section with the parameters of the servers."""
+        """Field of the recipe with the parameters of the servers."""
         return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"
 
     @field_validator("engine")
@@ -150,47 +150,48 @@ class RolloutConfig(Section):
                 f"rollout.server={self.server} with rollout.engine={self.engine}, whose parameters are not there; name "
                 "an installed package's servers as rollout.engine, or set rollout.vllm for vLLM"
             )
-        _ = self.servers  # a package's servers refuse parameters that are wrong
+        _ = self.servers  # the property raises for wrong parameters of a package's servers
         return self
 
     @model_validator(mode="after")
     def _devices_fit(self) -> RolloutConfig:
-        how = self.vllm
-        if how.quantization is not None and self.engine not in ("vllm", VLLM_SERVER):
+        vllm = self.vllm
+        if vllm.quantization is not None and self.engine not in ("vllm", VLLM_SERVER):
             raise ValueError(
-                f"rollout.vllm.quantization={how.quantization} with rollout.engine={self.engine}, which has none; set"
+                f"rollout.vllm.quantization={vllm.quantization} with rollout.engine={self.engine}, which has none; set"
                 " rollout.engine: vllm or vllm_server, or drop it"
             )
-        if how.share_gpus and not how.devices:
+        if vllm.share_gpus and not vllm.devices:
             raise ValueError("rollout.vllm.share_gpus=true without rollout.vllm.devices; name each server's GPUs there")
-        if not how.devices:
+        if not vllm.devices:
             return self
-        if self.engine != VLLM_SERVER or how.urls:
+        if self.engine != VLLM_SERVER or vllm.urls:
             raise ValueError(
-                f"rollout.vllm.devices={_listed(how.devices)} places servers that the run starts, and rollout.engine="
-                f"{self.engine} " + ("has rollout.vllm.urls instead" if how.urls else "starts none") + "; drop devices"
+                f"rollout.vllm.devices={_as_lists(vllm.devices)} places servers that the run starts, and "
+                "rollout.engine="
+                f"{self.engine} " + ("has rollout.vllm.urls instead" if vllm.urls else "starts none") + "; drop devices"
             )
-        if len(how.devices) != how.servers or any(len(own) != how.tensor_parallel for own in how.devices):
+        if len(vllm.devices) != vllm.servers or any(len(gpus) != vllm.tensor_parallel for gpus in vllm.devices):
             raise ValueError(
-                f"rollout.vllm.devices={_listed(how.devices)} is not one list for each of rollout.vllm.servers="
-                f"{how.servers}, of rollout.vllm.tensor_parallel={how.tensor_parallel} GPUs each; make them agree"
+                f"rollout.vllm.devices={_as_lists(vllm.devices)} is not one list for each of rollout.vllm.servers="
+                f"{vllm.servers}, of rollout.vllm.tensor_parallel={vllm.tensor_parallel} GPUs each; make them agree"
             )
-        own = [gpu for gpus in how.devices for gpu in gpus]
-        repeats = any(len(set(gpus)) < len(gpus) for gpus in how.devices)
-        if repeats or min(own) < 0 or (len(set(own)) < len(own) and not how.share_gpus):
+        gpus = [gpu for gpus in vllm.devices for gpu in gpus]
+        has_repeats = any(len(set(gpus)) < len(gpus) for gpus in vllm.devices)
+        if has_repeats or min(gpus) < 0 or (len(set(gpus)) < len(gpus) and not vllm.share_gpus):
             raise ValueError(
-                f"rollout.vllm.devices={_listed(how.devices)} names a GPU twice, or one below 0; give each server GPUs "
-                "of its own, or set rollout.vllm.share_gpus: true"
+                f"rollout.vllm.devices={_as_lists(vllm.devices)} names a GPU twice, or one below 0; give each "
+                "server GPUs of its own, or set rollout.vllm.share_gpus: true"
             )
         return self
 
     @model_validator(mode="after")
     def _ahead_fits(self) -> RolloutConfig:
-        interrupts = self.in_flight == "interrupt"
-        if interrupts != (self.interrupt_tokens is not None):
-            verb = "needs" if interrupts else "has no use for"
+        is_interrupted = self.in_flight == "interrupt"
+        if is_interrupted != (self.interrupt_tokens is not None):
+            verb = "needs" if is_interrupted else "has no use for"
             raise ValueError(f"rollout.in_flight={self.in_flight} {verb} rollout.interrupt_tokens")
-        if self.max_staleness == 0 and interrupts:
+        if self.max_staleness == 0 and is_interrupted:
             raise ValueError(
                 "rollout.in_flight=interrupt with rollout.max_staleness=0: nothing is under way when weights come; set "
                 "max_staleness: 1 or more"
@@ -210,40 +211,41 @@ class RolloutConfig(Section):
 
 
 def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
-    """Refuse responses of older weights where the engine cannot keep a copy of these. Raises: ValueError."""
+    """Raise ValueError for responses of older weights if no copy of these weights can be kept."""
     if rollout.publish_every == 1 and rollout.max_staleness == 0:
         return
-    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
-    asked = f"rollout.{asked}={getattr(rollout, asked)}"
+    setting = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    setting = f"rollout.{setting}={getattr(rollout, setting)}"
     if rollout.publish_every > 1 and train.backend not in ("auto", "torch"):
         raise ValueError(
-            f"{asked} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
+            f"{setting} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
             "train.backend: torch"
         )
     if train.lora is not None:
         raise ValueError(
-            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
+            f"{setting} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
             "(train.lora: null)"
         )
 
 
 def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Raise ValueError if the ranks cannot be combined as the recipe asks, or would end before a server's timeout."""
+    """Raise ValueError if the number of ranks does not fit, or ranks would time out before requests to servers."""
     servers = rollout.servers
     if rollout.engine == VLLM_SERVER:
         check_gpus(launch, train, rollout.vllm)
     if launch.kind == "none":
         return
-    num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
-    if num % together:
+    num_ranks, ranks_per_sequence = launch.nodes * launch.gpus_per_node, train.sequence_parallel
+    if num_ranks % ranks_per_sequence:
         raise ValueError(
-            f"train.sequence_parallel={together} does not divide the {num} ranks of launch; set it to a divisor of them"
+            f"train.sequence_parallel={ranks_per_sequence} does not divide the {num_ranks} ranks of launch; set it "
+            "to a divisor of them"
         )
     devices = rollout.vllm.tensor_parallel
-    if rollout.engine == "vllm" and num % devices:
+    if rollout.engine == "vllm" and num_ranks % devices:
         raise ValueError(
-            f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
-            "devices; set it to a divisor of them"
+            f"rollout.vllm.tensor_parallel={devices} does not divide the {num_ranks} ranks of launch, which are "
+            "the engines' devices; set it to a divisor of them"
         )
     if servers is None:
         return
@@ -252,44 +254,47 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
             f"launch.nodes={launch.nodes} and rollout.engine={rollout.engine}: the servers that a run starts answer to "
             f"the node of rank 0 alone; start them yourself (docs/engines.md), named in {rollout.servers_field}.urls"
         )
-    waits, most = servers.request_timeout_s, launch.phase_timeout_s
-    if waits >= most:
+    request_timeout_s, phase_timeout_s = servers.request_timeout_s, launch.phase_timeout_s
+    if request_timeout_s >= phase_timeout_s:
         raise ValueError(
-            f"{rollout.servers_field}.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that "
+            f"{rollout.servers_field}.request_timeout_s={request_timeout_s:g} and "
+            f"launch.phase_timeout_s={phase_timeout_s:g}: a rank that "
             "waits for a server that hangs would be ended before it drops that server; set the first below the second"
         )
 
 
-def check_gpus(launch: LaunchConfig, train: TrainConfig, how: VllmConfig) -> None:
-    """Raise ValueError if servers would share GPUs with ranks unasked, or cannot get weights as the recipe asks."""
+def check_gpus(launch: LaunchConfig, train: TrainConfig, vllm: VllmConfig) -> None:
+    """Raise ValueError if servers and ranks share GPUs without `share_gpus`, or `transfer` is not possible."""
     ranks = rank_gpus(launch, train)
-    servers = {gpu for own in how.devices for gpu in own}
-    if (both := sorted(servers & set(ranks))) and not how.share_gpus:
+    servers = {gpu for gpus in vllm.devices for gpu in gpus}
+    if (shared := sorted(servers & set(ranks))) and not vllm.share_gpus:
         raise ValueError(
-            f"rollout.vllm.devices={_listed(how.devices)} and the ranks of launch.gpus_per_node={launch.gpus_per_node} "
-            f"both use GPU {both[0]}; give the servers others, or set rollout.vllm.share_gpus: true and a "
+            f"rollout.vllm.devices={_as_lists(vllm.devices)} and the ranks of "
+            f"launch.gpus_per_node={launch.gpus_per_node} "
+            f"both use GPU {shared[0]}; give the servers others, or set rollout.vllm.share_gpus: true and a "
             "gpu_memory_share that leaves the ranks room"
         )
-    if how.transfer not in ("nccl", "ipc"):
+    if vllm.transfer not in ("nccl", "ipc"):
         return
-    asked = f"rollout.vllm.transfer={how.transfer}"
+    setting = f"rollout.vllm.transfer={vllm.transfer}"
     if train.device == "cpu":
-        raise ValueError(f"{asked} moves weights between GPUs, and train.device is cpu; set transfer: gloo or auto")
-    if how.transfer == "nccl" and ranks[0] in servers:
+        raise ValueError(f"{setting} moves weights between GPUs, and train.device is cpu; set transfer: gloo or auto")
+    if vllm.transfer == "nccl" and ranks[0] in servers:
         raise ValueError(
-            f"{asked} needs a GPU for each process, and rollout.vllm.devices={_listed(how.devices)} has the GPU "
+            f"{setting} needs a GPU for each process, and rollout.vllm.devices={_as_lists(vllm.devices)} has the GPU "
             f"{ranks[0]} of rank 0, which sends; give the servers others, or set transfer: ipc or gloo"
         )
-    # vLLM's engine finds the sender's memory by the GPU's own id, and gathers ids from all ranks amid a transfer.
-    if how.transfer == "ipc" and (len(ranks) * launch.nodes > 1 or servers != set(ranks)):
+    # With ipc, vLLM finds the sender's memory by the GPU's id, and all of its ranks must have sent theirs.
+    if vllm.transfer == "ipc" and (len(ranks) * launch.nodes > 1 or servers != set(ranks)):
         raise ValueError(
-            f"{asked} hands memory over within one GPU, so it needs a single rank, and servers that the run starts on "
-            f"its GPU: rollout.vllm.devices: [[{ranks[0]}]] with share_gpus: true; set transfer: nccl or gloo otherwise"
+            f"{setting} hands memory over within one GPU, so it needs a single rank, and servers that the run "
+            f"starts on its GPU: rollout.vllm.devices: [[{ranks[0]}]] with share_gpus: true; set transfer: nccl or "
+            "gloo otherwise"
         )
 
 
 def rank_gpus(launch: LaunchConfig, train: TrainConfig) -> tuple[int, ...]:
-    """Return the GPUs of the ranks on the first node, rank 0's first; none for ranks on the CPU."""
+    """Return the GPUs of the first node's ranks, in order; none on the CPU."""
     if train.device == "cpu":
         return ()
     if launch.kind == "none" and ":" in train.device:
@@ -298,25 +303,25 @@ def rank_gpus(launch: LaunchConfig, train: TrainConfig) -> tuple[int, ...]:
 
 
 def check_quantized(rollout: RolloutConfig, dtype: str, is_corrected: bool) -> None:
-    """Refuse rollouts in 8 bits where nothing corrects for them. Raises: ValueError.
+    """Raise ValueError for rollouts in 8 bits that nothing corrects for.
 
-    `is_corrected`: the algorithm itself weighs or drops tokens by the engine's log-probs.
+    `is_corrected`: the algorithm itself weights or drops tokens by the engine's log-probs.
     """
-    how = rollout.vllm.quantization
-    if how is None:
+    scheme = rollout.vllm.quantization
+    if scheme is None:
         return
     if dtype == "float32":
         raise ValueError(
-            f"rollout.vllm.quantization={how} with model.dtype=float32: vLLM quantises 16-bit weights; set "
+            f"rollout.vllm.quantization={scheme} with model.dtype=float32: vLLM quantises 16-bit weights; set "
             "model.dtype: bfloat16, or drop it"
         )
     if not is_corrected and rollout.parity_action(dtype) != "correct":
         raise ValueError(
-            f"rollout.vllm.quantization={how} with rollout.parity.action={rollout.parity.action}: an engine in 8 bits "
-            "samples from another distribution than the one that trains, and nothing corrects for it; set "
+            f"rollout.vllm.quantization={scheme} with rollout.parity.action={rollout.parity.action}: an engine in "
+            "8 bits samples from another distribution than the one that trains, and nothing corrects for it; set "
             "rollout.parity.action: correct or auto, or rl.algorithm.mismatch_level"
         )
 
 
-def _listed(devices: tuple[tuple[int, ...], ...]) -> str:
-    return str([list(own) for own in devices])
+def _as_lists(devices: tuple[tuple[int, ...], ...]) -> str:
+    return str([list(gpus) for gpus in devices])

@@ -39,13 +39,15 @@ from verizero.pipeline.errors import ConfigError
 
 S = TypeVar("S", bound=StageSection)
 RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
-"""Engines that record the sets of tokens that were sampled from, and the experts used."""
-NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
-"""Names refused for stages: in a run's files they mean the model before training and the phases of a step."""
+"""Engines that can record the tokens that top-p and top-k kept, and the experts used."""
+RESERVED_NAMES = frozenset(
+    {"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"}
+)
+"""Names that no stage may have: in a run's files they mean the first model and the phases of a step."""
 
 
 class RunConfig(Section):
-    """Everything that determines a run. Two runs of equal recipes and seeds give the same bytes."""
+    """A recipe: everything that determines a run. Equal recipes and seeds give the same bytes."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's folder under `output`")
     output: str = "runs"
@@ -89,12 +91,12 @@ class RunConfig(Section):
                 raise _of_stage(exc, i, stage) from exc
             for field, (name, file) in section.taken_from_stages().items():
                 before = {s.name: self.kinds()[s.kind].leaves | {POLICY} for s in self.stages[:i]}
-                able = ", ".join(n for n, leaves in before.items() if file in leaves)
+                possible = ", ".join(n for n, leaves in before.items() if file in leaves)
                 if file not in before.get(name, ()):
                     what = "is no stage before it" if name not in before else f"leaves no {file}"
                     raise ValueError(
                         f"stages.{i} ({stage.name}): {stage.kind}.{field} names {name!r}, which {what}; "
-                        + (f"name {able}" if able else f"put a stage that leaves {file} before it")
+                        + (f"name {possible}" if possible else f"put a stage that leaves {file} before it")
                     )
         return self
 
@@ -136,11 +138,12 @@ class RunConfig(Section):
         check_backend(self.train, self.model, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes, bool(self.sections_of(RlConfig)))
-        together = self.train.sequence_parallel
-        for stage in self.stages if together > 1 else ():
+        ranks_per_sequence = self.train.sequence_parallel
+        for stage in self.stages if ranks_per_sequence > 1 else ():
             if getattr(self.section_of(stage), "packing", False):
                 raise ValueError(
-                    f"{stage.kind}.packing=true in stage {stage.name!r} with train.sequence_parallel={together}, which "
+                    f"{stage.kind}.packing=true in stage {stage.name!r} with "
+                    f"train.sequence_parallel={ranks_per_sequence}, which "
                     f"shares out rows with their padding; set {stage.kind}.packing: false, or "
                     "train.sequence_parallel: 1"
                 )
@@ -154,7 +157,7 @@ class RunConfig(Section):
     @classmethod
     @cache
     def kinds(cls) -> dict[str, type[StageSection]]:
-        """Return the sections that define kinds of stages, by kind: ours, and those of plug-ins that are named."""
+        """Return kind -> section class, for all kinds of stages of this class of recipes."""
         return {
             name: section
             for name, field in cls.model_fields.items()
@@ -163,12 +166,12 @@ class RunConfig(Section):
         }
 
     def sections_of(self, what: type[S]) -> dict[str, S]:
-        """Return the sections of that class by the names of their stages, in order."""
+        """Return stage name -> section, for the stages whose section is of that class."""
         return {s.name: section for s in self.stages if isinstance(section := self.section_of(s), what)}
 
     @property
-    def learns_first(self) -> bool:
-        """True if a stage trains the model on texts before any stage samples from it."""
+    def begins_with_texts(self) -> bool:
+        """True if the first stage trains on texts, before any stage samples from the model."""
         first = self.section_of(self.stages[0])
         return first.trains_policy and not first.learns_from_responses
 
@@ -179,11 +182,11 @@ class RunConfig(Section):
 
     @property
     def teachers(self) -> list[str]:
-        """Folders and hub ids of models besides the policy that stages distil from."""
+        """Folders and hub ids of all teachers of the stages, except the policy itself."""
         return sorted({path for section in map(self.section_of, self.stages) for path in section.teacher_paths})
 
     def section_of(self, stage: Stage) -> StageSection:
-        """Return the section of the stage's kind with the stage's changes. Raises: ValueError without a section."""
+        """Return the section of the stage's kind, with the stage's changes. Raises: ValueError if it is missing."""
         base: StageSection | None = getattr(self, stage.kind)
         if stage.changes:
             tree = {} if base is None else base.model_dump(mode="json", exclude_unset=True)
@@ -193,14 +196,14 @@ class RunConfig(Section):
         return base
 
     def of_stage(self, name: str) -> RunConfig:
-        """Return the recipe of that stage alone, with the stage's section in place of its kind's and its changes."""
+        """Return the recipe with only that stage; its changes are already in its section."""
         (stage,) = (s for s in self.stages if s.name == name)
-        alone = stage.model_copy(update={"changes": {}})
-        return self.model_copy(update={stage.kind: self.section_of(stage), "stages": (alone,)})
+        unchanged = stage.model_copy(update={"changes": {}})
+        return self.model_copy(update={stage.kind: self.section_of(stage), "stages": (unchanged,)})
 
     @property
     def verifiers(self) -> dict[str, VerifierChoice]:
-        """The verifiers that sources of prompts and of pairs name, by `Prompt.verifier`."""
+        """The verifiers that sources of prompts and of pairs choose, by `Prompt.verifier`."""
         sources = (source for section in self.sections_on_pairs.values() for source in section.pairs)
         return self.data.verifiers | {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
 
@@ -212,11 +215,11 @@ class RunConfig(Section):
 
 def check_name(index: int, stage: Stage, names: list[str], kinds: Collection[str]) -> None:
     """Raise ValueError for an unknown kind, or a name that is not unique."""
-    where = f"stages.{index}"
+    location = f"stages.{index}"
     if stage.kind not in kinds:
         known = dict.fromkeys([*kinds, *registry.installed("stages")])
         raise ValueError(
-            f"{where}: a stage's kind is one of {', '.join(known)}, and a stage of another name says its kind, e.g. "
+            f"{location}: a stage's kind is one of {', '.join(known)}, and a stage of another name says its kind, e.g. "
             f"{{name: {stage.name}, kind: sft}}, got {stage.kind!r}"
         )
     if names.count(stage.name) > 1:
@@ -224,18 +227,18 @@ def check_name(index: int, stage: Stage, names: list[str], kinds: Collection[str
             f"stages name a stage twice: {', '.join(names)}; give the second another name, e.g. "
             f"{{name: {stage.name}_again, kind: {stage.kind}}}"
         )
-    if stage.name in NO_NAMES or (stage.name in kinds and stage.name != stage.kind):
+    if stage.name in RESERVED_NAMES or (stage.name in kinds and stage.name != stage.kind):
         what = "a kind of its own" if stage.name in kinds else "something else in a run's files"
-        raise ValueError(f"{where}: {stage.name!r} means {what}; give the stage another name")
+        raise ValueError(f"{location}: {stage.name!r} means {what}; give the stage another name")
 
 
 def _of_stage(exc: ValidationError, index: int, stage: Stage) -> ValidationError:
-    """Return the errors of a stage's fields with their places in the recipe."""
-    place: tuple[Any, ...] = ("stages", index, "with") if stage.changes else (stage.kind,)
+    """Return errors of a stage's section with their full path in the recipe."""
+    location: tuple[Any, ...] = ("stages", index, "with") if stage.changes else (stage.kind,)
     errors = [
         InitErrorDetails(
             type=PydanticCustomError(e["type"], e["msg"], {"stage_kind": stage.kind}),
-            loc=(*place, *e["loc"]),
+            loc=(*location, *e["loc"]),
             input=e["input"],
         )
         for e in exc.errors()
@@ -243,21 +246,21 @@ def _of_stage(exc: ValidationError, index: int, stage: Stage) -> ValidationError
     return ValidationError.from_exception_data("stages", errors)
 
 
-def section_named(kind: str) -> type[StageSection]:
-    """Return the class of the sections that define a kind; the base of all for one that is not installed here."""
+def section_class_of(kind: str) -> type[StageSection]:
+    """Return the section class of a kind; StageSection if the kind is not installed here."""
     return with_plugins([kind]).kinds().get(kind, StageSection)
 
 
 def with_plugins(names: Iterable[str]) -> type[RunConfig]:
-    """Return the class of recipes that have sections of these kinds, behind ours; names that nobody has do nothing.
+    """Return the class of recipes with sections for plug-ins among `names` too. Unknown names are ignored.
 
-    Raises: ConfigError for a plug-in that is no kind of stage.
+    Raises: ConfigError if a plug-in is no kind of stage.
     """
-    theirs = sorted((set(names) - RunConfig.model_fields.keys()) & set(registry.installed("stages")))
-    return _with(tuple((name, _plugged(name)) for name in theirs)) if theirs else RunConfig
+    plugins = sorted((set(names) - RunConfig.model_fields.keys()) & set(registry.installed("stages")))
+    return _recipe_class(tuple((name, _plugin_section(name)) for name in plugins)) if plugins else RunConfig
 
 
-def _plugged(name: str) -> type[StageSection]:
+def _plugin_section(name: str) -> type[StageSection]:
     section = getattr(getattr(registry.find("stages", name), "KIND", None), "section", None)
     if not (isinstance(section, type) and issubclass(section, StageSection)):
         raise ConfigError(
@@ -268,6 +271,6 @@ def _plugged(name: str) -> type[StageSection]:
 
 
 @cache
-def _with(theirs: tuple[tuple[str, type[StageSection]], ...]) -> type[RunConfig]:
-    fields: dict[str, Any] = {name: (section | None, None) for name, section in theirs}
+def _recipe_class(plugins: tuple[tuple[str, type[StageSection]], ...]) -> type[RunConfig]:
+    fields: dict[str, Any] = {name: (section | None, None) for name, section in plugins}
     return create_model("RunConfig", __base__=RunConfig, __doc__=RunConfig.__doc__, **fields)

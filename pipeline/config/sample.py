@@ -1,4 +1,4 @@
-"""The section of stages that collect data: they sample answers, and keep verified ones as demonstrations."""
+"""Stages of rejection sampling: they sample answers, and save verified ones as demonstrations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verizero.pipeline.config.stages import DEMONSTRATIONS, StageSection
 
 
 class RequestConfig(Section):
-    """The way in which an endpoint is asked."""
+    """Settings for requests to an endpoint."""
 
     api_key_variable: str | None = Field(None, description="environment variable that holds the key")
     timeout_s: float = Field(300, gt=0)
@@ -28,7 +28,7 @@ class RequestConfig(Section):
 
 
 class EndpointConfig(RequestConfig):
-    """A model behind an OpenAI-compatible endpoint that answers in place of the policy, for distillation."""
+    """A model at an OpenAI-compatible endpoint, which answers in place of the policy."""
 
     url: str = Field(description="base URL, e.g. http://localhost:8000/v1")
     model: str = Field(min_length=1, description="name of the model at the endpoint")
@@ -38,7 +38,7 @@ class EndpointConfig(RequestConfig):
 
 
 class KeepConfig(Section):
-    """Rules for keeping a prompt's answers. Answers left out are counted by the first rule that they break."""
+    """Rules by which answers are saved. A dropped answer is counted under the first rule that it breaks."""
 
     min_score: float = Field(1.0, ge=0, le=1, description="least score of the verdict")
     min_tokens: int = Field(1, ge=1, description="least tokens of an answer")

@@ -1,4 +1,4 @@
-"""The `sandbox` section of a recipe: the place, isolation and limits of programs that are run."""
+"""The `sandbox` section of a recipe: where programs run, their isolation and their limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verizero.pipeline.config.sections import Section
 
 
 class SandboxConfig(Section):
-    """The sandbox that runs responses that are programs. The limits apply to each test whose verifier sets none."""
+    """The sandbox for programs in responses. The limits apply to each test, if its verifier sets none."""
 
     min_level: int = Field(
         2,

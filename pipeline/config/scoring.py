@@ -1,4 +1,4 @@
-"""The `scoring` section of a recipe: the reward of each verdict, and further rewards."""
+"""The `scoring` section of a recipe: the reward for each verdict, and additional rewards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from verizero.pipeline.types import Ending
 
 
 class ComponentConfig(Section):
-    """A further reward of every response, added to that of its row's own verifier."""
+    """A verifier whose reward is added to that of the row's own verifier, for every response."""
 
     verifier: VerifierChoice = Field(description="{name, params}; it gets the row's reference")
     weight: float = Field(1.0, description="weight of the reward in the sum; the row's own verifier has weight 1")
 
 
 class SecondOpinionConfig(Section):
-    """Another verifier grades a share of the responses again. Rewards stay; disagreements are counted and kept."""
+    """Another verifier grades a share of the responses again. Rewards do not change; disagreements are reported."""
 
     share: float = Field(
         0.02, gt=0, le=1, description="share of the responses, among those whose own grader did not fail"
@@ -27,7 +27,7 @@ class SecondOpinionConfig(Section):
 
 
 class ScoringConfig(Section):
-    """The table that turns a verdict into a reward, and the handling of failed graders."""
+    """The reward for each kind of verdict, and what happens when graders fail."""
 
     no_answer: float = Field(0.0, description="reward of a response without an answer")
     timeout: float = Field(0.0, description="reward of an answer that exceeded its own time limit")

@@ -1,4 +1,4 @@
-"""Sections of a recipe. All are frozen, refuse unknown keys, and are the only place of the defaults."""
+"""Sections of a recipe. They are frozen, refuse unknown keys, and have all defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 def check_device(name: str) -> str:
-    """Return the name of a device that a policy can be on. Raises: ValueError for any other."""
+    """Return the name of a device. Raises: ValueError unless a policy can be on it."""
     if not DEVICES.fullmatch(name):
         raise ValueError(f"{name!r} is no device that models run on here; give auto, cpu, cuda or cuda:N")
     return name
@@ -23,7 +23,7 @@ def _at_home(path: str | None) -> str | None:
 
 
 ModelPath = Annotated[str | None, AfterValidator(_at_home)]
-"""A model's folder, where `~` is the home of the user, its file, or its id on the hub."""
+"""A model's folder (`~` is the user's home), its file, or its id on the hub."""
 
 
 class Section(BaseModel):
@@ -41,7 +41,7 @@ class CreateConfig(Section):
 
 
 class ModelConfig(Section):
-    """The policy that the first stage starts from: exactly one of `path` and `create`."""
+    """The model from which the first stage starts: exactly one of `path` and `create`."""
 
     path: ModelPath = Field(
         None, description="a Hugging Face folder, a hub id (needs network), a file x.gguf, or package:NAME/x.gguf"
@@ -179,7 +179,7 @@ class TrainConfig(Section):
 
 
 class LaunchConfig(Section):
-    """The processes that train together. Each has a log; if one ends, all end."""
+    """The processes that train together. If one ends, all end."""
 
     kind: Literal["none", "local", "torchrun", "deepspeed", "slurm"] = Field(
         "none", description="none: one process, or ranks that something else has started; local: ranks on this machine"
@@ -257,7 +257,7 @@ class PrefectConfig(Section):
 
 
 def check_backend(train: TrainConfig, model: ModelConfig, checkpoint: CheckpointConfig) -> None:
-    """Refuse what the trainer's backend cannot do. Raises: ValueError."""
+    """Raise ValueError for settings that the training backend does not support."""
     if train.backend == "deepspeed" and model.dtype == "bfloat16" and train.zero == 0:
         raise ValueError(
             "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "

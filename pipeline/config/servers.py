@@ -1,4 +1,4 @@
-"""Servers of rollouts in a recipe: the parameters that every kind has, and a kind by its name.
+"""Parameters of servers that generate responses: those of every kind, and the kinds by name.
 
 `rollout.engine: vllm_server` is the file of that name in `pipeline/rollout/servers/`. Other kinds are entry points of
 installed packages, in the group `verizero.servers`; their parameters are the recipe's `rollout.server`.
@@ -19,17 +19,17 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
 
 IN_PROCESS = ("torch", "vllm")
-"""Engines that need no server."""
+"""Engines that run in the training process."""
 VLLM_SERVER = "vllm_server"
 
 
 class ServerParams(Section):
-    """Base of the parameters of a kind of server: where servers are, and how a run asks them."""
+    """Base of the parameters of a kind of server: their addresses, and limits of requests to them."""
 
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"servers", "urls", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s", "health_timeout_s"}
     )
-    """Fields that may change on resume: addresses, timeouts and memory, which change no response."""
+    """Fields that may change on resume, because they change no response: addresses, timeouts, memory."""
     servers: int = Field(1, ge=1, description="number of servers that the run starts, if `urls` is empty")
     urls: tuple[str, ...] = Field((), description="addresses http://host:port of servers that already run")
     bucket_mib: int = Field(256, ge=1, description="servers: size of the pieces that weights are sent in")

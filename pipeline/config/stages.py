@@ -1,4 +1,4 @@
-"""The stages of a recipe, and the sections that define each kind of stage."""
+"""The stages of a recipe, and the base of the sections that define kinds of stages."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.config.sections import ModelConfig, OptimizerConfig, Section, TrainConfig
 
 DEMONSTRATIONS = "demonstrations.jsonl"
-"""File that a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
+"""File that a stage leaves for SFT stages: rows as in a user's file, each with a demonstration."""
 MODEL = "model"
 """Folder of a reward model that a stage leaves for graders."""
 POLICY = "policy"
-"""The policy at a stage's end, which every stage leaves."""
+"""Stands for the policy at a stage's end, which every stage leaves."""
 BASE = "base"
-"""Name, in place of a stage, of the model that the first stage starts from."""
+"""Name for the model from which the first stage starts, where otherwise a stage is named."""
 
 
 def located(algorithm: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Return the choice of an algorithm with an absolute path: a run's own recipe.yaml lies in another folder."""
+    """Return the choice of an algorithm with an absolute path, which is also right in the run's own recipe.yaml."""
     if not isinstance(path := algorithm.get("path"), str):
         return algorithm
     return algorithm | {"path": str(((info.context or {}).get("base") or Path.cwd()) / path)}
 
 
 class Stage(Section):
-    """One stage. A word alone is both name and kind, and the section of that name is used unchanged."""
+    """A stage of the run. `sft` alone is short for {name: sft, kind: sft}: the section `sft`, unchanged."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="unique name, used in reports, folders and `--stages`"
@@ -68,7 +68,7 @@ class Stage(Section):
 
 
 class Recipe(Protocol):
-    """The sections of a recipe that all stages share, for the rules and the page of one stage."""
+    """The sections of a recipe that all stages share."""
 
     @property
     def model(self) -> ModelConfig:
@@ -100,9 +100,9 @@ class Recipe(Protocol):
 
 
 class StageSection(Section):
-    """Base of the sections that define stages, with all facts of a kind besides the code that does its items.
+    """Base of the sections of stages. A subclass has all facts of a kind of stage, except the code that runs it.
 
-    That is the `StageKind` of `pipeline/stages/<kind>.py`, or of a plug-in.
+    The code is the `StageKind` of `pipeline/stages/<kind>.py`, or of a plug-in.
     """
 
     title: ClassVar[str] = ""
@@ -117,26 +117,26 @@ class StageSection(Section):
     plays_episodes: ClassVar[bool] = False
     """True if rows of the data may name an environment."""
     lengths: ClassVar[tuple[str, ...]] = ()
-    """Fields of the stage's length with which it continues if the recipe asks for more of them."""
+    """Fields for the length of the stage. If one is raised after the run, the stage continues."""
     in_rounds: ClassVar[bool] = False
     """True if the stage's items are rounds, named by number and evaluated every `evaluation.every_rounds`."""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """Inputs that its result depends on, besides seed, model, template, trainer and its own section: sections of the
-    recipe, and "prompts", "demonstrations", "text" and "pairs" of the data."""
+    """Inputs of the stage, besides seed, model, template, trainer and its own section: sections of the recipe, and
+    "prompts", "demonstrations", "text" and "pairs" of the data."""
     leaves: ClassVar[frozenset[str]] = frozenset()
     """Files that the stage leaves in its folder for later stages, e.g. "demonstrations.jsonl"."""
 
     def steps_of_items(self) -> list[int]:
-        """Return the steps of each item, in order: one item with all steps, or 0 if they follow from the data."""
+        """Return the steps of each item. By default there is one item; 0 steps means that the data decides."""
         return [getattr(self, "steps", None) or 0]
 
     @property
     def length_of_item(self) -> float:
-        """The steps of an item, or its epochs; 0 for a kind that has neither."""
+        """Return the steps or epochs of an item; 0 for a kind that has neither."""
         return float(getattr(self, "steps", None) or getattr(self, "epochs", None) or 0)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return field -> (earlier stage that the field names, file needed from that stage's folder, or `POLICY`)."""
+        """Return field -> (the earlier stage that it names, the file needed from its folder or `POLICY`)."""
         return {}
 
     @property
@@ -146,14 +146,14 @@ class StageSection(Section):
 
     @property
     def teacher_paths(self) -> list[str]:
-        """Folders and hub ids of models besides the policy that the stage distils from."""
+        """Folders and hub ids of the stage's teachers, except the policy itself."""
         return []
 
     def check(self, recipe: Recipe) -> None:
-        """Raise ValueError with the remedy for what does not fit in a recipe of this stage alone."""
+        """Raise ValueError, with the remedy, for settings of the recipe that do not fit this stage."""
 
     def explain(self, recipe: Recipe) -> str:
-        """Return the page that `verizero explain` shows of the stage; empty for a stage without one."""
+        """Return the text that `verizero explain` shows for the stage; empty: none."""
         return ""
 
 
@@ -161,7 +161,7 @@ TEXT_TYPES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class TextSource(Section):
-    """Unlabelled text of one file: a .txt file is one text, every row of other files is one."""
+    """A file of unlabelled text: a .txt file is one text; of other files, each row is one."""
 
     file: str = Field(description="path of .txt, .jsonl, .json or .parquet, from the recipe's folder")
     column: str = Field("text", min_length=1, description="column of the text; a.b steps into objects")
@@ -255,12 +255,12 @@ class SftConfig(StageSection):
 
     @property
     def needs_demonstrations(self) -> bool:
-        """True if they are not those of an earlier stage."""
+        """True unless the demonstrations come from an earlier stage."""
         return self.demonstrations is None
 
 
 class ReferenceConfig(Section):
-    """The schedule by which the reference policy is replaced by the current policy."""
+    """When the reference policy is replaced by the current policy."""
 
     schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
         "every_round", description="none: no reference and no KL to it"
@@ -282,7 +282,7 @@ class ReferenceConfig(Section):
 
 
 class SelectConfig(Section):
-    """Dynamic sampling (2503.14476): the choice of groups to train on, and the filling of the batch."""
+    """Dynamic sampling (2503.14476): which groups are trained on, and how the batch is filled."""
 
     keep: Literal["auto", "informative", "all"] = Field(
         "auto", description="informative: groups whose rewards are not all equal; auto: as the algorithm sets it"
@@ -300,7 +300,7 @@ class RoundsConfig(StageSection):
     learns_from_responses: ClassVar[bool] = True
     lengths: ClassVar[tuple[str, ...]] = ("rounds", "steps_per_round")
     groups_differ: ClassVar[bool] = True
-    """True if a group whose rewards are all equal teaches nothing, where no algorithm says so."""
+    """True if groups with equal rewards teach nothing. It is used by stages without an algorithm."""
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox", "guard"})
 
     rounds: int = Field(ge=1)

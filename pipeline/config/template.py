@@ -1,4 +1,4 @@
-"""The `data.template` section of a recipe: how questions, observations and calls are written for the model."""
+"""The `data.template` section of a recipe: how questions, observations and calls are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = "{text}"
 
 
 class Template(Section):
-    """The template that turns a question into the prompt that the model reads, and a conversation into its turns."""
+    """The template that turns a question into a prompt, and a conversation into its turns."""
 
     name: Literal["plain", "chat", "r1_zero", "custom"] = Field(
         "plain",

@@ -1,4 +1,4 @@
-"""Reading YAML: strict keys, numbers such as 3e-4, and a bound on what aliases (*name) make of a short text."""
+"""Read YAML with unique keys, numbers such as 3e-4, and a limit on the values that aliases (*name) can make."""
 
 from __future__ import annotations
 
@@ -10,70 +10,70 @@ import yaml
 
 from verizero.pipeline.errors import ConfigError
 
-MOST_VALUES = 100_000
-"""Values of a text with its aliases written out; the longest shipped recipe has a few hundred."""
-MOST_DEPTH = 100
-"""Lists and mappings in one another."""
+MAX_VALUES = 100_000
+"""Maximum of values in a text with its aliases written out. The longest shipped recipe has a few hundred."""
+MAX_DEPTH = 100
+"""Maximum nesting of lists and mappings."""
 
 
-class _Bounded:
-    """Refuses a text before its values are made: an alias of aliases of aliases stands for any number of them."""
+class _LimitedLoader:
+    """Refuses a text with too many values before they are made: nested aliases can stand for any number of values."""
 
     name = "the text"
-    """The name of the text in errors; the parser in C has none of its own."""
+    """Name of the text in errors; the C parser has no such attribute."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Return the values, if they are not too many."""
-        if _num_values(node, {}, 0) > MOST_VALUES:
+        if _num_values(node, {}, 0) > MAX_VALUES:
             raise ConfigError(
-                f"{self.name} has more than {MOST_VALUES:,} values with its aliases (*name) written out; write fewer "
+                f"{self.name} has more than {MAX_VALUES:,} values with its aliases (*name) written out; write fewer "
                 "aliases of aliases, and put rows of data into files of their own"
             )
         return super().construct_document(node)  # type: ignore[misc]
 
 
-class SlowLoader(_Bounded, yaml.SafeLoader):
-    """Safe YAML in which a key given twice is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
+class SlowLoader(_LimitedLoader, yaml.SafeLoader):
+    """Safe YAML where a repeated key is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
 
 
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML that was built without libyaml lacks it
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # missing if PyYAML was built without libyaml
 
 
-class FastLoader(_Bounded, _Parser):  # type: ignore[misc]
-    """The loader above by a parser in C, seven times as fast. Its errors lack the line's text and names of aliases."""
+class FastLoader(_LimitedLoader, _Parser):  # type: ignore[misc]
+    """The same with the C parser, seven times as fast. Its errors do not show the line or the names of aliases."""
 
 
-def _num_values(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Return the number of values of a node with its aliases written out. `known`: those of nodes that are counted."""
+def _num_values(node: yaml.Node, counts: dict[int, int], depth: int) -> int:
+    """Return the number of values of a node with its aliases written out. `counts`: results for nodes, by id."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) in known:
-        if known[id(node)] == 0:  # its own values are being counted
+    if id(node) in counts:
+        if counts[id(node)] == 0:  # still being counted: it contains itself
             raise ConfigError("an alias is inside its own anchor; write the value out")
-        return known[id(node)]
-    if depth == MOST_DEPTH:
+        return counts[id(node)]
+    if depth == MAX_DEPTH:
         raise _too_deep()
-    known[id(node)] = 0
-    inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-    known[id(node)] = 1 + sum(_num_values(part, known, depth + 1) for part in inner)
-    return known[id(node)]
+    counts[id(node)] = 0
+    children = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+    counts[id(node)] = 1 + sum(_num_values(child, counts, depth + 1) for child in children)
+    return counts[id(node)]
 
 
 def _too_deep() -> ConfigError:
-    return ConfigError(f"lists and mappings are in one another more than {MOST_DEPTH} deep; write fewer brackets")
+    return ConfigError(f"lists and mappings are in one another more than {MAX_DEPTH} deep; write fewer brackets")
 
 
 def _mapping(loader: SlowLoader | FastLoader, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-    seen: set[Any] = set()
+    keys: set[Any] = set()
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *a` puts the keys of `a` below those that are written here
             continue
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word or number", key_node.start_mark)
         key = str(loader.construct_object(key_node, deep=True))
-        if key in seen:
+        if key in keys:
             raise ConfigError(f"key {key!r} is given twice{key_node.start_mark}; keep one")
-        seen.add(key)
+        keys.add(key)
     return {str(k): v for k, v in yaml.SafeLoader.construct_mapping(loader, node, deep=True).items()}
 
 

@@ -1,1 +1,1 @@
-"""Causes for which a run does not learn, each in a file of its own, found in the files that the run has written."""
+"""Reasons why a run does not learn, one a file. Each is looked for in the files that a run has written."""

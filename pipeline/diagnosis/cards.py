@@ -1,4 +1,4 @@
-"""The findings about a run as its page shows them, each with the curve of the number that shows it."""
+"""Cards of a run's page: a finding each, with the curve of the metric that shows it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from verizero.pipeline.diagnosis.finding import PASS, Finding
 from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.reading import Reading, read
+from verizero.pipeline.diagnosis.run_facts import RunFacts, read
 from verizero.pipeline.report.curves import Chart, Series, pass_chart, thin
 from verizero.pipeline.report.diagnosis_section import Card
 
 
 def cards_of(folder: Path, say: Callable[[str], None]) -> list[Card] | None:
-    """Return a card for each finding about the run in `folder`. A rule that fails is left out, and `say` tells it.
+    """Return a card for each finding about the run in `folder`. A rule that fails is left out, with a warning by `say`.
 
-    None if the files cannot be read: a page without a diagnosis is better than none.
+    None, with a warning, if the run's files cannot be read.
     """
     try:
         run = read(folder)
@@ -24,7 +24,7 @@ def cards_of(folder: Path, say: Callable[[str], None]) -> list[Card] | None:
         say(f"warning: the run could not be diagnosed: {type(exc).__name__}: {exc}")
         return None
     findings = diagnose(run, lambda name, exc: say(rule_failed(name, exc)))
-    return [card(run, finding, place) for place, finding in enumerate(findings, 1)]
+    return [card(run, finding, number) for number, finding in enumerate(findings, 1)]
 
 
 def rule_failed(name: str, exc: Exception) -> str:
@@ -32,8 +32,8 @@ def rule_failed(name: str, exc: Exception) -> str:
     return f"warning: the rule {name} of the diagnosis failed: {type(exc).__name__}: {exc}"
 
 
-def card(run: Reading, finding: Finding, place: int) -> Card:
-    """Return the card of a finding; `place` tells its chart from those of others."""
+def card(run: RunFacts, finding: Finding, number: int) -> Card:
+    """Return the card of a finding. `number` makes the name of its chart unique."""
     metric = next((e.metric for e in finding.evidence if e.metric), "")
     chart = chart_of(run, metric)
     return Card(
@@ -43,12 +43,12 @@ def card(run: Reading, finding: Finding, place: int) -> Card:
         finding.sentence,
         tuple(map(str, finding.evidence)),
         finding.remedy,
-        None if chart is None else replace(chart, name=f"diagnosis_{place}"),
+        None if chart is None else replace(chart, name=f"diagnosis_{number}"),
     )
 
 
-def chart_of(run: Reading, metric: str) -> Chart | None:
-    """Return the curve of a number over the steps; of a stage that learns from texts if RL does not have it."""
+def chart_of(run: RunFacts, metric: str) -> Chart | None:
+    """Return the curve of a metric over the RL steps, or over SFT steps if RL does not have it."""
     if metric == PASS:
         return pass_chart([e.row for e in run.evaluations])
     rl = [(row.step, row.metrics[metric]) for _, row in run.steps if metric in row.metrics]

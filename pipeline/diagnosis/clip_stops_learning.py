@@ -9,41 +9,43 @@ from __future__ import annotations
 
 from verizero.pipeline.algorithms.base import chosen, load_algorithm
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"learning_rate_low"})
-MANY, MANY_OF_SEQUENCES = 0.08, 0.5
+MIN_CLIPPED, MIN_CLIPPED_OF_SEQUENCES = 0.08, 0.5
 GRPO = {"name": "grpo"}
-CLIP = ("clip_low", "clip_high")
+CLIP_FIELDS = ("clip_low", "clip_high")
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find many clipped tokens, most of them at ratios near 1."""
-    clipped = (run.late("clip_fraction/high") or 0.0) + (run.late("clip_fraction/low") or 0.0)
+    clipped = (run.mean_at_end("clip_fraction/high") or 0.0) + (run.mean_at_end("clip_fraction/low") or 0.0)
     usual = "30%" if (of_sequences := _of_sequences(run)) else "2%"
-    if clipped < (MANY_OF_SEQUENCES if of_sequences else MANY):
+    if clipped < (MIN_CLIPPED_OF_SEQUENCES if of_sequences else MIN_CLIPPED):
         return None
     return Finding(
         "clip_stops_learning",
         "problem",
         min(1.0, 0.6 + clipped),
         f"{clipped:.0%} of the tokens are clipped and have no gradient; usual are less than {usual}.",
-        run.shown("clip_fraction/high") + run.shown("clip_fraction/low", -1) + run.shown("ratio/p99", -1),
-        _own_clip(run),
+        run.evidence("clip_fraction/high") + run.evidence("clip_fraction/low", -1) + run.evidence("ratio/p99", -1),
+        _published_clip(run),
         EXPLAINS,
     )
 
 
-def _of_sequences(run: Reading) -> bool:
+def _of_sequences(run: RunFacts) -> bool:
     """Return True if the ratio that is clipped is one of whole responses."""
     _, parts = load_algorithm(*chosen(run.setting(run.section, "algorithm", default=GRPO)))
     return parts.ratio_entry.of in ("mean", "sum")
 
 
-def _own_clip(run: Reading) -> str:
+def _published_clip(run: RunFacts) -> str:
     """Return the clip range of the algorithm's publication, or one update a batch where the recipe has that range."""
-    own = {k: v for k, v in run.setting(run.section, "algorithm", default=GRPO).items() if k not in CLIP}
-    params, _ = load_algorithm(*chosen(own))
-    sets = [f"--set {run.section}.algorithm.{k}={v:g}" for k in CLIP if (v := getattr(params, k, None)) is not None]
-    changed = any(run.setting(run.section, "algorithm", k) is not None for k in CLIP)
-    return " ".join(sets) if sets and changed else f"--set {run.section}.algorithm.num_epochs=1"
+    choice = {k: v for k, v in run.setting(run.section, "algorithm", default=GRPO).items() if k not in CLIP_FIELDS}
+    params, _ = load_algorithm(*chosen(choice))
+    options = [
+        f"--set {run.section}.algorithm.{k}={v:g}" for k in CLIP_FIELDS if (v := getattr(params, k, None)) is not None
+    ]
+    is_set = any(run.setting(run.section, "algorithm", k) is not None for k in CLIP_FIELDS)
+    return " ".join(options) if options and is_set else f"--set {run.section}.algorithm.num_epochs=1"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading
+from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts
 
-RARE = 0.05
-FEWEST = 100
+RARE_SHARE = 0.05
+MIN_RESPONSES = 100
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find a held-out domain that hardly any training response belongs to."""
     domains = list(run.before_and_after())
-    if len(domains) < 2 or len(run.samples) < FEWEST:
+    if len(domains) < 2 or len(run.samples) < MIN_RESPONSES:
         return None
     counts = Counter(s.row.domain for s in run.samples)
     rare = min(domains, key=lambda d: counts[d])
     share = counts[rare] / len(run.samples)
-    if share >= RARE / (len(domains) / 2):
+    if share >= RARE_SHARE / (len(domains) / 2):
         return None
     return Finding(
         "domain_imbalance",

@@ -8,32 +8,32 @@ has no final answer, or an answer followed by noise.
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"too_hard", "length_cap", "false_negatives", "wrong_references", "infrastructure_zeros"})
-NEARLY_ALL = 0.9
+MIN_CUT = 0.9
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find nearly all responses cut in the first steps and in the last."""
-    early, late = run.early("truncated"), run.late("truncated")
-    if early is None or late is None or min(early, late) < NEARLY_ALL:
+    cut_at_start, cut_at_end = run.mean_at_start("truncated"), run.mean_at_end("truncated")
+    if cut_at_start is None or cut_at_end is None or min(cut_at_start, cut_at_end) < MIN_CUT:
         return None
     is_plain = run.setting("model", "path") is not None and run.setting("data", "template", "name") != "chat"
     return Finding(
         "end_token_missing",
         "problem",
-        min(early, late),
-        f"{late:.0%} of the responses are cut at the length limit and none learns to stop: {_why(run)}.",
-        run.shown("truncated"),
+        min(cut_at_start, cut_at_end),
+        f"{cut_at_end:.0%} of the responses are cut at the length limit and none learns to stop: {_why(run)}.",
+        run.evidence("truncated"),
         "compare the last token of a demonstration with the tokenizer's end token"
         + ("; for a chat model: --set data.template.name=chat" if is_plain else ""),
         EXPLAINS,
     )
 
 
-def _why(run: Reading) -> str:
-    ends = [row.metrics["ends/trained"] for _, row in run.imitation if "ends/trained" in row.metrics]
-    if ends and max(ends) == 0:
+def _why(run: RunFacts) -> str:
+    trained_ends = [row.metrics["ends/trained"] for _, row in run.imitation if "ends/trained" in row.metrics]
+    if trained_ends and max(trained_ends) == 0:
         return "no demonstration of SFT had the end token as its last"
     return "the end token is never sampled, or the engine does not know it"

@@ -7,21 +7,21 @@ probs then carry noise, and a correction or the same type is needed (arXiv 2510.
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-LARGE, SOME = 0.01, 1e-3
+LARGE_K3, MIN_K3 = 0.01, 1e-3
 
 
-def look(run: Reading) -> Finding | None:
-    """Find a distance of engine and trainer that is there from the first steps on."""
-    early = run.early("mismatch/k3")
-    if early is None or early < SOME:
+def look(run: RunFacts) -> Finding | None:
+    """Find a distance between engine and trainer in the first steps."""
+    k3 = run.mean_at_start("mismatch/k3")
+    if k3 is None or k3 < MIN_K3:
         return None
     return Finding(
         "engine_mismatch",
-        "problem" if early >= LARGE else "warning",
-        min(1.0, 0.6 + early),
-        f"Engine and trainer differ by {early:.3f} nats a token for the same weights, from the first steps on.",
-        run.shown("mismatch/k3") + run.shown("mismatch/p99"),
+        "problem" if k3 >= LARGE_K3 else "warning",
+        min(1.0, 0.6 + k3),
+        f"Engine and trainer differ by {k3:.3f} nats a token for the same weights, from the first steps on.",
+        run.evidence("mismatch/k3") + run.evidence("mismatch/p99"),
         "give engine and trainer one number type; algorithm.mismatch_level weighs out small distances only",
     )

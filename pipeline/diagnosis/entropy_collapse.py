@@ -8,31 +8,39 @@ so a small gain does not excuse it.
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-LESS, GAIN = 0.65, 0.02
-LESS_BY_SIGN, GAIN_BY_SIGN = 0.85, 0.2
+MAX_ENTROPY_LEFT, MAX_GAIN = 0.65, 0.02
+MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE = 0.85, 0.2
 """Share of the first entropy that is left, and gain of the reward; the second pair for an entropy term below 0."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find an entropy that has fallen while the reward has not risen."""
-    early, late = run.early("entropy"), run.late("entropy")
-    first, last = run.early("reward/sampled"), run.late("reward/sampled")
+    first_entropy, last_entropy = run.mean_at_start("entropy"), run.mean_at_end("entropy")
+    first_reward, last_reward = run.mean_at_start("reward/sampled"), run.mean_at_end("reward/sampled")
     coef = run.setting(run.section, "algorithm", "entropy_coef", default=0.0)
-    less, gain = (LESS_BY_SIGN, GAIN_BY_SIGN) if coef < 0 else (LESS, GAIN)
-    if early is None or late is None or first is None or last is None or late > less * early:
+    max_left, max_gain = (
+        (MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE) if coef < 0 else (MAX_ENTROPY_LEFT, MAX_GAIN)
+    )
+    if (
+        first_entropy is None
+        or last_entropy is None
+        or first_reward is None
+        or last_reward is None
+        or last_entropy > max_left * first_entropy
+    ):
         return None
-    if last > first + gain * run.reward_range or (coef >= 0 and run.has_learned):
+    if last_reward > first_reward + max_gain * run.reward_range or (coef >= 0 and run.has_learned):
         return None
-    section = f"{run.section}.algorithm.entropy_coef"
+    field = f"{run.section}.algorithm.entropy_coef"
     return Finding(
         "entropy_collapse",
         "problem",
-        max(0.3, min(1.0, 0.6 + first - last)),
-        f"The entropy falls from {early:.3f} to {late:.3f} nats a token, and the reward goes from "
-        f"{first:.2f} to {last:.2f}."
+        max(0.3, min(1.0, 0.6 + first_reward - last_reward)),
+        f"The entropy falls from {first_entropy:.3f} to {last_entropy:.3f} nats a token, and the reward goes from "
+        f"{first_reward:.2f} to {last_reward:.2f}."
         + (f" The entropy term has the coefficient {coef:g}, which rewards being sure." if coef < 0 else ""),
-        run.shown("entropy") + run.shown("reward/sampled"),
-        f"--set {section}={abs(coef) / 100:g}" if coef < 0 else f"--set {section}=0.003, or a smaller learning rate",
+        run.evidence("entropy") + run.evidence("reward/sampled"),
+        f"--set {field}={abs(coef) / 100:g}" if coef < 0 else f"--set {field}=0.003, or a smaller learning rate",
     )

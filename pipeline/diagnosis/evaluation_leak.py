@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-OF = re.compile(r"(\d+) of (\d+) evaluation prompts occur in training")
-SOME = 0.02
+OVERLAP_NOTE = re.compile(r"(\d+) of (\d+) evaluation prompts occur in training")
+MIN_OVERLAP = 0.02
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find the note that the run wrote about its data when it began, unless it has left those prompts out."""
     if run.setting("data", "overlap", "on_overlap") == "drop":
         return None
     for note in run.notes:
-        match = OF.search(note)
-        if match is None or int(match[1]) < SOME * int(match[2]):
+        match = OVERLAP_NOTE.search(note)
+        if match is None or int(match[1]) < MIN_OVERLAP * int(match[2]):
             continue
         return Finding(
             "evaluation_leak",

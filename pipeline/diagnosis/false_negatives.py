@@ -8,35 +8,35 @@ verifier is not to blame.
 
 from __future__ import annotations
 
+from verizero.pipeline.diagnosis.answer_numbers import answer_numbers, example_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading
-from verizero.pipeline.diagnosis.stated import shown, stated
+from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts
 
 EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
-GAP = 0.15
-RIGHT = 0.02
+MIN_GAP = 0.15
+MIN_REFUSED_RIGHT = 0.02
 """Share of refused responses with the reference's number, below which the verifier is not to blame."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find far fewer right responses in training than held-out pass@1 of the same domain, at the beginning."""
     for domain, (before, _) in run.before_and_after().items():
-        trained, held_out = run.correct(domain), before.measure(domain)
-        if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
+        share_right, held_out = run.share_right(domain), before.measure(domain)
+        if share_right is None or held_out["low"] - share_right < MIN_GAP or not run.has_comparable_prompts(domain):
             continue
-        answers = stated(run, domain)
-        if answers.refuses_right is not None and answers.refuses_right < RIGHT:
+        answers = answer_numbers(run, domain)
+        if answers.refuses_right is not None and answers.refuses_right < MIN_REFUSED_RIGHT:
             continue
         refused = answers.refused_right[:3] or [s for s in run.samples if s.row.score == 0][:3]
         return Finding(
             "false_negatives",
-            "problem" if trained > 0 else "warning",
-            min(1.0, 0.4 + held_out["low"] - trained),
-            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {trained:.0%} of the first "
+            "problem" if share_right > 0 else "warning",
+            min(1.0, 0.4 + held_out["low"] - share_right),
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {share_right:.0%} of the first "
             "training responses were right: the training verifier refuses right answers, or its prompts are harder."
-            + shown(answers.refused_right, run),
+            + example_of(answers.refused_right, run),
             (
-                *run.shown_correct(domain, 0),
+                *run.evidence_of_right(domain, 0),
                 *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.response!r:.60}") for s in refused),
             ),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"

@@ -10,33 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verizero.pipeline.diagnosis.answer_numbers import answer_numbers, example_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
-from verizero.pipeline.diagnosis.stated import shown, stated
+from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
-GAP = 0.25
-WRONG = 0.05
+MIN_GAP = 0.25
+MIN_ACCEPTED_WRONG = 0.05
 """Share of accepted responses with another number than the reference's, below which the verifier is not to blame."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find far more right responses in training than held-out pass@1 of the same domain, at the end of the run."""
     for domain, (_, after) in run.before_and_after().items():
-        trained, held_out = run.correct(domain, late=True), after.measure(domain)
-        if trained is None or trained - held_out["high"] < GAP:
+        share_right, held_out = run.share_right(domain, at_end=True), after.measure(domain)
+        if share_right is None or share_right - held_out["high"] < MIN_GAP:
             continue
-        answers = stated(run, domain)
-        if answers.accepts_wrong is not None and answers.accepts_wrong < WRONG:
+        answers = answer_numbers(run, domain)
+        if answers.accepts_wrong is not None and answers.accepts_wrong < MIN_ACCEPTED_WRONG:
             continue
         return Finding(
             "false_positives",
             "problem",
-            min(1.0, 0.6 + trained - held_out["high"]),
-            f"{domain}: {trained:.0%} of the training responses are right by their verifier, and held-out ones have a "
-            f"pass@1 of {held_out['value']:.2f}: that verifier accepts wrong answers, or the prompts are easier."
-            + shown(answers.accepted_wrong, run),
-            (*run.shown_correct(domain, -1), *shown_right(answers.accepted_wrong or run.samples)),
+            min(1.0, 0.6 + share_right - held_out["high"]),
+            f"{domain}: {share_right:.0%} of the training responses are right by their verifier, and held-out ones "
+            f"have a pass@1 of {held_out['value']:.2f}: that verifier accepts wrong answers, or the prompts are "
+            "easier." + example_of(answers.accepted_wrong, run),
+            (*run.evidence_of_right(domain, -1), *_accepted_examples(answers.accepted_wrong or run.samples)),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"
             if run.setting(run.section, "reward")
             else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
@@ -45,7 +45,7 @@ def look(run: Reading) -> Finding | None:
     return None
 
 
-def shown_right(samples: Sequence[Sample]) -> tuple[Evidence, ...]:
+def _accepted_examples(samples: Sequence[Sample]) -> tuple[Evidence, ...]:
     """Return two of the samples that were accepted."""
     right = [s for s in samples if s.row.score >= 1][-2:]
     return tuple(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} accepted: {s.row.response!r:.60}") for s in right)

@@ -7,29 +7,29 @@ little. One that is far below the usual norm leaves gradients near Adam's epsilo
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"learning_rate_low"})
-FAR, ALWAYS = 50.0, 0.95
+FAR_ABOVE, MIN_SHARE = 50.0, 0.95
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find gradients that are nearly always several times longer than allowed."""
-    most = run.setting(run.section, "optimizer", "max_grad_norm")
+    max_norm = run.setting(run.section, "optimizer", "max_grad_norm")
     norms = run.series("grad_norm")
-    if not most or len(norms) < 5:
+    if not max_norm or len(norms) < 5:
         return None
-    share = sum(p.value > FAR * float(most) for p in norms) / len(norms)
-    if share < ALWAYS:
+    share = sum(p.value > FAR_ABOVE * float(max_norm) for p in norms) / len(norms)
+    if share < MIN_SHARE:
         return None
-    usual = sorted(p.value for p in norms)[len(norms) // 2]
+    usual_norm = sorted(p.value for p in norms)[len(norms) // 2]
     return Finding(
         "gradients_always_clipped",
-        "warning" if usual < 200 * float(most) else "problem",
+        "warning" if usual_norm < 200 * float(max_norm) else "problem",
         share,
-        f"In {share:.0%} of the steps the gradient is more than {FAR:.0f} times longer than the {most:g} that is "
-        f"allowed; its usual norm is {usual:.2g}.",
-        run.shown("grad_norm"),
-        f"--set {run.section}.optimizer.max_grad_norm={max(1.0, round(2 * usual, 1)):g}",
+        f"In {share:.0%} of the steps the gradient is more than {FAR_ABOVE:.0f} times longer than the {max_norm:g} "
+        f"that is allowed; its usual norm is {usual_norm:.2g}.",
+        run.evidence("grad_norm"),
+        f"--set {run.section}.optimizer.max_grad_norm={max(1.0, round(2 * usual_norm, 1)):g}",
         EXPLAINS,
     )

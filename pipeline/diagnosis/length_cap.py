@@ -8,27 +8,29 @@ have another cause. A run that has learned to answer within the limit did not ne
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"length_drift", "false_negatives"})
-MANY, NEARLY_ALL = 0.15, 0.9
-FEW, SOLVED = 0.1, 0.7
+MIN_CUT, MAX_CUT = 0.15, 0.9
+MAX_CUT_IF_LEARNED, MIN_RIGHT_IF_LEARNED = 0.1, 0.7
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find many responses cut in the first steps, while others end by themselves."""
-    early = run.early("truncated")
-    if early is None or not MANY <= early < NEARLY_ALL:
+    cut = run.mean_at_start("truncated")
+    if cut is None or not MIN_CUT <= cut < MAX_CUT:
         return None
-    learned = (run.late("truncated") or 0.0) < FEW and (run.correct(late=True) or 0.0) >= SOLVED
+    has_learned = (run.mean_at_end("truncated") or 0.0) < MAX_CUT_IF_LEARNED and (
+        run.share_right(at_end=True) or 0.0
+    ) >= MIN_RIGHT_IF_LEARNED
     limit = run.setting("rollout", "max_response_tokens")
-    larger = "a larger number" if limit is None else str(2 * int(limit))
+    better_limit = "a larger number" if limit is None else str(2 * int(limit))
     return Finding(
         "length_cap",
-        "note" if learned else "problem" if early >= 2 * MANY else "warning",
-        min(1.0, 0.5 + early),
-        f"{early:.0%} of the first responses are cut at {limit} tokens, so right answers count as wrong.",
-        run.shown("truncated"),
-        f"--set rollout.max_response_tokens={larger}",
+        "note" if has_learned else "problem" if cut >= 2 * MIN_CUT else "warning",
+        min(1.0, 0.5 + cut),
+        f"{cut:.0%} of the first responses are cut at {limit} tokens, so right answers count as wrong.",
+        run.evidence("truncated"),
+        f"--set rollout.max_response_tokens={better_limit}",
         EXPLAINS,
     )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-ONE = (0.7, 1.3)
+ONE_TOKEN = (0.7, 1.3)
 """Tokens a response that are sampled and not trained on: one each."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find one token less trained than sampled a response, over the responses of the last updates."""
-    lengths = run.lengths()
+    lengths = run.trained_and_sampled_lengths()
     if lengths is None:
         return None
     trained, sampled, evidence = lengths
-    masked = sum(run.late(f"masked/{name}") or 0.0 for name in ("overlong", "off_policy", "mismatch", "rejected"))
-    if masked or not ONE[0] <= sampled - trained <= ONE[1]:
+    masked = sum(
+        run.mean_at_end(f"masked/{name}") or 0.0 for name in ("overlong", "off_policy", "mismatch", "rejected")
+    )
+    if masked or not ONE_TOKEN[0] <= sampled - trained <= ONE_TOKEN[1]:
         return None
     return Finding(
         "mask_leaves_end",

@@ -10,79 +10,90 @@ import json
 from shlex import quote
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import FEW, INFO, METRICS, ROLLOUTS, Reading
+from verizero.pipeline.diagnosis.run_facts import INFO, METRICS, NUM_COMPARED, ROLLOUTS, RunFacts
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "wrong_references", "learning_rate_low"})
-MANY, CUT = 0.5, 0.3
-KEYS = ("name", "text", "system", "chat_arguments")
+MIN_UNANSWERED, MAX_CUT = 0.5, 0.3
+TEMPLATE_FIELDS = ("name", "text", "system", "chat_arguments")
 """Fields of a template that decide the prompt."""
-HALF = 0.5
+MIN_DIFFERENCE = 0.5
 """Spaces or line breaks at the end of a prompt: the mean over prompts of one template is a whole number."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find the model's own template to be another, or the ends of prompts, or that few responses have an answer."""
-    return _recorded(run) or _ends(run) or _unread(run)
+    return _of_model_folder(run) or _of_prompt_ends(run) or _of_unread_answers(run)
 
 
-def _recorded(run: Reading) -> Finding | None:
+def _of_model_folder(run: RunFacts) -> Finding | None:
     """Find that the model's folder names another template, where no stage trains it on texts in the new one."""
-    own, present = run.info.get("model_template"), run.setting("data", "template")
-    if not isinstance(own, dict) or not isinstance(present, dict) or run.imitation:
+    model_template, recipe_template = run.info.get("model_template"), run.setting("data", "template")
+    if not isinstance(model_template, dict) or not isinstance(recipe_template, dict) or run.imitation:
         return None
-    fields = [key for key in KEYS if (own.get(key) or None) != (present.get(key) or None)]
+    fields = [key for key in TEMPLATE_FIELDS if (model_template.get(key) or None) != (recipe_template.get(key) or None)]
     if not fields:
         return None
-    was = ", ".join(f"{key} was {own.get(key)!r} and is {present.get(key)!r}" for key in fields)
+    differences = ", ".join(
+        f"{key} was {model_template.get(key)!r} and is {recipe_template.get(key)!r}" for key in fields
+    )
     return Finding(
         "other_template",
         "problem",
         0.9,
-        f"The model was trained with another template: {was}.",
-        (Evidence(INFO, 1, f"model_template: {own.get('name')!r}"),),
-        "--set " + quote("data.template={" + ", ".join(f"{k}: {json.dumps(own[k])}" for k in KEYS if own.get(k)) + "}"),
+        f"The model was trained with another template: {differences}.",
+        (Evidence(INFO, 1, f"model_template: {model_template.get('name')!r}"),),
+        "--set "
+        + quote(
+            "data.template={"
+            + ", ".join(f"{k}: {json.dumps(model_template[k])}" for k in TEMPLATE_FIELDS if model_template.get(k))
+            + "}"
+        ),
         EXPLAINS,
     )
 
 
-def _ends(run: Reading) -> Finding | None:
+def _of_prompt_ends(run: RunFacts) -> Finding | None:
     """Find that prompts end with more or fewer line breaks than those of the demonstrations did."""
     name = "prompt/spaces_at_end"
-    taught = [(line, row) for line, row in run.imitation if name in row.metrics][-FEW:]
-    asked = run.series(name)[:FEW]
-    if not taught or not asked:
+    demonstrations = [(line, row) for line, row in run.imitation if name in row.metrics][-NUM_COMPARED:]
+    prompts = run.series(name)[:NUM_COMPARED]
+    if not demonstrations or not prompts:
         return None
-    before, now = (
-        sum(values) / len(values) for values in ([r.metrics[name] for _, r in taught], [p.value for p in asked])
+    spaces_in_sft, spaces_in_rl = (
+        sum(values) / len(values)
+        for values in ([r.metrics[name] for _, r in demonstrations], [p.value for p in prompts])
     )
-    if abs(before - now) < HALF:
+    if abs(spaces_in_sft - spaces_in_rl) < MIN_DIFFERENCE:
         return None
     return Finding(
         "other_template",
         "problem",
         0.8,
-        f"Prompts of demonstrations ended with {before:.0f} spaces or line breaks, and those of RL end with {now:.0f}.",
+        f"Prompts of demonstrations ended with {spaces_in_sft:.0f} spaces or line breaks, and those of RL end with "
+        f"{spaces_in_rl:.0f}.",
         (
-            Evidence(METRICS, taught[-1][0], f"step {taught[-1][1].step}: {name}={before:.3g}", name),
-            *run.shown(name, 0),
+            Evidence(
+                METRICS, demonstrations[-1][0], f"step {demonstrations[-1][1].step}: {name}={spaces_in_sft:.3g}", name
+            ),
+            *run.evidence(name, 0),
         ),
         "make both prompts the same: data.template and the questions of data.train and data.demonstrations",
         EXPLAINS,
     )
 
 
-def _unread(run: Reading) -> Finding | None:
-    silent, cut = run.early("verdict/no_answer"), run.early("truncated")
-    if silent is None or cut is None or silent < MANY or cut > CUT or run.has_learned:
+def _of_unread_answers(run: RunFacts) -> Finding | None:
+    unanswered, cut = run.mean_at_start("verdict/no_answer"), run.mean_at_start("truncated")
+    if unanswered is None or cut is None or unanswered < MIN_UNANSWERED or cut > MAX_CUT or run.has_learned:
         return None
     samples = run.samples[:3]
     return Finding(
         "other_template",
         "problem",
-        silent,
-        f"{silent:.0%} of the first responses end without an answer that the verifier can read.",
+        unanswered,
+        f"{unanswered:.0%} of the first responses end without an answer that the verifier can read.",
         (
-            *run.shown("verdict/no_answer", 0),
+            *run.evidence("verdict/no_answer", 0),
             *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.60} -> {s.row.response!r:.40}") for s in samples),
         ),
         "compare a prompt of rollouts.jsonl with the model's training text: --set data.template.name=chat, or plain",

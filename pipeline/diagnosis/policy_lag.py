@@ -7,25 +7,26 @@ Small lags are harmless with a clip; large ones hold learning back.
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"ratios_explode", "learning_rate_low", "clip_stops_learning"})
-OLD = 4.0
+MIN_LAG = 4.0
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find that the weights which sampled are several versions behind."""
-    now, then = run.late("policy/version"), run.late("rollout/version")
-    if now is None or then is None or now - then < OLD:
+    policy_version, sampling_version = run.mean_at_end("policy/version"), run.mean_at_end("rollout/version")
+    if policy_version is None or sampling_version is None or policy_version - sampling_version < MIN_LAG:
         return None
-    every = run.setting("rollout", "publish_every", default=1)
-    remedy = "--set rollout.publish_every=1" if every > 1 else "--set rollout.max_staleness=1"
+    publish_every = run.setting("rollout", "publish_every", default=1)
+    remedy = "--set rollout.publish_every=1" if publish_every > 1 else "--set rollout.max_staleness=1"
     return Finding(
         "policy_lag",
-        "problem" if now - then >= 2 * OLD else "warning",
-        min(1.0, (now - then) / 10),
-        f"The responses of the last steps were sampled by weights that are {now - then:.0f} updates old.",
-        run.shown("policy/version", -1) + run.shown("rollout/version", -1),
+        "problem" if policy_version - sampling_version >= 2 * MIN_LAG else "warning",
+        min(1.0, (policy_version - sampling_version) / 10),
+        f"The responses of the last steps were sampled by weights that are {policy_version - sampling_version:.0f} "
+        "updates old.",
+        run.evidence("policy/version", -1) + run.evidence("rollout/version", -1),
         remedy,
         EXPLAINS,
     )

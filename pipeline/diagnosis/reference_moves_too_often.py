@@ -9,26 +9,27 @@ from __future__ import annotations
 from itertools import pairwise
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"learning_rate_low", "entropy_collapse"})
-ALWAYS = 0.6
+MIN_SHARE_MOVED = 0.6
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find a reference with a new version in most steps, under a KL coefficient that was meant to hold."""
-    versions, coef = run.series("reference/version"), run.late("kl/coef") or 0.0
+    versions, coef = run.series("reference/version"), run.mean_at_end("kl/coef") or 0.0
     if len(versions) < 10 or coef == 0:
         return None
-    moves = sum(a.value != b.value for a, b in pairwise(versions)) / (len(versions) - 1)
-    if moves < ALWAYS:
+    share_moved = sum(a.value != b.value for a, b in pairwise(versions)) / (len(versions) - 1)
+    if share_moved < MIN_SHARE_MOVED:
         return None
     return Finding(
         "reference_moves_too_often",
         "warning",
-        moves,
-        f"The reference moved in {moves:.0%} of the steps, so the KL term with coefficient {coef:g} holds nothing.",
-        run.shown("reference/version"),
+        share_moved,
+        f"The reference moved in {share_moved:.0%} of the steps, so the KL term with coefficient {coef:g} holds "
+        "nothing.",
+        run.evidence("reference/version"),
         f"--set '{run.section}.reference={{schedule: every_round}}'",
         EXPLAINS,
     )

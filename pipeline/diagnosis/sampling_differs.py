@@ -15,72 +15,77 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import FEW, Reading
+from verizero.pipeline.diagnosis.run_facts import NUM_COMPARED, RunFacts
 
 EXPLAINS = frozenset({"engine_mismatch", "learning_rate_high", "entropy_collapse", "ratios_explode"})
-LARGE, LOST = 0.01, 0.03
-EARLY, ALL = 0.15, 0.2
+MIN_K1, MIN_LOST = 0.01, 0.03
+MIN_GAP_AT_START, MIN_GAP = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small
 healthy batch stay within 0.06, thirty within 0.1."""
-SURE = 4.0
+MIN_STANDARD_ERRORS = 4.0
 """Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
-MOVED = 1.5
+MAX_RATIO_P99 = 1.5
 """99th percentile of the ratios above which several updates on one batch have moved the policy: its samples are then of
 another policy, whatever the temperature."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find tokens that the engine never draws, or draws too rarely or too often, from the first steps on."""
-    return _cut(run) or _tempered(run)
+    return _without_tokens(run) or _at_other_temperature(run)
 
 
-def _cut(run: Reading) -> Finding | None:
+def _without_tokens(run: RunFacts) -> Finding | None:
     """Find that the trainer has probability on tokens that the engine never draws."""
-    k1, k3 = run.early("mismatch/k1"), run.early("mismatch/k3")
-    if k1 is None or k3 is None or k1 < LARGE or k1 - k3 < LOST:
+    k1, k3 = run.mean_at_start("mismatch/k1"), run.mean_at_start("mismatch/k3")
+    if k1 is None or k3 is None or k1 < MIN_K1 or k1 - k3 < MIN_LOST:
         return None
     return Finding(
         "sampling_differs",
         "problem",
         min(1.0, 0.7 + k1 - k3),
         f"On average {k1 - k3:.0%} of the trainer's probability is on tokens that the engine never draws.",
-        run.shown("mismatch/k1") + run.shown("mismatch/k3"),
+        run.evidence("mismatch/k1") + run.evidence("mismatch/k3"),
         "--set rollout.top_p=1 --set rollout.top_k=0, and remove such options from the engine's own configuration",
         EXPLAINS,
     )
 
 
-def _tempered(run: Reading) -> Finding | None:
+def _at_other_temperature(run: RunFacts) -> Finding | None:
     """Find that sampled tokens are surer, or less sure, than the trainer's policy is on average."""
     rows = [row.metrics for _, row in run.steps if "surprise" in row.metrics and "entropy" in row.metrics]
     # Samples of an older policy are not drawn from the trainer's present one, and need not agree with it.
-    rows = [m for m in rows if m.get("mismatch/stale", 0.0) < 0.5 and m.get("ratio/p99", 1.0) < MOVED]
-    if len(rows) < FEW:
+    rows = [m for m in rows if m.get("mismatch/stale", 0.0) < 0.5 and m.get("ratio/p99", 1.0) < MAX_RATIO_P99]
+    if len(rows) < NUM_COMPARED:
         return None
     if _gap(rows) > 0:
         # Groups that are kept because somebody erred have more rare tokens than others: that is no temperature.
         rows = [m for m in rows if m["groups/trained"] == m["groups/sampled"]]
-        if len(rows) < FEW:
+        if len(rows) < NUM_COMPARED:
             return None
-    early, whole = _gap(rows[:FEW]), _gap(rows)
-    if early * whole <= 0 or abs(early) < EARLY or abs(whole) < ALL or _errors(rows) < SURE:
+    gap_at_start, gap = _gap(rows[:NUM_COMPARED]), _gap(rows)
+    if (
+        gap_at_start * gap <= 0
+        or abs(gap_at_start) < MIN_GAP_AT_START
+        or abs(gap) < MIN_GAP
+        or _num_standard_errors(rows) < MIN_STANDARD_ERRORS
+    ):
         return None
-    if whole > 0 and (run.early("mismatch/k3") or 0.0) >= LARGE:
+    if gap > 0 and (run.mean_at_start("mismatch/k3") or 0.0) >= MIN_K1:
         return None  # an engine that computes other probabilities draws rare tokens too; `engine_mismatch` names it
-    asked = run.setting("rollout", "temperature", default=1.0)
+    temperature = run.setting("rollout", "temperature", default=1.0)
     return Finding(
         "sampling_differs",
         "problem",
-        min(1.0, 0.7 + abs(whole)),
-        f"Sampled tokens are {abs(whole):.0%} {'more' if whole > 0 else 'less'} surprising to the trainer than its "
-        f"entropy says: the engine samples {'hotter' if whole > 0 else 'colder'} than the trainer computes.",
-        run.shown("surprise") + run.shown("entropy"),
-        f"remove the temperature from the engine's own configuration: the recipe asks for {asked:g}",
+        min(1.0, 0.7 + abs(gap)),
+        f"Sampled tokens are {abs(gap):.0%} {'more' if gap > 0 else 'less'} surprising to the trainer than its "
+        f"entropy says: the engine samples {'hotter' if gap > 0 else 'colder'} than the trainer computes.",
+        run.evidence("surprise") + run.evidence("entropy"),
+        f"remove the temperature from the engine's own configuration: the recipe asks for {temperature:g}",
         EXPLAINS,
     )
 
 
-def _errors(rows: Sequence[Mapping[str, float]]) -> float:
+def _num_standard_errors(rows: Sequence[Mapping[str, float]]) -> float:
     """Return the mean distance of the two over the steps, in its standard errors."""
     gaps = [m["surprise"] - m["entropy"] for m in rows]
     return abs(statistics.fmean(gaps)) / max(statistics.stdev(gaps) / math.sqrt(len(gaps)), 1e-9)

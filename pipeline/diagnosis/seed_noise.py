@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import PASS, Evidence, Finding
-from verizero.pipeline.diagnosis.reading import METRICS, Reading
+from verizero.pipeline.diagnosis.run_facts import METRICS, RunFacts
 
 FEW_STEPS = 10
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find a few steps whose intervals before and after overlap."""
     if not run.steps or len(run.steps) >= FEW_STEPS:
         return None

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import FEW, METRICS, Reading
+from verizero.pipeline.diagnosis.run_facts import METRICS, NUM_COMPARED, RunFacts
 
 EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
-NEARLY_ZERO, WEAK = 0.02, 0.3
+MAX_LOSS, MAX_PASS = 0.02, 0.3
 """Nats a token. Demonstrations that can be written in several ways leave a loss, unless they are memorised."""
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find a training loss of SFT near zero before a weak held-out pass@1."""
     losses = [(line, row.step, row.metrics["loss"]) for line, row in run.imitation if "loss" in row.metrics]
     held_out = [before.measure(domain)["value"] for domain, (before, _) in run.before_and_after().items()]
-    if len(losses) < FEW or not held_out or min(held_out) > WEAK:
+    if len(losses) < NUM_COMPARED or not held_out or min(held_out) > MAX_PASS:
         return None
-    last = sum(loss for _, _, loss in losses[-FEW:]) / FEW
-    if last > NEARLY_ZERO:
+    mean_loss = sum(loss for _, _, loss in losses[-NUM_COMPARED:]) / NUM_COMPARED
+    if mean_loss > MAX_LOSS:
         return None
     line, step, _ = losses[-1]
     return Finding(
         "sft_memorised",
         "problem",
-        min(1.0, 0.7 + WEAK - min(held_out)),
-        f"SFT ends with a loss of {last:.4f} nats a token, and pass@1 on held-out prompts is {min(held_out):.2f}.",
+        min(1.0, 0.7 + MAX_PASS - min(held_out)),
+        f"SFT ends with a loss of {mean_loss:.4f} nats a token, and pass@1 on held-out prompts is {min(held_out):.2f}.",
         (Evidence(METRICS, line, f"step {step}: loss={losses[-1][2]:.4g}", "loss"),),
         "use more demonstrations, of different tasks; fewer steps (sft.steps) help only where there are many",
         EXPLAINS,

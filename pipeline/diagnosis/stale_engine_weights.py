@@ -7,7 +7,7 @@ weights were not sent, were not loaded, or only sometimes. Every reward is then 
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset(
     {
@@ -19,21 +19,21 @@ EXPLAINS = frozenset(
         "learning_rate_low",
     }
 )
-LARGE, GREW = 0.01, 4.0
+MIN_K3, MIN_GROWTH = 0.01, 4.0
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find a mismatch of engine and trainer that was near zero at the first step and has grown since."""
-    points, late = run.series("mismatch/k3"), run.late("mismatch/k3")
-    if late is None or late < LARGE or points[0].value * GREW > late:
+    points, last_k3 = run.series("mismatch/k3"), run.mean_at_end("mismatch/k3")
+    if last_k3 is None or last_k3 < MIN_K3 or points[0].value * MIN_GROWTH > last_k3:
         return None
     return Finding(
         "stale_engine_weights",
         "problem",
-        min(1.0, 0.7 + late),
-        f"Engine and trainer agreed at the first step ({points[0].value:.1e} nats a token) and differ by {late:.2f} "
+        min(1.0, 0.7 + last_k3),
+        f"Engine and trainer agreed at the first step ({points[0].value:.1e} nats a token) and differ by {last_k3:.2f} "
         "at the last: the engine does not get the trainer's weights.",
-        run.shown("mismatch/k3", 0, 4, -1),
+        run.evidence("mismatch/k3", 0, 4, -1),
         "run `verizero doctor`; for servers of vLLM compare rollout.vllm.transfer with docs/engines.md",
         EXPLAINS,
     )

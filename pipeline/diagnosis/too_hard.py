@@ -7,23 +7,23 @@ does sometimes; what it never does has to come from demonstrations or from easie
 from __future__ import annotations
 
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"learning_rate_low"})
-NEARLY_ALL = 0.85
+MIN_ALL_WRONG = 0.85
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find that nearly all groups of the first steps are all wrong."""
     share = run.share("groups/all_wrong", "groups/sampled")
-    if share is None or share < NEARLY_ALL:
+    if share is None or share < MIN_ALL_WRONG:
         return None
     return Finding(
         "too_hard",
         "note" if run.has_learned else "problem",
         share,
         f"In {share:.0%} of the first groups every response is wrong, so the policy has nothing to learn from.",
-        run.shown("groups/all_wrong"),
+        run.evidence("groups/all_wrong"),
         "train on easier prompts first, longer by SFT (sft.steps), or with larger groups (group_size)",
         EXPLAINS,
     )

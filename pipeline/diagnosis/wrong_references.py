@@ -9,34 +9,37 @@ from __future__ import annotations
 from collections import Counter
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample, by_group
+from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample, by_group
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
-AGREED, GAP = 0.5, 0.15
-FEWEST, SHARE = 10, 0.1
+MIN_AGREEING, MIN_GAP = 0.5, 0.15
+MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
 
 
-def look(run: Reading) -> Finding | None:
+def look(run: RunFacts) -> Finding | None:
     """Find fewer right responses in training than held-out pass@1 at first, in groups that agree on refused answers."""
     for domain, (before, _) in run.before_and_after().items():
-        trained, held_out = run.correct(domain), before.measure(domain)
-        if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
+        share_right, held_out = run.share_right(domain), before.measure(domain)
+        if share_right is None or held_out["low"] - share_right < MIN_GAP or not run.has_comparable_prompts(domain):
             continue
         groups = [g for g in by_group(run.samples) if len(g) > 2 and g[0].row.domain == domain]
-        refused = [g for g in groups if _agrees(g)]
-        if len(groups) < FEWEST or len(refused) < SHARE * len(groups):
+        refused_groups = [g for g in groups if _agrees(g)]
+        if len(groups) < MIN_GROUPS or len(refused_groups) < MIN_REFUSED_GROUPS * len(groups):
             continue
-        shown = [next(s for s in g if s.row.score == 0) for g in refused[:3]]
+        refused_samples = [next(s for s in g if s.row.score == 0) for g in refused_groups[:3]]
         return Finding(
             "wrong_references",
             "problem",
-            min(1.0, 0.5 + held_out["low"] - trained),
-            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, {trained:.0%} of the first training "
-            f"responses were right, and in {len(refused)} of {len(groups)} groups most responses agree on an "
-            "answer that is refused: references of the training rows are wrong.",
+            min(1.0, 0.5 + held_out["low"] - share_right),
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, {share_right:.0%} of the first "
+            f"training responses were right, and in {len(refused_groups)} of {len(groups)} groups most responses "
+            "agree on an answer that is refused: references of the training rows are wrong.",
             (
-                *run.shown_correct(domain, 0),
-                *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}") for s in shown),
+                *run.evidence_of_right(domain, 0),
+                *(
+                    Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}")
+                    for s in refused_samples
+                ),
             ),
             "check some answers of data.train by hand, and the column that data.train[].mapping.answer names",
             EXPLAINS,
@@ -49,4 +52,4 @@ def _agrees(group: list[Sample]) -> bool:
     if not answers:
         return False
     answer, times = answers.most_common(1)[0]
-    return times >= AGREED * len(group) and all(s.row.score == 0 for s in group if s.row.extracted == answer)
+    return times >= MIN_AGREEING * len(group) and all(s.row.score == 0 for s in group if s.row.extracted == answer)

@@ -7,7 +7,7 @@ from pathlib import Path
 from verizero.pipeline.diagnosis.cards import rule_failed
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.shown import one_line

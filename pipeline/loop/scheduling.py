@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verizero.pipeline.config.rl import most_tokens
+from verizero.pipeline.config.rl import max_group_tokens
 from verizero.pipeline.rollout.continuation import oldest_version
 from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.sampling import response_kinds, temperature
@@ -31,7 +31,7 @@ def affordable_groups(source: RolloutSource, setup: StageSetup, state: RunState)
         return None
     greedy = setup.parts is not None and setup.parts.needs_greedy
     are_played = source.generation.episode_setup is not None
-    tokens_each = most_tokens(setup.config, rounds, greedy, are_played)
+    tokens_each = max_group_tokens(setup.config, rounds, greedy, are_played)
     return max(0, (rounds.max_tokens - state.stage.num_tokens) // tokens_each - prompts_in_flight(source))
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from verizero.pipeline.config.run import section_named
+from verizero.pipeline.config.run import section_class_of
 from verizero.pipeline.config.stages import StageSection
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import FinishReason, Status
@@ -225,7 +225,7 @@ def kind_of(row: StepRow) -> str:
 
 def section_of(row: StepRow) -> type[StageSection]:
     """Return the class of the sections that define that kind, with its facts."""
-    return section_named(kind_of(row))
+    return section_class_of(kind_of(row))
 
 
 def to_json(row: Any) -> dict[str, Any]:

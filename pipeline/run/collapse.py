@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from verizero.pipeline.config.guard import GuardConfig
-from verizero.pipeline.config.rl import RlConfig, turned
+from verizero.pipeline.config.rl import RlConfig, with_knobs_turned
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.run.state import RunState
@@ -107,7 +107,7 @@ def with_turned_knobs(config: RunConfig, state: RunState) -> RunConfig:
     section = config.section_of(stage)
     if times == 0 or not isinstance(section, RlConfig):
         return config
-    rl, rollout = turned(section, config.rollout, config.guard, times)
+    rl, rollout = with_knobs_turned(section, config.rollout, config.guard, times)
     return config.model_copy(update={stage.kind: rl, "rollout": rollout})
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.episodes import timed_settings
+from verizero.pipeline.config.episodes import time_dependent_settings
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import disk_errors
 from verizero.pipeline.models.gguf_file import provenance
@@ -60,7 +60,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "isolation": run.isolation,
         "bytes_depend_on_time": []
         if workers.rollouts.generation.episode_setup is None
-        else timed_settings(run.recipe.episodes),
+        else time_dependent_settings(run.recipe.episodes),
         "model_template": template_of(run.recipe.model.path),
         "ended": None,
     }

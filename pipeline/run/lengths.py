@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verizero.pipeline.config.run import RunConfig, section_named
+from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.run.schedule import schedule
@@ -18,14 +18,14 @@ from verizero.pipeline.train import optimizer
 
 def differs_only_in_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
     """True if the fields of two fingerprints differ only in rounds, steps or epochs, which both name."""
-    names = {f"{kind}.{name}" for name in section_named(kind).lengths}
+    names = {f"{kind}.{name}" for name in section_class_of(kind).lengths}
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
 
 
 def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
     """Return the reason, in words, why the stage at `state` cannot continue with the new length; None if it can."""
-    in_rounds = issubclass(section_named(kind), RoundsConfig)
+    in_rounds = issubclass(section_class_of(kind), RoundsConfig)
     done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
     if done == 0:
         return None
@@ -50,7 +50,7 @@ def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state
 
 def _steps(kind: str, fields: dict[str, Any]) -> int | None:
     """Return the steps of the whole stage; None if they follow from the data."""
-    if issubclass(section_named(kind), RoundsConfig):
+    if issubclass(section_class_of(kind), RoundsConfig):
         return int(fields[f"{kind}.rounds"] * fields[f"{kind}.steps_per_round"])
     steps: int | None = fields[f"{kind}.steps"]
     return steps

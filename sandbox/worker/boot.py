@@ -1,4 +1,4 @@
-"""The first steps of a worker: start again with a large stack, and load the rest."""
+"""Start the interpreter again with a large stack, then run the worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def boot() -> None:
-    """Become a worker. The kernel fixes the size of the main stack at exec: deep recursion needs a second exec."""
+    """Become a worker. The kernel sets the size of the main stack at exec, so a larger one needs a second exec."""
     if sys.argv[-1] != "again":
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-        wanted = STACK_MIB << 20
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
+        stack_bytes = STACK_MIB << 20
+        resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes if hard == -1 else min(stack_bytes, hard), hard))
         if not sys.flags.hash_randomization:
             _fix_addresses()
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
@@ -25,7 +25,7 @@ def boot() -> None:
 
 
 def _fix_addresses() -> None:
-    """Have the next program loaded at the same addresses as ever, which some outputs show. See personality(2)."""
+    """Have the next program always loaded at the same addresses, because outputs may show them. See personality(2)."""
     import ctypes
 
     ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)

@@ -1,7 +1,7 @@
-"""The child that runs the calls of one session: cells of Python one after another, or one line of a shell.
+"""The child that runs calls of one session: Python cells one after another, or one line of a shell.
 
-As in `harness`, nothing here is trusted once a program runs. The child gets its order with its own descriptors. It says
-that a call has ended on `LINK`, with the number that came with the call; the keeper then halts it and reads its output.
+As in `harness`, nothing here is trusted once a program runs. The child gets its order together with its descriptors.
+When a call has ended, it sends the call's token on `LINK`; the keeper then halts it and reads its output.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from collections.abc import Callable
 from posix import _exit
 from typing import Any
 
-from . import harness, jail, kernel, landlock, selftest, streams
+from . import harness, kernel, landlock, selftest, streams, walls
 from .frames import FINISHED, PID, RAISED, SETUP_FAILED
 
 CELLS, LINE, TEST = range(3)
-"""Orders: an interpreter for cells, a shell line, the self-test."""
+"""Kinds of orders: an interpreter for cells, a shell line, the self-test."""
 LINK, STATE = 3, 4
-"""Descriptors of a child: for orders and ends, and for the folder and the environment that a line leaves."""
-END = struct.Struct("<8sBBQQQQ")
-"""The end of a call: its number, state, exit code, and where output and errors of it begin and end.
+"""Descriptors of a child: cells and their ends pass on LINK; a line writes its folder and environment to STATE."""
+CALL_END = struct.Struct("<8sBBQQQQ")
+"""The end of a call: its token, state, exit code, and where its output and errors begin and end.
 
-A program can forge all of it, and so only cut its own output. What it writes before it has read its order, or after it
-has said that it is done, is nobody's.
+A program can forge all of it, but so it only cuts its own output. What it writes before it has read its order, or after
+it has sent this, belongs to no call.
 """
-MOST_STATE = 48 << 10
+MAX_STATE = 48 << 10
 _PACKET = 200 << 10
-_NOT_KEPT = (b"_", b"SHLVL")
+_DROPPED_VARIABLES = (b"_", b"SHLVL")
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
 _SHELL = """trap '{ printf "%s\\0" "$PWD"; /usr/bin/env -0; } >&4' EXIT
 eval "$1" """
 
 
 def begin(
-    orders: int, refused: OSError | None, cell: jail.Jail, before: dict[str, bool], host_file: str,
+    orders: int, refused: OSError | None, jail: walls.Jail, works_without: dict[str, bool], host_file: str,
     wall: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Wait for an order, put up the walls that are the session's own, and do it. Never returns."""
+    """Wait for an order, put up the walls of its session, and carry it out. Never returns."""
     packet, files = kernel.receive(orders, _PACKET)
     if not packet:
         _exit(0)
@@ -58,15 +58,15 @@ def begin(
         if len(files) > 4:
             landlock.restrict(files[-1])
         os.chdir(scratch)
-        if cell.tools:
+        if jail.tools:
             os.setpgid(0, 0)
-        _place(files)
+        _move_descriptors(files)
         if kind == TEST:
             os.closerange(STATE + 1, streams.LAST)
-            selftest.run(cell, before, 64, host_file, wall, STATE)
+            selftest.run(jail, works_without, 64, host_file, wall, STATE)
         if kind == LINE:
             folder, environment = _read_state(state)
-            _line(text, folder, environment | {b"TMPDIR": os.fsencode(scratch)}, wall)
+            _execute_line(text, folder, environment | {b"TMPDIR": os.fsencode(scratch)}, wall)
         wall()
         os.closerange(STATE + 1, streams.LAST)
     except BaseException as exc:
@@ -74,25 +74,25 @@ def begin(
         os.write(orders, PID.pack(getattr(exc, "errno", None) or errno.EIO))
         _exit(SETUP_FAILED)
     os.environ["TMPDIR"] = scratch
-    _interpret(seed)
+    _run_cells(seed)
 
 
-def _place(files: list[int]) -> None:
-    """Put the session's descriptors into their places; all of them are above these."""
+def _move_descriptors(files: list[int]) -> None:
+    """Move the session's descriptors to their fixed numbers, which are below all of theirs."""
     out, err, link, state, *_ = files
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, place in ((nothing, 0), (out, 1), (err, 2), (link, LINK), (state, STATE)):
-        os.dup2(fd, place)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, number in ((null, 0), (out, 1), (err, 2), (link, LINK), (state, STATE)):
+        os.dup2(fd, number)
 
 
 def _read_state(state: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Return the folder and the environment that the last program left; empty at first."""
+    """Return the folder and the environment after the last shell line; empty before the first."""
     folder, *lines = state.rstrip(b"\0").split(b"\0")
     pairs = (line.partition(b"=") for line in lines)
-    return folder, {name: value for name, equal, value in pairs if name and equal and name not in _NOT_KEPT}
+    return folder, {name: value for name, equal, value in pairs if name and equal and name not in _DROPPED_VARIABLES}
 
 
-def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], None]) -> None:
+def _execute_line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], None]) -> None:
     """Execute a line of the shell, which leaves its folder and environment in STATE. Never returns."""
     with contextlib.suppress(OSError):  # it may be gone
         os.chdir(folder or b".")
@@ -102,60 +102,60 @@ def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Calla
     os.set_inheritable(STATE, True)
     os.close(LINK)
     os.closerange(STATE + 1, streams.LAST)
-    fresh = {os.fsencode(k): os.fsencode(v) for k, v in _ENVIRONMENT.items()}
+    defaults = {os.fsencode(k): os.fsencode(v) for k, v in _ENVIRONMENT.items()}
     try:
         os.execve(
-            "/bin/bash", [b"bash", b"--norc", b"-c", _SHELL.encode(), b"bash", text.encode()], fresh | environment
+            "/bin/bash", [b"bash", b"--norc", b"-c", _SHELL.encode(), b"bash", text.encode()], defaults | environment
         )
     except OSError as exc:
         sys.stderr.write(f"sandbox: /bin/bash: {exc}\n")
         _exit(127)
 
 
-def _interpret(seed: int) -> None:
-    """Run cells in one namespace as they come. Never returns."""
+def _run_cells(seed: int) -> None:
+    """Run the cells that arrive on LINK, all in one namespace. Never returns."""
     gc.enable()
     random.seed(seed)
-    _, space = harness._fresh_main("__main__")
+    _, namespace = harness._fresh_main("__main__")
     number = 0
     while True:
         packet = os.read(LINK, _PACKET)
         if not packet:
             _exit(0)
         token, source = marshal.loads(packet)
-        begins, number = _ends(), number + 1
-        state, code = _run_cell(source, f"cell-{number}.py", space)
-        os.write(LINK, END.pack(token, state, code, *begins, *_ends()))
+        begins, number = _output_sizes(), number + 1
+        state, code = _run_cell(source, f"cell-{number}.py", namespace)
+        os.write(LINK, CALL_END.pack(token, state, code, *begins, *_output_sizes()))
 
 
-def _run_cell(source: str, name: str, space: dict[str, Any]) -> tuple[int, int]:
+def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> tuple[int, int]:
     """Run one cell; return its state and exit code."""
     state, code = FINISHED, 0
     stdout: Any = sys.stdout
     linecache.cache[name] = (lambda: source,)
     try:
         compiled: types.CodeType = compile(source, name, "exec", dont_inherit=True)
-        exec(compiled, space)
+        exec(compiled, namespace)
     except BaseException as exc:
         state, code = harness._explain(exc, 2)
     if not streams.flush(stdout):
         state, code = max(state, RAISED), code or 120
-        _drop(stdout)
+        _discard_output(stdout)
     return state, code
 
 
-def _drop(stdout: Any) -> None:
-    """Empty the buffers that did not fit into the output: the next cell's would begin with them."""
+def _discard_output(stdout: Any) -> None:
+    """Discard what is in the output buffers, because the output is full. Else the next cell would print it."""
     with contextlib.suppress(OSError):
-        kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
+        output, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
         streams.flush(stdout)
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(null)
 
 
-def _ends() -> tuple[int, int]:
+def _output_sizes() -> tuple[int, int]:
     try:
         return os.lseek(1, 0, os.SEEK_END), os.lseek(2, 0, os.SEEK_END)
     except OSError:  # the program has closed its streams

@@ -1,4 +1,4 @@
-"""The control group of one worker's runs. The forker enters it, and the worker sets its bounds before each run."""
+"""The control group of a worker's runs: the forker enters it, and the worker sets its limits before each run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class CGroup:
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         memory, pids = folders["memory"], folders["pids"]
-        second = os.path.exists(f"{memory}/memory.max")
+        is_version_2 = os.path.exists(f"{memory}/memory.max")
         self.entries = [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in {memory, pids}]
-        name = "memory.max" if second else "memory.limit_in_bytes"
+        name = "memory.max" if is_version_2 else "memory.limit_in_bytes"
         self.memory = os.open(f"{memory}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         self.events = os.open(
-            f"{memory}/{'memory.events' if second else 'memory.oom_control'}", os.O_RDONLY | os.O_CLOEXEC
+            f"{memory}/{'memory.events' if is_version_2 else 'memory.oom_control'}", os.O_RDONLY | os.O_CLOEXEC
         )
         self.pids = os.open(f"{pids}/pids.max", os.O_WRONLY | os.O_CLOEXEC)
         self.bounds: tuple[int, int] | None = None
-        self.seen = 0
+        self.num_kills = 0
         for file, value in (("memory.swap.max", b"0"), ("memory.oom.group", b"0"), ("memory.swappiness", b"0")):
             with contextlib.suppress(OSError):
                 fd = os.open(f"{memory}/{file}", os.O_WRONLY)
@@ -38,15 +38,15 @@ class CGroup:
 
     def bound(self, memory_mib: int, disk_mib: int, output_kib: int, processes: int) -> None:
         """Set the bounds of the next run; its files in memory and its output count too. Raises: OSError."""
-        wanted = ((memory_mib + disk_mib + (output_kib >> 8) + _SLACK_MIB) << 20, processes + 1)
-        if wanted != self.bounds:
-            os.write(self.memory, str(wanted[0]).encode())
-            os.write(self.pids, str(wanted[1]).encode())
-            self.bounds = wanted
+        bounds = ((memory_mib + disk_mib + (output_kib >> 8) + _SLACK_MIB) << 20, processes + 1)
+        if bounds != self.bounds:
+            os.write(self.memory, str(bounds[0]).encode())
+            os.write(self.pids, str(bounds[1]).encode())
+            self.bounds = bounds
 
-    def killed(self) -> bool:
+    def has_new_kills(self) -> bool:
         """True if the kernel has killed a process of the group for its memory since the last call."""
         words = os.pread(self.events, 4096, 0).split()
         count = int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
-        before, self.seen = self.seen, count
+        before, self.num_kills = self.num_kills, count
         return count > before

@@ -1,11 +1,11 @@
 """Values as bytes, by exact type, with bounds: the arguments and the returned values of functions.
 
-Used on both sides. `decode` reads bytes of our own side, and `read` those that an untrusted process wrote: it builds
-only plain values, never runs anything, and refuses a value that is too large or too deep. An object of any other type
+Used on both sides. `decode` reads bytes of our own side, `read` those of an untrusted process: it makes only plain
+values, never runs anything, and refuses a value that is too large or too deep. An object of any other type
 becomes `Opaque`, which equals nothing, so no `__eq__` or `__class__` of the program's own is ever called.
 
-A program can choose thousands of integers of one hash, and Python takes hours to make a set of them. So `read` hashes
-none: a set becomes `Members`, and a dict with keys other than text `Pairs`. Nobody can choose the hash of a text.
+A program can choose thousands of integers with one hash, and Python takes hours to make a set of them. So `read` hashes
+none: a set becomes `Members`, a dict with keys other than text `Pairs`. The hash of a text cannot be chosen.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_DEPTH = 200
 MAX_ITEMS = 1 << 20
 """Items of a value that a program returns, all containers together. They are counted before the value is parsed."""
 MAX_INT_BITS = 1_000_000
-_AROUND = 16
-"""Levels that our side may put around a returned value, which can be an argument of the next call."""
+_EXTRA_LEVELS = 16
+"""Levels that our side may add around a returned value, e.g. as an argument of the next call."""
 _LISTS = (list, collections.deque)
 _DICTS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 _SIZED = (*_LISTS, *_DICTS, tuple, set, frozenset, bytes, bytearray)
@@ -46,7 +46,7 @@ class Opaque:
 
 
 class Unhashed:
-    """Content of a set or dict that a program returned, in a tuple: Python's own would take the hash of each item."""
+    """Items of a set or dict that a program returned, in a tuple: Python's own set or dict would hash each item."""
 
     __slots__ = ("items",)
 
@@ -117,7 +117,7 @@ def encode(value: object, max_items: int = 1 << 40) -> bytes:
     return json.dumps(packed, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
-def _pack(value: Any, depth: int, most: int) -> Any:
+def _pack(value: Any, depth: int, max_items: int) -> Any:
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -129,25 +129,25 @@ def _pack(value: Any, depth: int, most: int) -> Any:
         return {"i": format(value, "x")}
     if kind is float:
         return {"f": value.hex() if math.isfinite(value) else repr(value)}
-    if depth >= MAX_DEPTH + _AROUND:
-        raise Unencodable(f"nested deeper than {MAX_DEPTH + _AROUND}")
-    if kind in _SIZED and len(value) > most:
-        raise Unencodable(f"{len(value)} items are more than {most}")
+    if depth >= MAX_DEPTH + _EXTRA_LEVELS:
+        raise Unencodable(f"nested deeper than {MAX_DEPTH + _EXTRA_LEVELS}")
+    if kind in _SIZED and len(value) > max_items:
+        raise Unencodable(f"{len(value)} items are more than {max_items}")
     if kind in _LISTS:
-        return [_pack(x, depth + 1, most) for x in value]
+        return [_pack(x, depth + 1, max_items) for x in value]
     if kind is tuple or (tuple in kind.__mro__ and hasattr(kind, "_fields")):
-        return {"t": [_pack(x, depth + 1, most) for x in tuple.__iter__(value)]}
+        return {"t": [_pack(x, depth + 1, max_items) for x in tuple.__iter__(value)]}
     if kind in _DICTS or kind is Pairs:
         pairs = value if kind is Pairs else dict.items(value)
-        return {"d": [[_pack(k, depth + 1, most), _pack(v, depth + 1, most)] for k, v in pairs]}
+        return {"d": [[_pack(k, depth + 1, max_items), _pack(v, depth + 1, max_items)] for k, v in pairs]}
     if kind in (set, frozenset, Members):
-        return {"s": [_pack(x, depth + 1, most) for x in value]}
+        return {"s": [_pack(x, depth + 1, max_items) for x in value]}
     if kind in (bytes, bytearray):
         return {"b": bytes(value).hex()}
     if kind is complex:
-        return {"c": [_pack(value.real, depth, most), _pack(value.imag, depth, most)]}
+        return {"c": [_pack(value.real, depth, max_items), _pack(value.imag, depth, max_items)]}
     if kind is range:
-        return {"r": [_pack(x, depth, most) for x in (value.start, value.stop, value.step)]}
+        return {"r": [_pack(x, depth, max_items) for x in (value.start, value.stop, value.step)]}
     return {"o": str(value.type_name if kind is Opaque else kind.__name__)[:100]}
 
 
@@ -156,18 +156,18 @@ def decode(data: bytes) -> Any:
 
     Raises: ValueError on bytes that `encode` would not have written.
     """
-    return _value(data, MAX_DEPTH + _AROUND, True)
+    return _value(data, MAX_DEPTH + _EXTRA_LEVELS, True)
 
 
 def read(data: bytes, of_program: bool = True) -> Any:
     """Return the value of bytes of any side, with no set, and dicts of text keys only. Nothing in it is hashed.
 
-    Time and memory are in proportion to the bytes: the caller bounds these. Values of a program are bounded besides.
+    Time and memory grow with the bytes, which the caller limits. Values of a program have limits of their own too.
     Raises: ValueError on bytes that `encode` would not have written, past `MAX_DEPTH` levels or `MAX_ITEMS` items.
     """
     if not of_program:
-        return _value(data, MAX_DEPTH + _AROUND, False)
-    # Every item but the first has a comma or a bracket before it. Most of what is too long has long texts.
+        return _value(data, MAX_DEPTH + _EXTRA_LEVELS, False)
+    # Every item but the first follows a comma or a bracket. Texts may contain these: count again without texts.
     if len(data) > MAX_ITEMS and _num_marks(data) > MAX_ITEMS and _num_marks(_without_texts(data)) > MAX_ITEMS:
         raise ValueError(f"more than {MAX_ITEMS} items")
     return _value(data, MAX_DEPTH, False)
@@ -203,7 +203,7 @@ _DECODER = json.JSONDecoder(parse_int=_small, parse_float=_refuse, parse_constan
 
 
 def _unpack(value: Any, levels: int, hashes: bool) -> Any:
-    """Return the value in a parsed text, of at most so many levels; where it `hashes`, with Python's sets and dicts."""
+    """Return the value in a parsed text of at most `levels` levels. `hashes`: make Python's sets and dicts."""
     if levels < 0:
         raise ValueError("nested too deep")
     if isinstance(value, list):
@@ -237,7 +237,7 @@ def _unpack(value: Any, levels: int, hashes: bool) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Return the value. Raises: TypeError if it is, or holds, what Python takes neither for a key nor for a member."""
+    """Return the value. Raises: TypeError if Python could not hash it, as a list or a tuple with a list."""
     if isinstance(value, tuple):
         for item in value:
             _key(item)

@@ -9,14 +9,14 @@ MAX_ENTRIES = 2048
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, at any depth of nesting and whatever the modes."""
+    """Remove everything in `folder`, at any depth and with any modes."""
     number = 0
     while True:
         with os.scandir(folder) as entries:
-            inside = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
-        if not inside:
+            children = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+        if not children:
             return
-        for name, is_folder in inside:
+        for name, is_folder in children:
             path = f"{folder}/{name}"
             if not is_folder:
                 os.unlink(path)
@@ -36,24 +36,24 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def is_over(folder: str, most_bytes: int, most_entries: int = MAX_ENTRIES) -> bool:
-    """True if the folder holds more than `most_bytes` or `most_entries` entries. It stops counting there.
+def is_over(folder: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> bool:
+    """True if the folder holds more than `max_bytes` or `max_entries` entries. It stops counting there.
 
-    Folders nested deeper than a path can name are too many, and folders closed to us are opened.
+    True also if folders are nested too deep for a path. Folders without a right for us get one.
     """
-    total, count, todo = 0, 0, [folder]
-    while todo:
-        place = todo.pop()
+    total, count, unread = 0, 0, [folder]
+    while unread:
+        subfolder = unread.pop()
         try:
-            with _scan(place) as entries:
+            with _scan(subfolder) as entries:
                 for entry in entries:
                     count += 1
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if total > most_bytes or count > most_entries:
+                    if total > max_bytes or count > max_entries:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
+                        unread.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # moved or removed meanwhile
         except OSError:

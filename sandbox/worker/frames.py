@@ -3,7 +3,7 @@
 The caller sends the worker one packet per run (`Order`), which the worker passes on; the forker answers with a process
 id. When the child has ended, the worker sends the caller one packet (`Exit`). All four have the same files open: the
 payload (program and inputs, read by the child only), out, err and log. The child writes one `Record` per test to the
-log. Records come from an untrusted process: they are claims, not facts.
+log. Records come from an untrusted process: a program can forge them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAVE = 213
 SETUP_FAILED = 214
 """Exit code of a child whose walls did not go up. Nothing of the program has run."""
 
-MOST_TEXT = 120 << 10
+MAX_TEXT_BYTES = 120 << 10
 """Bytes of a cell or a line of a session: they travel in one packet, and a line is one argument of the shell."""
 
 ORDER = struct.Struct("<BddIIIIH")
@@ -51,7 +51,7 @@ class Order(NamedTuple):
 
     @staticmethod
     def unpack(packet: bytes) -> Order:
-        """Return the order that a packet holds."""
+        """Return the order in a packet."""
         return Order(*ORDER.unpack(packet))
 
 
@@ -61,8 +61,8 @@ ENDED, WALL, CPU, DISK, MEMORY, OUTPUT, PROCESSES = range(7)
 class Exit(NamedTuple):
     """The end of a process as its parent saw it.
 
-    `status` is the wait status, -1 if no process ran, and then `why` is the error number. Otherwise `why` is the limit
-    for which the worker killed it, or ENDED if it ended without the worker.
+    `status` is the wait status, or -1 if no process ran; then `why` is the error number. Else `why` is the limit at
+    which the worker killed it, or ENDED if it ended by itself.
     """
 
     status: int
@@ -77,7 +77,7 @@ class Exit(NamedTuple):
 
     @staticmethod
     def unpack(packet: bytes) -> Exit:
-        """Return the exit that a packet holds."""
+        """Return the exit in a packet."""
         return Exit(*_EXIT.unpack(packet))
 
 
@@ -99,18 +99,18 @@ class Record(NamedTuple):
         return RECORD.pack(*head, len(value)) + value
 
 
-def read_records(data: bytes, most: int) -> list[Record]:
-    """Return up to `most` records from a log, in order. A torn or impossible record ends the list."""
+def read_records(data: bytes, max_records: int) -> list[Record]:
+    """Return up to `max_records` records from a log, in order. A torn or impossible record ends the list."""
     records: list[Record] = []
-    at, out_end, err_end = 0, 0, 0
-    while len(records) < most and at + RECORD_BYTES <= len(data):
-        code, state, out, err, size = RECORD.unpack_from(data, at)
-        at += RECORD_BYTES
-        # Ends never go back: else one forged record could give a test the output of another.
-        if at + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
+    offset, out_end, err_end = 0, 0, 0
+    while len(records) < max_records and offset + RECORD_BYTES <= len(data):
+        code, state, out, err, size = RECORD.unpack_from(data, offset)
+        offset += RECORD_BYTES
+        # Ends never decrease: a forged record must not give a test the output of another.
+        if offset + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
             break
-        records.append(Record(code, state, out, err, data[at : at + size]))
-        out_end, err_end, at = out, err, at + size
+        records.append(Record(code, state, out, err, data[offset : offset + size]))
+        out_end, err_end, offset = out, err, offset + size
     return records
 
 
@@ -120,4 +120,4 @@ def pack_payload(program: bytes, items: Sequence[bytes]) -> bytes:
 
 
 unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads
-"""Return the program and its inputs. marshal must never read bytes from a child: only the caller writes a payload."""
+"""Return the program and its inputs. Only the caller writes a payload: marshal must never read a child's bytes."""

@@ -1,7 +1,7 @@
 """Run an untrusted Python program on its tests, in this process, and record the results.
 
-Nothing here is trusted once the program runs: the program can read and change every line of it. This process never has
-a verdict or an expected value, so a program can forge nothing but its own output.
+Nothing here is trusted once the program runs: the program can read and change all of it. This process has no verdict
+and no expected value, so a program can forge nothing but its own output.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, REC
 from .streams import ERR, LOG, OUT
 
 NAME = "main.py"
-_OURS = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
+_HARNESS_FILES = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
 """Files whose lines a traceback leaves out."""
-_FRAMES = 6
+_MAX_FRAMES = 6
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
@@ -48,7 +48,7 @@ def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
 
 
 def prepare(scratch: str) -> None:
-    """Make the worker's interpreter look like a program's.
+    """Make the worker's interpreter look as if it had just started the program.
 
     Random numbers start with the same seed in every run, so that the same program gets the same verdict.
     """
@@ -64,9 +64,9 @@ def prepare(scratch: str) -> None:
 
 
 class _Budget:
-    """The share that all tests of one process may use together: half the limits of one test.
+    """The time, memory and output that the tests of one process may use together: half the limits of one test.
 
-    After that a fresh process runs the rest, so that no test is stopped for the time or memory of others.
+    Once it is spent, a fresh process runs the rest. So no test is stopped for what the others before it have used.
     """
 
     def __init__(self, order: tuple[Any, ...]) -> None:
@@ -87,61 +87,61 @@ class _Budget:
 
 def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
     module = types.ModuleType(name)
-    space = module.__dict__
-    space["__builtins__"] = builtins
-    space["__file__"] = NAME
+    namespace = module.__dict__
+    namespace["__builtins__"] = builtins
+    namespace["__file__"] = NAME
     sys.modules["__main__"] = module
-    return module, space
+    return module, namespace
 
 
 def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
     """Run the program once per item, each time in a namespace of its own."""
     code: types.CodeType | None = None
     budget = _Budget(order) if len(items) > 1 else None
-    callbacks, left = atexit._ncallbacks(), len(items)
+    callbacks, num_left = atexit._ncallbacks(), len(items)
     for item in items:
-        stdout = streams.give(item, left < len(items))
-        _, space = _fresh_main("__main__")
+        stdout = streams.fill_input(item, num_left < len(items))
+        _, namespace = _fresh_main("__main__")
         state, status = FINISHED, 0
         try:
             if code is None:
                 code = compile(source, NAME, "exec", dont_inherit=True)
-            exec(code, space)
+            exec(code, namespace)
         except BaseException as exc:
             state, status = _explain(exc)
-        dirty = _wind_up(callbacks)
+        is_unfit = _run_exit_handlers(callbacks)
         if not streams.flush(stdout):
             state, status = max(state, RAISED), status or 120
-        space.clear()  # closes, and so flushes, the files that the program left open
+        namespace.clear()  # closes, and so flushes, the files that the program left open
         _write_record(state, status, b"")
-        left -= 1
-        if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
+        num_left -= 1
+        if num_left and budget is not None and (is_unfit or budget.is_spent(streams.output_sizes()[0])):
             _exit(LEAVE)
 
 
-def _wind_up(callbacks: int) -> bool:
-    """Run exit handlers as the interpreter does; return True if the process is unfit for another program."""
-    dirty = False
+def _run_exit_handlers(callbacks: int) -> bool:
+    """Run exit handlers as the interpreter does. Return True if the process is unfit for another program."""
+    is_unfit = False
     try:
         if threading.active_count() > 1:
-            dirty = True
+            is_unfit = True
             threading._shutdown()  # type: ignore[attr-defined]
         if atexit._ncallbacks() > callbacks:
-            dirty = True
+            is_unfit = True
             atexit._run_exitfuncs()
     except BaseException as exc:
         _explain(exc)
-        dirty = True
-    return dirty
+        is_unfit = True
+    return is_unfit
 
 
 def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
     budget = _Budget(order)
-    module, space = _fresh_main("solution")
+    module, namespace = _fresh_main("solution")
     sys.modules["solution"] = module
-    stdout = streams.give(b"", False)
+    stdout = streams.fill_input(b"", False)
     try:
-        exec(compile(source, NAME, "exec", dont_inherit=True), space)
+        exec(compile(source, NAME, "exec", dont_inherit=True), namespace)
     except BaseException as exc:
         state, _ = _explain(exc)
         streams.flush(stdout)
@@ -159,33 +159,33 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
             _explain(exc)
         except BaseException as exc:
             state, _ = _explain(exc)
-            state = max(state, RAISED)  # leaving instead of returning is no result
+            state = max(state, RAISED)  # a function that exits has returned nothing
         streams.flush(stdout)
         if len(value) > budget.out:
             state, value = BAD_VALUE, b""
         _write_record(state, 0 if state == FINISHED else 1, value)
         logged += len(value)
-        # The caller reads the values of one process up to twice the limit of one, so that none fills its memory.
-        if number + 1 < len(items) and budget.is_spent(max(logged, streams.ends()[0])):
+        # The caller reads at most twice the limit of one value from a process, to bound its own memory.
+        if number + 1 < len(items) and budget.is_spent(max(logged, streams.output_sizes()[0])):
             _exit(LEAVE)
 
 
 def _resolve(module: types.ModuleType, name: str) -> Callable[..., Any]:
     """Return the callable: a global, a dotted path, or a method of a Solution that is made for this call."""
-    space = module.__dict__
+    namespace = module.__dict__
     first, *rest = name.split(".")
-    if first not in space and not rest and "Solution" in space:
-        return getattr(space["Solution"](), first)  # type: ignore[no-any-return]
-    if first not in space:
+    if first not in namespace and not rest and "Solution" in namespace:
+        return getattr(namespace["Solution"](), first)  # type: ignore[no-any-return]
+    if first not in namespace:
         raise NameError(f"the program defines no {name!r}")
-    target = space[first]
+    target = namespace[first]
     for part in rest:
         target = getattr(target() if isinstance(target, type) else target, part)
     return target  # type: ignore[no-any-return]
 
 
 def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
-    """Return state and exit code for an exception that ended a program. Its traceback's tail goes to `errors`."""
+    """Return state and exit code of a program that an exception ended. Write the end of its traceback to `errors`."""
     if isinstance(exc, SystemExit):
         if exc.code is None or isinstance(exc.code, int):
             code = 0 if exc.code is None else exc.code & 0xFF
@@ -194,10 +194,10 @@ def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
         write(errors, text.encode("utf-8", "backslashreplace")[-2000:])
         return RAISED, 1
     try:
-        theirs = exc.__traceback__
-        while theirs is not None and theirs.tb_frame.f_code.co_filename in _OURS:
-            theirs = theirs.tb_next
-        lines = traceback.format_exception(type(exc), exc, theirs, limit=-_FRAMES, chain=False)
+        frames_of_program = exc.__traceback__
+        while frames_of_program is not None and frames_of_program.tb_frame.f_code.co_filename in _HARNESS_FILES:
+            frames_of_program = frames_of_program.tb_next
+        lines = traceback.format_exception(type(exc), exc, frames_of_program, limit=-_MAX_FRAMES, chain=False)
         write(errors, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
     except BaseException:  # no memory or no stack left, or a hostile __str__
         try:
@@ -211,8 +211,8 @@ def _write_record(state: int, code: int, value: bytes) -> None:
     try:
         data = RECORD.pack(code & 0xFF, state, lseek(OUT, 0, 2), lseek(ERR, 0, 2), len(value))
         data += value
-        done = write(LOG, data)
-        while done < len(data):
-            done += write(LOG, data[done:])
+        written = write(LOG, data)
+        while written < len(data):
+            written += write(LOG, data[written:])
     except BaseException:  # the program closed our descriptors, so this process can write no record
         _exit(code)

@@ -1,4 +1,4 @@
-"""The process of a session's interpreter, as the keeper halts it, lets it continue, and buries it."""
+"""The interpreter of a session: the keeper resumes, halts and kills its process."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import select
 import signal
 
 from . import answers
-from .makers import Maker
+from .program_forkers import ProgramForker
 
 
 class Interpreter:
-    """A Python process of a session that is our child. It is halted unless a call is under way."""
+    """A Python process of a session, which is our child. It is halted except during a call."""
 
-    def __init__(self, maker: Maker, pid: int, pidfd: int, link: int) -> None:
-        self.maker, self.pid, self.pidfd, self.link = maker, pid, pidfd, link
+    def __init__(self, forker: ProgramForker, pid: int, pidfd: int, link: int) -> None:
+        self.forker, self.pid, self.pidfd, self.link = forker, pid, pidfd, link
 
-    def go_on(self) -> None:
-        """Let it run."""
+    def resume(self) -> None:
+        """Let the process run."""
         self._signal(signal.SIGCONT)
 
     def halt(self) -> bool:
-        """Halt it, and wait until all its threads are. False if it is dead."""
+        """Halt the process, and wait until all of its threads have stopped. False if it is dead."""
         self._signal(signal.SIGSTOP)
         state = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         if state is None or state.si_code != os.CLD_STOPPED:
             return False
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
-        with contextlib.suppress(OSError):  # ends that were forged ahead
+        with contextlib.suppress(OSError):  # drop messages that the program has sent by itself
             while os.read(self.link, 4096):
                 pass
         return True
 
-    def heard(self) -> bytes | None:
-        """Return what it has said: nothing if its end is closed, and None if it has said nothing.
+    def read_message(self) -> bytes | None:
+        """Return its message: empty if its end is closed, None if there is none.
 
-        The last is so if the event was of another, whose descriptor had this number a moment ago.
+        There is none after a stale event, of a closed descriptor whose number was reused.
         """
         try:
             return os.read(self.link, 4096)
@@ -47,19 +47,19 @@ class Interpreter:
 
     @property
     def has_ended(self) -> bool:
-        """True if it is dead."""
-        ended = select.poll()
-        ended.register(self.pidfd, select.POLLIN)
-        return bool(ended.poll(0))
+        """True if the process is dead."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def status(self) -> int:
-        """Return the wait status. It must be dead."""
+        """Return the wait status of the dead process."""
         return answers.wait_status(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT))
 
-    def bury(self) -> float:
-        """End it, if it has not ended; return its CPU seconds."""
+    def kill_and_reap(self) -> float:
+        """Kill the process if it lives, wait for it, and return its CPU seconds."""
         self._signal(signal.SIGKILL)
-        _, cpu = self.maker.reap(self.pid)
+        _, cpu = self.forker.reap(self.pid)
         os.close(self.link)
         os.close(self.pidfd)
         return cpu

@@ -90,7 +90,7 @@ def attach_mount(fd: int, path: str) -> None:
 
 
 def socket_pair() -> tuple[int, int]:
-    """Return two connected sockets for packets, without a module that every child would then have to copy."""
+    """Return two connected sockets for packets. Not by `socket`: every child would have to copy that module."""
     pair = (ctypes.c_int * 2)()
     _check(libc.socketpair(_AF_UNIX, _SEQPACKET | os.O_CLOEXEC, 0, pair), "socketpair")
     return pair[0], pair[1]
@@ -108,10 +108,10 @@ class _Message(ctypes.Structure):
     )  # fmt: skip
 
 
-def receive(fd: int, most: int = 4096) -> tuple[bytes, list[int]]:
+def receive(fd: int, max_bytes: int = 4096) -> tuple[bytes, list[int]]:
     """Return one packet and the descriptors that came with it. Raises: OSError. See recvmsg(2)."""
-    data, control = ctypes.create_string_buffer(most), ctypes.create_string_buffer(_CONTROL_BYTES)
-    vector = _Vector(ctypes.addressof(data), most)
+    data, control = ctypes.create_string_buffer(max_bytes), ctypes.create_string_buffer(_CONTROL_BYTES)
+    vector = _Vector(ctypes.addressof(data), max_bytes)
     message = _Message(None, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), _CONTROL_BYTES, 0)
     size = _check(int(libc.recvmsg(fd, ctypes.byref(message), 0)), "recvmsg")
     if message.control_size < _CONTROL_HEAD:
@@ -139,15 +139,15 @@ def has_capability(number: int) -> bool:
 
 
 def keep_capabilities(numbers: Sequence[int] = ()) -> None:
-    """Give up, for good, every capability but these. No executed program inherits them. Raises: OSError."""
-    kept = sum(1 << number for number in numbers)
-    _check(libc.capset(_CAPABILITY_HEADER, _CapabilitySets(kept, kept)), "capset")
+    """Give up all capabilities but these, for good. Executed programs inherit none. Raises: OSError."""
+    mask = sum(1 << number for number in numbers)
+    _check(libc.capset(_CAPABILITY_HEADER, _CapabilitySets(mask, mask)), "capset")
 
 
 def _tid_address() -> int:
-    where = ctypes.c_void_p()
-    failed = libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(where), 0, 0, 0)
-    return 0 if failed else int(where.value or 0)
+    address = ctypes.c_void_p()
+    failed = libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0)
+    return 0 if failed else int(address.value or 0)
 
 
 _TID_ADDRESS = _tid_address()

@@ -1,4 +1,4 @@
-"""Landlock: which files a process may open, for good and for all its descendants, without any privilege."""
+"""Landlock: restrict the files that a process and its descendants may open. It needs no privilege."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def abi() -> int:
 
 
 def ruleset(read: Sequence[str], write: Sequence[str], execute: Sequence[str] = ()) -> int:
-    """Return a descriptor of rules: trees and files to read, to write, and to read and execute. All else is closed.
+    """Return a descriptor of rules: files and folders to read, to write, to read and execute. All others are closed.
 
     Paths that do not exist are left out. Raises: OSError if the kernel has no Landlock.
     """
@@ -36,9 +36,9 @@ def ruleset(read: Sequence[str], write: Sequence[str], execute: Sequence[str] = 
     attributes = struct.pack("QQQ", handled, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     fd = kernel.syscall(_CREATE, attributes, size, 0, what="landlock_create_ruleset")
-    reading = _READ_FILE | _READ_DIR
-    writing = reading | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
-    for paths, rights in ((read, reading), (execute, reading | _EXECUTE), (write, writing)):
+    read_rights = _READ_FILE | _READ_DIR
+    write_rights = read_rights | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
+    for paths, rights in ((read, read_rights), (execute, read_rights | _EXECUTE), (write, write_rights)):
         for path in paths:
             _allow(fd, path, rights & handled)
     return fd
@@ -46,15 +46,15 @@ def ruleset(read: Sequence[str], write: Sequence[str], execute: Sequence[str] = 
 
 def _allow(fd: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
-    if not stat.S_ISDIR(os.fstat(place).st_mode):
+    if not stat.S_ISDIR(os.fstat(target).st_mode):
         rights &= _ON_FILES
     try:
-        kernel.syscall(_ADD_RULE, fd, 1, struct.pack("=Qi", rights, place), 0, what=f"landlock_add_rule {path}")
+        kernel.syscall(_ADD_RULE, fd, 1, struct.pack("=Qi", rights, target), 0, what=f"landlock_add_rule {path}")
     finally:
-        os.close(place)
+        os.close(target)
 
 
 def restrict(fd: int) -> None:

@@ -1,7 +1,7 @@
-"""The worker: it has one short-lived, walled-in child made per order, watches it, and reports how it ended.
+"""The worker: for each order it has a child made behind the walls, watches it, and reports how it ended.
 
-Worker and forker never see a program: payloads pass through them as descriptors, so their memory, which the next child
-inherits, holds nothing of a program.
+Worker and forker never read a program: they only pass descriptors of payloads. So their memory, which the next child
+inherits, has nothing of an earlier program.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ import time
 from functools import partial
 from typing import Any
 
-from . import disk, forker, frames, harness, jail, keeper, kernel, process_flood, streams
-from .watching import Allowed, Watch
+from . import disk, forker, frames, harness, keeper, kernel, process_group, streams, walls
+from .watching import RunLimits, Watch
 
-_FIRST_IN_QUEUE = -20
+_HIGHEST_PRIORITY = -20
 
 
 def main() -> None:
-    """Serve orders until the caller closes its end or dies. Arguments: descriptors, configuration as JSON."""
+    """Serve orders until the caller closes its end or dies. `sys.argv`: descriptors, the configuration as JSON."""
     config = json.loads(sys.argv[2])
-    streams.stow(*map(int, sys.argv[1].split(",")))
+    streams.move_descriptors(*map(int, sys.argv[1].split(",")))
     caller = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         bounds = config["sessions"]
-        cell = jail.enter(
+        jail = walls.enter(
             config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None
         )
-        streams.open_on(cell.stdin)
-        harness.prepare(cell.scratch)
+        streams.open_on(jail.stdin)
+        harness.prepare(jail.scratch)
         if bounds is not None:
-            keeper.main(cell, caller, config)
+            keeper.main(jail, caller, config)
             return
-        children = forker.start(cell, config["host_file"], config["host_pid"])
-    except jail.WallFailed as exc:
+        program_forker = forker.start(jail, config["host_file"], config["host_pid"])
+    except walls.WallFailed as exc:
         _answer({"failed": exc.wall, "why": str(exc)})
         return
-    _answer({"notes": cell.notes, "python": sys.version.split()[0]})
-    Supervisor(caller, cell, children).serve()
+    _answer({"notes": jail.notes, "python": sys.version.split()[0]})
+    Worker(caller, jail, program_forker).serve()
 
 
 def _answer(message: dict[str, Any]) -> None:
     os.write(streams.CONTROL, json.dumps(message).encode())
 
 
-class Supervisor:
-    """One warm process and its jail."""
+class Worker:
+    """A process that waits for orders, with its jail and its forker."""
 
-    def __init__(self, caller: int, cell: jail.Jail, children: forker.Forker) -> None:
-        self.sock, self.caller, self.cell, self.children = streams.CONTROL, caller, cell, children
-        if cell.floods:
+    def __init__(self, caller: int, jail: walls.Jail, program_forker: forker.Forker) -> None:
+        self.control, self.caller, self.jail, self.forker = streams.CONTROL, caller, jail, program_forker
+        if jail.processes_may_remain:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        if cell.worker_counts:
-            # Root, for whom the kernel has no bound of processes, may mostly raise its priority.
+        if jail.worker_must_count_processes:
+            # Root has no RLIMIT_NPROC, so the worker must count. Root may mostly raise its own priority.
             with contextlib.suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, 0, _FIRST_IN_QUEUE)
+                os.setpriority(os.PRIO_PROCESS, 0, _HIGHEST_PRIORITY)
         self.poll = select.poll()
-        self.poll.register(self.sock, select.POLLIN)
+        self.poll.register(self.control, select.POLLIN)
         self.poll.register(caller, select.POLLIN)
 
     def serve(self) -> None:
@@ -71,71 +71,71 @@ class Supervisor:
         while True:
             self.poll.poll()
             try:
-                packet = os.read(self.sock, 4096)
+                packet = os.read(self.control, 4096)
             except OSError:
                 return
             if not packet:
                 return
             order = frames.Order.unpack(packet)
             try:
-                if self.cell.disk_mib != order.disk_mib:
-                    jail.clear(self.cell, order.disk_mib)
-                if self.cell.cgroup is not None:
-                    self.cell.cgroup.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
-                pid = self.children.child()
+                if self.jail.disk_mib != order.disk_mib:
+                    walls.clear(self.jail, order.disk_mib)
+                if self.jail.cgroup is not None:
+                    self.jail.cgroup.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
+                pid = self.forker.waiting_child()
             except OSError as exc:
-                os.write(self.sock, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
+                os.write(self.control, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
-            jail.limit(pid, order, self.cell)
-            os.write(self.children.orders, packet)
+            walls.limit(pid, order, self.jail)
+            os.write(self.forker.orders, packet)
             report = self.watch(pid, order)
-            if failure := self.children.failure(report.status):
+            if failure := self.forker.failure(report.status):
                 report = report._replace(status=-1, why=failure)
-            jail.clear(self.cell, order.disk_mib)
-            os.write(self.sock, report.pack())
+            walls.clear(self.jail, order.disk_mib)
+            os.write(self.control, report.pack())
             # The next child is made while the caller reads this result.
-            self.children.call()
+            self.forker.request_child()
 
     def watch(self, pid: int, order: frames.Order) -> frames.Exit:
-        """Return how the child ended. It is killed when it goes over a limit, or when the caller is gone."""
+        """Return how the child ended. It is killed at a limit, or when the caller is gone."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
-        limits = Allowed(order.wall_s, order.cpu_s, order.memory_mib, order.output_kib, order.processes)
-        is_managed = order.kind == frames.MANAGED
-        # The limit of a file's size does not end it: the first process of a namespace outlives that signal.
-        outputs = (streams.OUT,) if is_managed or order.kind == frames.NATIVE else ()
-        watch = Watch(pid, limits, self.cell, partial(self.is_full, order.disk_mib), outputs, is_managed)
+        limits = RunLimits(order.wall_s, order.cpu_s, order.memory_mib, order.output_kib, order.processes)
+        is_jit_runtime = order.kind == frames.MANAGED
+        # RLIMIT_FSIZE does not kill the first process of a PID namespace: it is immune to that signal.
+        outputs = (streams.OUT,) if is_jit_runtime or order.kind == frames.NATIVE else ()
+        watch = Watch(pid, limits, self.jail, partial(self.is_full, order.disk_mib), outputs, is_jit_runtime)
         while True:
-            ready = {fd for fd, _ in self.poll.poll(max(0.0, watch.due - time.monotonic()) * 1000 + 1)}
+            ready = {fd for fd, _ in self.poll.poll(max(0.0, watch.next_look - time.monotonic()) * 1000 + 1)}
             if child in ready:
                 break
-            if self.caller in ready or self.sock in ready:  # no order comes during a run: the caller is gone
+            if self.caller in ready or self.control in ready:  # no order comes during a run: the caller is gone
                 os.kill(pid, signal.SIGKILL)
-                self.ended(pid)
+                self.reap(pid)
                 os._exit(0)
             if watch.look():
                 break
         self.poll.unregister(child)
-        status, usage = self.ended(pid)
+        status, usage = self.reap(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
         why = watch.why if watch.why != frames.ENDED else self._kernels_reason(order, status, cpu)
         return frames.Exit(status, why, cpu, time.monotonic() - watch.start, usage.ru_maxrss)
 
     def is_full(self, disk_mib: int) -> bool:
-        """True if the scratch folder holds more than it may, where it is no file system of that size."""
-        return not self.cell.has_namespaces and disk.is_over(self.cell.scratch, disk_mib << 20)
+        """True if the scratch folder is over its limit. False with namespaces: it is a file system of that size."""
+        return not self.jail.has_namespaces and disk.is_over(self.jail.scratch, disk_mib << 20)
 
     def _kernels_reason(self, order: frames.Order, status: int, cpu_s: float) -> int:
-        """Return the limit for which the kernel ended a child, ENDED if there is none."""
+        """Return the limit at which the kernel killed the child; ENDED if it did not."""
         if os.WIFSIGNALED(status) and cpu_s >= order.cpu_s:
             return frames.CPU
-        group, is_test = self.cell.cgroup, order.kind == frames.SELF_TEST
-        if group is None or not (self.cell.tools or os.WIFSIGNALED(status) or is_test):
+        group, is_test = self.jail.cgroup, order.kind == frames.SELF_TEST
+        if group is None or not (self.jail.tools or os.WIFSIGNALED(status) or is_test):
             return frames.ENDED
-        # The self-test has processes killed on purpose. It asks as well, so that they count for no later run.
-        return frames.MEMORY if group.killed() and not is_test else frames.ENDED
+        # The self-test lets processes be killed. It calls `has_new_kills` too: they must not count for a later run.
+        return frames.MEMORY if group.has_new_kills() and not is_test else frames.ENDED
 
-    def ended(self, pid: int) -> tuple[int, resource.struct_rusage]:
-        """Return status and usage of the child, which is dead or dying, and end all processes that it has started."""
-        return process_flood.end(pid) if self.cell.floods else os.wait4(pid, 0)[1:]
+    def reap(self, pid: int) -> tuple[int, resource.struct_rusage]:
+        """Return status and usage of the dead or dying child, and kill all processes that it has started."""
+        return process_group.end(pid) if self.jail.processes_may_remain else os.wait4(pid, 0)[1:]

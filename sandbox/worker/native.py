@@ -14,7 +14,7 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPE
 
 
 def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], None]) -> None:
-    """Write the file, give the input, put up the last `wall`, and execute. Never returns.
+    """Write the program's file and its input, put up the last `wall`, and execute. Never returns.
 
     `program` is JSON: argv, and the name and mode of the file; `items` are standard input and the file's bytes.
     """
@@ -25,7 +25,7 @@ def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], Non
     while view:
         view = view[os.write(fd, view) :]
     os.close(fd)
-    streams.give(stdin, False)
+    streams.fill_input(stdin, False)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
         signal.signal(ignored, signal.SIG_DFL)
     wall()

@@ -42,14 +42,14 @@ def _argument(index: int, high: bool = False) -> Instruction:
     return (_LOAD, 0, 0, _AT_ARGUMENTS + 8 * index + (4 if high else 0))
 
 
-def _give(what: int) -> Instruction:
-    return (_RETURN, 0, 0, what)
+def _return(action: int) -> Instruction:
+    return (_RETURN, 0, 0, action)
 
 
-def _one_of(index: int, values: Iterable[int], otherwise: int) -> list[Instruction]:
-    wanted = list(values)
-    tests = [(_EQUAL, len(wanted) - i, 0, v) for i, v in enumerate(wanted)]
-    return [_argument(index), *tests, _give(otherwise), _give(_ALLOW)]
+def _one_of(index: int, values: Iterable[int], else_action: int) -> list[Instruction]:
+    allowed_values = list(values)
+    tests = [(_EQUAL, len(allowed_values) - i, 0, v) for i, v in enumerate(allowed_values)]
+    return [_argument(index), *tests, _return(else_action), _return(_ALLOW)]
 
 
 def _null(index: int) -> list[Instruction]:
@@ -58,8 +58,8 @@ def _null(index: int) -> list[Instruction]:
         (_EQUAL, 0, 3, 0),
         _argument(index, high=True),
         (_EQUAL, 0, 1, 0),
-        _give(_ALLOW),
-        _give(_ERRNO | _EPERM),
+        _return(_ALLOW),
+        _return(_ERRNO | _EPERM),
     ]
 
 
@@ -70,20 +70,20 @@ def _no_flags_but_nonblock(machine: str) -> list[Instruction]:
         (_EQUAL, 0, 4, _F_SETFL),
         _argument(2),
         (_ANY_BIT, 0, 1, _SET_ONCE[machine]),
-        _give(_ERRNO | _EPERM),
-        _give(_ALLOW),
+        _return(_ERRNO | _EPERM),
+        _return(_ALLOW),
     ]
 
 
 def _guards(machine: str, own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
     denied = _ERRNO | _EPERM
     if forks:
-        clone = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_NEW_ANY & ~0x80), _give(_ALLOW), _give(denied)]
+        clone = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_NEW_ANY & ~0x80), _return(_ALLOW), _return(denied)]
     else:
-        clone = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _give(_ALLOW), _give(denied)]
+        clone = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _return(_ALLOW), _return(denied)]
     guards = {
         "clone": clone,
-        "clone3": [_give(_ERRNO | _ENOSYS)],  # its flags are behind a pointer; libc falls back to clone
+        "clone3": [_return(_ERRNO | _ENOSYS)],  # its flags are behind a pointer; libc falls back to clone
         "ioctl": _one_of(1, _IOCTLS, _ERRNO | _ENOTTY),
         "fcntl": _no_flags_but_nonblock(machine) + _one_of(1, _FCNTLS, denied),
         "prlimit64": _null(2),
@@ -93,7 +93,7 @@ def _guards(machine: str, own_pid: int | None, forks: bool) -> dict[str, list[In
     }
     if forks:
         guards["prctl"] = _one_of(0, _PRCTLS, denied)
-        guards["sched_setaffinity"] = _one_of(0, (0,), denied)  # of itself: the forker has the same uid at level 2
+        guards["sched_setaffinity"] = _one_of(0, (0,), denied)  # only its own: at level 2 the forker has the same uid
     if own_pid is not None:
         guards |= {name: _one_of(0, (own_pid,), denied) for name in ("kill", "tkill", "tgkill")}
     return guards
@@ -110,7 +110,7 @@ def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list
 
 
 def _rules(machine: str, own_pid: int | None, forks: bool) -> tuple[dict[str, int], dict[str, list[Instruction]]]:
-    """Return the calls that are allowed, and those with a clause of their own."""
+    """Return the calls that are always allowed, and those that are allowed with certain arguments."""
     table = dict(syscalls.TABLES[machine])
     if forks:
         table |= syscalls.EXEC[machine]
@@ -124,42 +124,42 @@ def _assembled(machine: str, allowed: Iterable[int], guards: dict[str, list[Inst
     code: list[Instruction] = [
         (_LOAD, 0, 0, _AT_ARCH),
         (_EQUAL, 1, 0, syscalls.AUDIT_ARCH[machine]),
-        _give(_KILL_PROCESS),
+        _return(_KILL_PROCESS),
         (_LOAD, 0, 0, _AT_NUMBER),
     ]
     if machine == "x86_64":
-        code += [(_AT_LEAST, 0, 1, _X32_BIT), _give(_ERRNO | _ENOSYS)]
+        code += [(_AT_LEAST, 0, 1, _X32_BIT), _return(_ERRNO | _ENOSYS)]
     for name, body in guards.items():
         code += [(_EQUAL, 0, len(body), _number(machine, name)), *body]
     return [*code, *_lookup(allowed)]
 
 
 def outer(machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False) -> list[Instruction]:
-    """Return the greater part of `instructions`, for the forker. It leaves open the calls that `inner` closes.
+    """Return the larger part of `instructions`, for the forker. It still allows the calls that `inner` closes.
 
-    A child needs them before its program runs: to be made, and to set limits, capabilities and the signal of its death.
+    A child needs these before its program runs: to be made, and to set limits, capabilities and its death signal.
     """
     table, guards = _rules(machine, own_pid, forks)
-    for name in _late(own_pid, forks, sessions):
+    for name in _closed_by_inner(own_pid, forks, sessions):
         guards.pop(name, None)
         table[name] = _number(machine, name)
     return _assembled(machine, table.values(), guards)
 
 
 def inner(machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False) -> list[Instruction]:
-    """Return the rest of `instructions`, for the child. It is short, because the kernel compiles it for every run.
+    """Return the rest of `instructions`, for the child. It is short, because the kernel compiles it in every run.
 
     `own_pid` is the one of `instructions` if `outer` had None, else None.
     """
     guards = _rules(machine, own_pid, forks)[1]
     code: list[Instruction] = [(_LOAD, 0, 0, _AT_NUMBER)]
-    for name in _late(None if own_pid is not None else 1, forks, sessions):
-        body = guards.get(name, [_give(_ERRNO | _EPERM)])
+    for name in _closed_by_inner(None if own_pid is not None else 1, forks, sessions):
+        body = guards.get(name, [_return(_ERRNO | _EPERM)])
         code += [(_EQUAL, 0, len(body), _number(machine, name)), *body]
-    return [*code, _give(_ALLOW)]
+    return [*code, _return(_ALLOW)]
 
 
-def _late(own_pid: int | None, forks: bool, sessions: bool) -> tuple[str, ...]:
+def _closed_by_inner(own_pid: int | None, forks: bool, sessions: bool) -> tuple[str, ...]:
     always: tuple[str, ...] = ("clone", "prlimit64", "prctl", "capset")
     if sessions:
         always += tuple(syscalls.SESSION_SETUP["x86_64"])
@@ -203,9 +203,9 @@ def _lookup(numbers: Iterable[int]) -> list[Instruction]:
         body += [(_EQUAL, 0, 2, word), (_LOAD_STORED, 0, 0, 0), (_ANY_BIT, 0, 0, bits)]
     # Every bit test jumps to the two returns at the end; its distance is known only now.
     total = len(body)
-    for at in range(2, total, 3):
-        body[at] = (_ANY_BIT, total - at, total - at - 1, body[at][3])
-    return [*code, *body, _give(_ERRNO | _EPERM), _give(_ALLOW)]
+    for index in range(2, total, 3):
+        body[index] = (_ANY_BIT, total - index, total - index - 1, body[index][3])
+    return [*code, *body, _return(_ERRNO | _EPERM), _return(_ALLOW)]
 
 
 def assemble(code: list[Instruction]) -> Filter:

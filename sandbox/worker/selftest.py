@@ -1,4 +1,4 @@
-"""Try forbidden acts once without each wall and once with it: the return code of putting up a wall is no proof."""
+"""Try forbidden acts without each wall and with it: that a wall was put up without error proves nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 import resource
 from collections.abc import Callable
 
-from . import jail as walls
-from . import kernel
+from . import kernel, walls
 from .frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, Record
-from .jail import Jail
+from .walls import Jail
 
 _MEMFD = {"x86_64": 319, "aarch64": 279}
 
@@ -38,7 +37,7 @@ def _decoy(jail: Jail, host_file: str) -> str:
 
 
 def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
-    """Try acts before Landlock and seccomp are up. True for these if the act works, for namespaces if they hide it."""
+    """Try acts before Landlock and seccomp are up. True for these two if the act works; for namespaces if it fails."""
     works = {
         LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
         SECCOMP: _works(_hidden_memory),
@@ -54,28 +53,28 @@ def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
     if pid == 0:
         code = 1
         try:
-            from _socket import if_nameindex  # imported in a child, since each library makes forks slower
+            from _socket import if_nameindex  # only in this child: each library makes forks slower
 
-            shut = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
-            code = int(not (shut and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
+            is_hidden = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
+            code = int(not (is_hidden and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
         finally:
             os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
 
 
 def run(
-    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], None], log: int
+    jail: Jail, works_without: dict[str, bool], memory_mib: int, host_file: str, last_wall: Callable[[], None], log: int
 ) -> None:
-    """Write to `log` which walls hold, in a child that has all walls but the last (`wall` puts it up), and end."""
+    """Write to `log` which walls hold, and end this process, which has all walls but the one that `last_wall` adds."""
     holds = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
     if jail.has_namespaces:
-        holds[NAMESPACES] = before[NAMESPACES] and os.getpid() == 1
+        holds[NAMESPACES] = works_without[NAMESPACES] and os.getpid() == 1
     if CGROUP in jail.walls:
         holds[CGROUP] = _is_bounded(memory_mib)
     if LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
-        holds[LANDLOCK] = before[LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
-    wall()
+        holds[LANDLOCK] = works_without[LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
+    last_wall()
     if SECCOMP in jail.walls:
         import _socket
 
@@ -94,32 +93,32 @@ def run(
                 lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, 0),
                 lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)),
             ]
-        holds[SECCOMP] = before[SECCOMP] and not any(_works(act) for act in forbidden)
+        holds[SECCOMP] = works_without[SECCOMP] and not any(_works(act) for act in forbidden)
     os.write(log, Record(0, 0, 0, 0, json.dumps(holds).encode()).pack())
     os._exit(0)
 
 
 def _is_bounded(memory_mib: int) -> bool:
     """True if all processes together are bounded in memory and in number."""
-    ready, done = os.pipe()
+    answer, allocated = os.pipe()
     if os.fork() == 0:
-        held = bytearray(b"x") * ((memory_mib + 128) << 20)
-        os.write(done, b"x" if held else b"")
+        memory = bytearray(b"x") * ((memory_mib + 128) << 20)
+        os.write(allocated, b"x" if memory else b"")
         os._exit(0)
-    os.close(done)
-    starved = os.read(ready, 1) == b""
-    wait, hold = os.pipe()
-    refused = False
+    os.close(allocated)
+    memory_refused = os.read(answer, 1) == b""
+    wait, release = os.pipe()
+    process_refused = False
     for _ in range(64):
         try:
             if os.fork() == 0:
-                os.close(hold)
-                os.read(wait, 1)  # until the one that counts has ended
+                os.close(release)
+                os.read(wait, 1)  # until the first process has ended
                 os._exit(0)
         except OSError:
-            refused = True
+            process_refused = True
             break
-    return starved and refused
+    return memory_refused and process_refused
 
 
 def _fork() -> None:

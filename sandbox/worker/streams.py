@@ -1,4 +1,4 @@
-"""The standard streams of one test after another, in a process that may damage them."""
+"""Give every test fresh standard streams, also if the program before has damaged them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from posix import closerange, dup2, ftruncate, lseek, open, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
-"""One more than the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
+"""Above the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
 
 
-def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
-    """Move the worker's descriptors to their places, before others are opened there."""
+def move_descriptors(control: int, out: int, err: int, log: int, payload: int) -> None:
+    """Move the descriptors that the caller gave to their fixed numbers, before other files get these numbers."""
     inherited = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
-    # Beyond every place, and none that the parent gave: so no descriptor that is still needed is overwritten.
-    beyond = [fd for fd in range(1 + LAST, 1 + LAST + 2 * len(inherited)) if fd not in inherited]
-    clear = [dup2(fd, place, False) for fd, place in zip(inherited, beyond, strict=False)]
+    # In two steps, so that no descriptor that is still needed is overwritten: first to unused numbers above all.
+    unused = [fd for fd in range(1 + LAST, 1 + LAST + 2 * len(inherited)) if fd not in inherited]
+    moved = [dup2(fd, number, False) for fd, number in zip(inherited, unused, strict=False)]
     for fd in inherited:
         os.close(fd)
-    for fd, place in zip(clear, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):
-        dup2(fd, place, False)
+    for fd, number in zip(moved, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):
+        dup2(fd, number, False)
         os.close(fd)
 
 
 def open_on(stdin: int) -> None:
-    """Make `stdin` the input of all programs, once per worker, and open the streams of each run's first test."""
+    """Make `stdin` the input of all programs, and open Python's streams. Called once per worker."""
     dup2(stdin, IN, False)
     os.close(stdin)
     _open()
 
 
 def opener(proc: int) -> Callable[[], None]:
-    """Return a call that opens the files of the next run, and closes those of the last. `proc` is the folder /proc.
+    """Return a function that opens the files of the next run and closes those of the last. `proc`: descriptor of /proc.
 
-    Every run has the same four files, which the caller empties. But each opens them again: flags, offsets, locks and
-    leases belong to what a process has opened, and so no run finds what another has set. Raises: OSError, as the call.
+    All runs use the same four files, which the caller empties. But each run opens them again. Flags, offsets, locks and
+    leases belong to an open file, so no run finds those that another has set. Both raise OSError.
     """
     folder = os.open("self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     names = [str(os.dup(fd)) for fd in (IN, OUT, ERR, LOG)]
@@ -62,8 +62,8 @@ def _open() -> None:
     sys.stderr = sys.__stderr__ = _text(2, "w")  # type: ignore[misc]
 
 
-def give(data: bytes, again: bool) -> io.TextIOWrapper:
-    """Fill standard input with `data` and return sys.stdout. `again` opens new streams, from the second test on."""
+def fill_input(data: bytes, again: bool) -> io.TextIOWrapper:
+    """Fill standard input with `data` and return sys.stdout. `again`: open new streams, from the second test on."""
     done, size = pwrite(IN, data, 0), len(data)
     while done < size:
         done += pwrite(IN, memoryview(data)[done:], done)
@@ -84,29 +84,29 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
 
 def flush(stdout: io.TextIOWrapper) -> bool:
     """Flush the output and return True if all of it has left the buffers."""
-    fine = True
-    current, errors = getattr(sys, "stdout", None), getattr(sys, "stderr", None)  # a program may have removed them
-    for stream in (current, errors) if current is stdout else (current, stdout, errors):
+    is_flushed = True
+    stdout_now, errors = getattr(sys, "stdout", None), getattr(sys, "stderr", None)  # a program may have removed them
+    for stream in (stdout_now, errors) if stdout_now is stdout else (stdout_now, stdout, errors):
         try:
             if stream is not None:
                 stream.flush()
         except ValueError:
-            fine = fine and _is_closed(stream)
+            is_flushed = is_flushed and _is_closed(stream)
         except (OSError, MemoryError):
-            fine = False
+            is_flushed = False
         except AttributeError:  # the program's own object, which has no flush
             pass
-    return fine
+    return is_flushed
 
 
 def _is_closed(stream: object) -> bool:
-    """True if the stream says that it is closed."""
+    """True if the stream is closed, by its own word: it may be the program's object."""
     try:
         return bool(stream.closed)  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError, MemoryError):
         return False
 
 
-def ends() -> tuple[int, int]:
+def output_sizes() -> tuple[int, int]:
     """Return the numbers of bytes of output and of errors."""
     return lseek(OUT, 0, 2), lseek(ERR, 0, 2)

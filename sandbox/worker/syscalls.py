@@ -48,7 +48,7 @@ AARCH64: dict[str, int] = dict(
     epoll_pwait2=441,
 )  # fmt: skip
 
-# Allowed only with certain arguments; the filter has a clause for each.
+# RunLimits only with certain arguments; the filter has a clause for each.
 GUARDED = {
     "x86_64": dict(clone=56, clone3=435, ioctl=16, fcntl=72, prlimit64=302, socketpair=53, sendto=44, recvfrom=45,
                    kill=62, tkill=200, tgkill=234),
@@ -65,13 +65,13 @@ EXEC = {
                     pidfd_open=434, execveat=281),
 }  # fmt: skip
 
-# What a child does before its last wall, and never again.
+# Calls of a child before its last wall, which then closes them.
 SETUP = {
     "x86_64": dict(capset=126, setpgid=109),
     "aarch64": dict(capset=91, setpgid=154),
 }  # fmt: skip
 
-# What a child of a session does besides, to get its streams and a Landlock domain of its own.
+# More such calls of a session's child, to get its streams and a Landlock domain of its own.
 SESSION_SETUP = {
     "x86_64": dict(recvmsg=47, landlock_restrict_self=446),
     "aarch64": dict(recvmsg=212, landlock_restrict_self=446),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.config.recipes import asked_for, find_recipe, recipe_names
+from verizero.pipeline.config.recipes import find_recipe, recipe_names, request_of
 from verizero.pipeline.errors import ConfigError
 
 
@@ -37,34 +37,36 @@ def test_names_are_the_users_own_then_the_shipped_ones(own: Path) -> None:
 
 def test_every_name_is_a_recipe_that_loads(own: Path) -> None:
     for name in recipe_names(own)[:3]:
-        assert asked_for(name, own=own).config.name in ("other", "my-demo", "tiny")
+        assert request_of(name, user_folder=own).config.name in ("other", "my-demo", "tiny")
 
 
 def test_ones_own_recipe_comes_before_the_shipped_one(own: Path) -> None:
     assert find_recipe("demo", own) == own / "demo.yaml"
-    assert asked_for("demo", own=own).config.name == "my-demo"
-    assert asked_for("demo").config.name == "demo"
+    assert request_of("demo", user_folder=own).config.name == "my-demo"
+    assert request_of("demo").config.name == "demo"
 
 
 def test_fields_override_the_recipe_and_empty_ones_leave_it(own: Path) -> None:
-    plain = asked_for("mine", own=own)
+    plain = request_of("mine", user_folder=own)
     assert plain.config == tiny()
     changes = {"rl.optimizer.learning_rate": 1e-5, "model.dtype": "bfloat16", "rl.max_tokens": None}
-    request = asked_for("mine", own=own, rounds=7, stages=["rl"], run_name="b-2", overrides=changes)
+    request = request_of("mine", user_folder=own, rounds=7, stages=["rl"], run_name="b-2", overrides=changes)
     config = request.config
     assert config.rl is not None
     assert (config.rl.rounds, config.stage_names, config.name) == (7, ("rl",), "b-2")
     assert (config.rl.optimizer.learning_rate, config.model.dtype, config.rl.max_tokens) == (1e-5, "bfloat16", None)
-    assert request.changed("rl.rounds=2").config.name == "b-2"
+    assert request.with_overrides("rl.rounds=2").config.name == "b-2"
 
 
 def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
     from verizero.pipeline.cli import parser
 
-    request = asked_for("mine", own=own, rounds=3, run_name="a b".replace(" ", "_"), overrides={"sft.steps": 9})
-    arguments = parser().parse_args(request.words("must"))
+    request = request_of(
+        "mine", user_folder=own, rounds=3, run_name="a b".replace(" ", "_"), overrides={"sft.steps": 9}
+    )
+    arguments = parser().parse_args(request.train_arguments("must"))
     assert (arguments.resume, arguments.no_prefect) == ("must", True)
-    assert asked_for(arguments.recipe).changed(*arguments.set).config == request.config
+    assert request_of(arguments.recipe).with_overrides(*arguments.set).config == request.config
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,10 @@ def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
 )
 def test_a_wrong_field_is_named_with_its_value(own: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        asked_for("mine", own=own, **fields)
+        request_of("mine", user_folder=own, **fields)
     assert message in str(caught.value)
 
 
 def test_an_unknown_recipe_says_which_are_near(own: Path) -> None:
     with pytest.raises(ConfigError, match=r"recipe='demo_shot'.*demo_short"):
-        asked_for("demo_shot", own=own)
+        request_of("demo_shot", user_folder=own)

@@ -16,7 +16,7 @@ from tests.stages.tiny import TREE
 from verizero.pipeline.config.load import parse, read_tree
 from verizero.pipeline.config.recipes import recipe_names
 from verizero.pipeline.config.yaml_reader import FastLoader, SlowLoader
-from verizero.pipeline.diagnosis.reading import read as read_run
+from verizero.pipeline.diagnosis.run_facts import read as read_run
 from verizero.pipeline.errors import ConfigError, RunError
 
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -23,7 +23,7 @@ from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
-from verizero.pipeline.diagnosis.reading import Reading, read
+from verizero.pipeline.diagnosis.run_facts import RunFacts, read
 from verizero.pipeline.errors import DataError, RunError
 
 PATHS = sorted(RECORDED.glob("*.tar.xz"))
@@ -92,13 +92,13 @@ def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
 
 
 @cache
-def healthy() -> Reading:
+def healthy() -> RunFacts:
     """The healthy run that was recorded. Tests change copies of it in memory, which is faster than in files."""
     with TemporaryDirectory() as folder:
         return read(unpack(HEALTHY_RUN, Path(folder)))
 
 
-def with_steps(change: Any, stage: str = "rl", of: Reading | None = None) -> Reading:
+def with_steps(change: Any, stage: str = "rl", of: RunFacts | None = None) -> RunFacts:
     """The run, by default the healthy one, after `change(metrics, number)` of each step of a stage."""
     run = healthy() if of is None else of
     steps = []
@@ -293,19 +293,19 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing() -> None:
     plain = healthy()
-    assert plain.correct() == plain.early("reward/sampled"), "an older run: its rewards are its verdicts"
-    assert plain.correct("sums", late=True) == plain.late("reward/mean/sums")
+    assert plain.share_right() == plain.mean_at_start("reward/sampled"), "an older run: its rewards are its verdicts"
+    assert plain.share_right("sums", at_end=True) == plain.mean_at_end("reward/mean/sums")
     told = with_steps(lambda m, _: m.update({"correct/sampled": 0.25, "correct/mean/sums": 0.5}))
-    assert (told.correct(), told.correct("sums")) == (0.25, 0.5)
+    assert (told.share_right(), told.share_right("sums")) == (0.25, 0.5)
     partial = scored(plain, lambda score: 0.5 + score / 2)
-    assert partial.correct() is None, "a mean reward is no share"
+    assert partial.share_right() is None, "a mean reward is no share"
     grades = scored(plain, lambda score: 0.4 * score + 0.1)
-    assert replace(told, samples=grades.samples).correct() == 0.25
+    assert replace(told, samples=grades.samples).share_right() == 0.25
     none_right = with_steps(lambda m, _: m.update({"correct/sampled": 0.0}), of=grades)
-    assert none_right.correct() is None, "a verifier that never gives a full score does not say what is right"
+    assert none_right.share_right() is None, "a verifier that never gives a full score does not say what is right"
 
 
-def scored(run: Reading, change: Callable[[float], float]) -> Reading:
+def scored(run: RunFacts, change: Callable[[float], float]) -> RunFacts:
     """The run with other scores, and rewards that are the scores."""
     rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
     return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))

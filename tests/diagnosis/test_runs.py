@@ -12,7 +12,7 @@ from tests.stages.start import started
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.whole_run import train
 

@@ -21,7 +21,7 @@ from verizero.flows.automations import SILENT_S
 from verizero.flows.process_lifetime import END_WITHIN_S
 from verizero.flows.serve import FLOWS_GRACE_S, SETTINGS
 from verizero.pipeline.child import GRACE_S
-from verizero.pipeline.config.recipes import asked_for
+from verizero.pipeline.config.recipes import request_of
 from verizero.pipeline.files import iterate_jsonl
 from verizero.pipeline.listening import free_port
 from verizero.pipeline.report.progress import Silent
@@ -71,7 +71,7 @@ def no_flow_is_left(served: Served) -> Iterator[None]:
 def whole(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The fingerprint of the run of LONG that nobody disturbs."""
     folder = tmp_path_factory.mktemp("whole")
-    request = asked_for("small", own=served.folder / "recipes", run_name="whole", overrides=LONG)
+    request = request_of("small", user_folder=served.folder / "recipes", run_name="whole", overrides=LONG)
     train(request.config, request.base_dir, folder, "auto", Silent())
     return fingerprint(folder)
 

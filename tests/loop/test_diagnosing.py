@@ -14,7 +14,7 @@ from tests.stages.sessions import Heard, lines, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.diagnosis import end_token_missing
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers

@@ -135,8 +135,8 @@ def test_the_page_lists_disagreements_as_text(tmp_path: Path) -> None:
     hostile["second"] = {"status": "graded", "score": 1.0, "reason": "<b>", "disagrees": True}
     path.write_text("\n".join([*lines, json.dumps(hostile)]) + "\n")
     page = Reader(build_page(tmp_path / "run").read_text())
-    counted, asked_for = (int(sum(m[f"verdict/{n}"] for m in metrics)) for n in ("disagreements", "second_opinions"))
-    assert f"{counted} of {asked_for} verdicts" in page.text
+    counted, request_of = (int(sum(m[f"verdict/{n}"] for m in metrics)) for n in ("disagreements", "second_opinions"))
+    assert f"{counted} of {request_of} verdicts" in page.text
     assert "<script>alert(1)</script>" in page.text
     assert "graded 1: <b>" in page.text
     with session_of(tmp_path / "none") as session:

@@ -15,7 +15,7 @@ from verizero.pipeline.commands.plan.devices import DEVICES
 from verizero.pipeline.commands.plan.estimate import plan, plan_lines
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.commands.plan.shape import shape_of
-from verizero.pipeline.config.rl import most_tokens
+from verizero.pipeline.config.rl import max_group_tokens
 from verizero.pipeline.environments.hosts import Here, Processes, Service
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Silent
@@ -120,8 +120,8 @@ def test_algorithms_hold_episodes_against_their_own_limit() -> None:
 
 def test_a_budget_counts_whole_episodes() -> None:
     config = games("guess", episodes={"max_turns": 3})
-    assert most_tokens(config, config.rl, greedy=True) == 3 * 24
-    assert most_tokens(config, config.rl, greedy=True, are_played=False) == 3 * 8
+    assert max_group_tokens(config, config.rl, greedy=True) == 3 * 24
+    assert max_group_tokens(config, config.rl, greedy=True, are_played=False) == 3 * 8
     with pytest.raises(Exception, match=r"rl\.max_tokens=95 is less than one step may generate, 96"):
         games("guess", rl={"max_tokens": 95, "prompts_per_step": 2, "group_size": 2}, episodes={"max_turns": 3})
 

@@ -119,7 +119,7 @@ def _state(pid: int) -> str:
 
 def folder_of(session: sandbox.Session, number: int) -> str:
     """Return the folder of the session with that number, as the keeper names it."""
-    scratch = session._live().scratch
+    scratch = session._open_connection().scratch
     return scratch if scratch.rsplit("/", 1)[1].isdecimal() else f"/in/{number}"
 
 
@@ -243,7 +243,7 @@ def act_between(pool: sandbox.Pool) -> Iterator[str]:
                 yield "between calls: a daemon of the shell went on"
 
 
-_END = f"import os, struct; END = struct.Struct({cells.END.format!r})\n"
+_END = f"import os, struct; END = struct.Struct({cells.CALL_END.format!r})\n"
 _TOKEN = (
     "import sys\nf = sys._getframe()\nwhile f is not None and 'token' not in f.f_locals: f = f.f_back\n"
     "token = f.f_locals['token']\n"

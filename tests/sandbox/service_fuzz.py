@@ -20,7 +20,7 @@ from verizero.sandbox.serve import SandboxService, SessionTerms
 
 TOKEN = "secret"
 LIMITS = sandbox.Limits(wall_s=2, cpu_s=0.2)
-TERMS = SessionTerms(most=2, expires_s=1)
+TERMS = SessionTerms(max_sessions=2, expires_s=1)
 ANSWERS = {200, 400, 404, 410, 413, 422, 429}
 """Done, or refused for what the request says. 500, 502 and 503 are the service's own failures."""
 JOB = {

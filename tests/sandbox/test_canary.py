@@ -67,10 +67,10 @@ def test_a_program_that_spoils_its_own_worker_has_its_own_verdict() -> None:
 def test_a_worker_is_checked_now_and_then_whatever_its_results() -> None:
     with sandbox.Pool(workers=1) as pool:
         counts = []
-        for _ in range(canary.OFTEN + 2):
+        for _ in range(canary.CHECK_EVERY + 2):
             assert sandbox.run(DOUBLE, RIGHT, pool=pool).passed
             counts.append(pool.use(lambda worker: worker.runs))
-        assert counts == [*range(1, canary.OFTEN), 0, 1, 2]
+        assert counts == [*range(1, canary.CHECK_EVERY), 0, 1, 2]
 
 
 @pytest.mark.parametrize("language", ["bash", "javascript", "c"])

@@ -40,9 +40,9 @@ def test_an_odd_order_is_answered_to_its_own_client(pool: sandbox.Pool) -> None:
         keeper = pool.keeper()
         for order in ORDERS:
             with open_session(pool) as session:
-                session._live().sock.settimeout(20)
+                session._open_connection().sock.settimeout(20)
                 try:
-                    answer, files = session._live().ask(order)
+                    answer, files = session._open_connection().ask(order)
                     assert isinstance(answer, dict), order
                     assert files == [] or order["do"] in ("read", "pack")
                 except WorkerDied:

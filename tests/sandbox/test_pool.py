@@ -115,7 +115,7 @@ def _nest(folder: str, depth: int) -> None:
 @pytest.mark.integration
 def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
     live, held = work_folders.make()
     dead, lost = work_folders.make()
     os.close(lost)
@@ -139,7 +139,7 @@ def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.M
     for name in ("canary", "precious"):
         (mine / name).write_text("x")
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
     (shared / "verizero-sandbox-link").symlink_to(mine)
     abandoned = shared / "verizero-sandbox-inside"
     abandoned.mkdir()
@@ -158,7 +158,7 @@ def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path:
     if os.geteuid() != 0:
         pytest.skip("only root can make files of another user")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
     for name, owner, of_lock in (("a", 65534, 0), ("b", 0, 65534)):
         folder = tmp_path / f"verizero-sandbox-{name}"
         folder.mkdir()

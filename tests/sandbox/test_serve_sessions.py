@@ -17,7 +17,7 @@ from verizero.sandbox.serve import SandboxService, SessionTerms
 
 pytestmark = pytest.mark.integration  # a server
 
-_TERMS = SessionTerms(sandbox.Quota(calls=40, disk_mib=4), most=4, expires_s=600.0)
+_TERMS = SessionTerms(sandbox.Quota(calls=40, disk_mib=4), max_sessions=4, expires_s=600.0)
 
 
 @pytest.fixture(scope="module")

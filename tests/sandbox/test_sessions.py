@@ -266,10 +266,10 @@ def test_calls_of_different_sessions_do_not_wait_for_each_other(pool: sandbox.Po
 
 
 def test_a_session_belongs_to_its_process(session: sandbox.Session) -> None:
-    session._owner = -1
+    session._owner_pid = -1
     with pytest.raises(SessionError, match="process that opened it"):
         session.python("1")
-    session._owner = os.getpid()
+    session._owner_pid = os.getpid()
     session.close()
     session.close()
     with pytest.raises(SessionError, match="closed"):

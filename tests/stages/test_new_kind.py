@@ -20,9 +20,9 @@ from tests.test_documents import block
 from verizero.pipeline.commands.explain import explain_recipe
 from verizero.pipeline.commands.plan.estimate import plans
 from verizero.pipeline.config.load import dump, only_stages, parse
-from verizero.pipeline.config.run import RunConfig, section_named
+from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.stages import StageSection
-from verizero.pipeline.diagnosis.reading import read
+from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.files import read_metrics, read_run
 from verizero.pipeline.report.page import build_page
@@ -78,7 +78,7 @@ def steps_of(folder: Path) -> list[StepRow]:
 def test_its_section_is_part_of_the_recipe() -> None:
     more = {"name": "more", "kind": "questions", "with": {"steps": 5}}
     config = tiny({**RECIPE, "stages": ["sft", "questions", more]})
-    sections = config.sections_of(section_named("questions"))
+    sections = config.sections_of(section_class_of("questions"))
     assert {name: (s.steps, s.batch_size) for name, s in sections.items()} == {"questions": (60, 8), "more": (5, 8)}
     again = parse(yaml.safe_load(dump(config)))
     assert again == config
@@ -113,7 +113,7 @@ def test_what_is_wrong_in_it_is_refused_with_the_remedy(changes: dict[str, Any],
 
 def test_a_kind_that_is_not_installed_is_refused() -> None:
     assert "unknown key 'questions'" in refusal({})
-    assert section_named("questions") is StageSection
+    assert section_class_of("questions") is StageSection
 
 
 @pytest.mark.parametrize("source", ["x = 1\n", "class KIND:\n    section = dict\n"])

@@ -16,7 +16,7 @@ from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.commands.plan.shape import Shape, shape_of
 from verizero.pipeline.commands.plan.shares import Share
 from verizero.pipeline.config.backend import with_backend
-from verizero.pipeline.config.episodes import names_episodes
+from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
@@ -31,16 +31,16 @@ ROOM = 0.92
 def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
     """Yield settings that save memory, cheapest in time first, each with the recipe that has it and all before it."""
 
-    def turned(section: str = "train", **changes: Any) -> RunConfig:
+    def with_knobs_turned(section: str = "train", **changes: Any) -> RunConfig:
         tree = config.model_dump(mode="json")
         tree[section] |= changes
         return parse(tree, source="plan")
 
     def engine(**changes: Any) -> RunConfig:
-        return turned("rollout", vllm=config.rollout.vllm.model_dump(mode="json") | changes)
+        return with_knobs_turned("rollout", vllm=config.rollout.vllm.model_dump(mode="json") | changes)
 
     while config.rollout.engine == "torch" and config.rollout.max_rows > 16:
-        config = turned("rollout", max_rows=config.rollout.max_rows // 2)
+        config = with_knobs_turned("rollout", max_rows=config.rollout.max_rows // 2)
         yield f"rollout.max_rows={config.rollout.max_rows}", config
     while config.rollout.engine == "vllm" and gpus % (2 * config.rollout.vllm.tensor_parallel) == 0:
         if config.rollout.vllm.tensor_parallel >= 8 or config.rollout.max_staleness > 0:
@@ -52,26 +52,26 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
             config = engine(gpu_memory_share=share)
             yield f"rollout.vllm.gpu_memory_share={share}", config
     if not config.train.gradient_checkpointing:
-        config = turned(gradient_checkpointing=True)
+        config = with_knobs_turned(gradient_checkpointing=True)
         yield "train.gradient_checkpointing=true", config
     if (config.train.logits_chunk_tokens or 1 << 30) > 512:
-        config = turned(logits_chunk_tokens=512)
+        config = with_knobs_turned(logits_chunk_tokens=512)
         yield "train.logits_chunk_tokens=512", config
     while config.train.micro_batch_tokens > 2048:
-        config = turned(micro_batch_tokens=config.train.micro_batch_tokens // 2)
+        config = with_knobs_turned(micro_batch_tokens=config.train.micro_batch_tokens // 2)
         yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
     if config.train.backend == "fsdp" and config.train.offload == "none":
-        config = turned(offload="optimizer")
+        config = with_knobs_turned(offload="optimizer")
         yield "train.offload=optimizer", config
     for zero in range(max(1, config.train.zero + 1), 4):
         if zero == 3 and gpus > 1 and config.train.backend != "fsdp":
             # Divides the reference too, which ZeRO 3 does not.
-            yield "train.backend=fsdp", turned(backend="fsdp", zero=0, offload="none")
-        config = turned(backend="deepspeed", zero=zero)
+            yield "train.backend=fsdp", with_knobs_turned(backend="fsdp", zero=0, offload="none")
+        config = with_knobs_turned(backend="deepspeed", zero=zero)
         yield f"train.backend=deepspeed train.zero={zero}", config
     for offload in ("optimizer", "all"):
         if config.train.offload != "all" and config.train.offload != offload:
-            config = turned(offload=offload)
+            config = with_knobs_turned(offload=offload)
             yield f"train.offload={offload}", config
 
 
@@ -84,7 +84,7 @@ class Plan:
     gpus: int
     peaks: dict[str, dict[str, float]]
     """Bytes on each GPU by part, while responses are generated and in the update; of the recipe as it is."""
-    turned: tuple[str, ...] | None
+    with_knobs_turned: tuple[str, ...] | None
     """Settings that make it fit: () if it fits as it is, None if no settings do."""
     turned_peaks: dict[str, dict[str, float]]
     """`peaks` with these settings."""
@@ -107,7 +107,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """True if it fits without a change."""
-        return self.turned == ()
+        return self.with_knobs_turned == ()
 
 
 def largest(peaks: dict[str, dict[str, float]]) -> float:
@@ -135,11 +135,11 @@ def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple
     if fits(config, shape, gpus, device):
         return (), config
     words: list[str] = []
-    for word, turned in knobs(config, gpus):
+    for word, with_knobs_turned in knobs(config, gpus):
         # A later value of a field replaces an earlier one.
         words = [*(w for w in words if not fields_of(w) & fields_of(word)), word]
-        if fits(turned, shape, gpus, device):
-            return tuple(words), turned
+        if fits(with_knobs_turned, shape, gpus, device):
+            return tuple(words), with_knobs_turned
     return None, config
 
 
@@ -169,7 +169,7 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
     # The section of a stage that is not done takes no memory.
     config = config.model_copy(update={"rl": next(iter(config.sections_of(RlConfig).values()), None)})
     shape, device = shape_of(config), DEVICES[gpu]
-    turned, changed = fitting(config, shape, gpus, device)
+    with_knobs_turned, changed = fitting(config, shape, gpus, device)
     phases: dict[str, float] = {}
     scaling: dict[int, float] = {}
     shares: dict[str, Share] = {}
@@ -182,12 +182,12 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
         shares = {p: works[gpus].share(p) for p in ("copy", "decode", "forward", "update", "link", "publish")}
         tokens = works[gpus].responses * lengths.response
     before, after = (peaks(c, shape, gpus, device) for c in (config, changed))
-    return Plan(shape, device, gpus, before, turned, after, phases, scaling, shares, tokens, note_of(config))
+    return Plan(shape, device, gpus, before, with_knobs_turned, after, phases, scaling, shares, tokens, note_of(config))
 
 
 def note_of(config: RunConfig) -> str:
     """Return in words how episodes are counted; empty for a recipe that names none."""
-    if not names_episodes(config.data, config.episodes):
+    if not has_episodes(config.data, config.episodes):
         return ""
     how, most = config.episodes, longest_of(config)
     limit = "episodes.max_tokens" if most == how.max_tokens else "episodes.max_turns x rollout.max_response_tokens"
@@ -205,10 +205,10 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
         *([plan.note] if plan.note else []),
         *_memory_lines(plan.peaks),
     ]
-    settings = "--set " + " --set ".join(" ".join(plan.turned or ()).split())
+    settings = "--set " + " --set ".join(" ".join(plan.with_knobs_turned or ()).split())
     if plan.fits:
         lines.append("it fits")
-    elif plan.turned is None:
+    elif plan.with_knobs_turned is None:
         lines.append("it does not fit with any settings; use more or larger GPUs, or a smaller model")
     else:
         room = largest(plan.turned_peaks) / GIB
@@ -218,7 +218,9 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
     step = sum(plan.phases.values())
     hours = 1000 * step * plan.gpus / 3600
     cost = "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
-    how = " with these settings" if plan.turned else " if it fitted" if plan.turned is None else ""
+    how = (
+        " with these settings" if plan.with_knobs_turned else " if it fitted" if plan.with_knobs_turned is None else ""
+    )
     lines += [
         f"one step{how}: {plan.tokens:,.0f} tokens generated, {step:.1f} s ({plan.tokens / step:,.0f} tokens/s)",
         *(f"  {name:<16} {s:8.1f} s" for name, s in plan.phases.items()),

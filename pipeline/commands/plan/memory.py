@@ -12,7 +12,7 @@ import torch
 from verizero.pipeline.commands.plan.adapters import adapters_of
 from verizero.pipeline.commands.plan.devices import Device
 from verizero.pipeline.commands.plan.shape import Shape
-from verizero.pipeline.config.episodes import most_sampled, names_episodes
+from verizero.pipeline.config.episodes import has_episodes, max_sampled_tokens
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import TrainConfig
@@ -192,7 +192,7 @@ def prompt_tokens(config: RunConfig) -> int:
 
 def longest_of(config: RunConfig) -> int:
     """Return the most tokens that are sampled for a prompt: of a response, or of an episode with all its turns."""
-    return most_sampled(config.rollout, config.episodes, names_episodes(config.data, config.episodes))
+    return max_sampled_tokens(config.rollout, config.episodes, has_episodes(config.data, config.episodes))
 
 
 def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]:

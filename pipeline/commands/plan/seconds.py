@@ -12,7 +12,7 @@ from verizero.pipeline.commands.plan.devices import Device, decode_seconds
 from verizero.pipeline.commands.plan.memory import divided_by, longest_of, prompt_tokens, width_of
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
-from verizero.pipeline.config.episodes import names_episodes
+from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
 
@@ -37,7 +37,7 @@ class Lengths:
     def of(cls, config: RunConfig, mean_share: float, mean_prompt: float | None) -> Lengths:
         """Return those of a recipe; without `mean_prompt` every prompt counts as the longest."""
         most = longest_of(config)
-        turns = config.episodes.max_turns if names_episodes(config.data, config.episodes) else 1
+        turns = config.episodes.max_turns if has_episodes(config.data, config.episodes) else 1
         return cls(prompt_tokens(config) if mean_prompt is None else mean_prompt, mean_share * most, most, turns)
 
 

@@ -8,7 +8,7 @@ from verizero.pipeline.commands.preflight.checked import evidence_at
 from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.diagnosis.finding import Finding, Level
-from verizero.pipeline.diagnosis.infrastructure_zeros import MANY
+from verizero.pipeline.diagnosis.infrastructure_zeros import MIN_FAILED
 from verizero.pipeline.scoring.purity import may_leave
 from verizero.pipeline.scoring.sandbox_setup import open_sandbox
 from verizero.pipeline.scoring.score import Grader, bind_verifiers
@@ -51,7 +51,7 @@ def failing(key: str, failed: Sequence[tuple[str, Prompt, Verdict]], total: int,
     if not failed:
         return []
     share = len(failed) / total
-    level: Level = "problem" if share >= 2 * MANY else "warning"
+    level: Level = "problem" if share >= 2 * MIN_FAILED else "warning"
     return [
         Finding(
             FAILING,

@@ -99,12 +99,12 @@ def _judge(recipe: LocalParts, sampled: Sampled) -> list[Finding]:
         return [finding]
     if sampled.is_few:
         return []
-    if is_whole and cut >= length_cap.MANY:
+    if is_whole and cut >= length_cap.MIN_CUT:
         return [_capped(recipe, sampled, cut)]
     if cut > MOST_CUT or not sampled.graded:
         return []
     silent = [s for s in sampled.graded if s.verdict.status == "no_answer"]
-    if len(silent) >= other_template.MANY * len(sampled.graded):
+    if len(silent) >= other_template.MIN_UNANSWERED * len(sampled.graded):
         sentence = f"{_share(silent, sampled)} of the sampled responses end without an answer that the verifier reads."
         remedy = "compare a prompt with the model's training text"
         if recipe.tokenizer.chat_template:
@@ -180,7 +180,7 @@ def _untried(recipe: LocalParts) -> str | None:
     """Return the reason for which nothing can be sampled; None if it can."""
     if recipe.is_made_here:
         return "the model is made in this run"
-    if recipe.config.learns_first:
+    if recipe.config.begins_with_texts:
         return f"stage {recipe.config.stages[0].name} trains the model before any stage samples from it"
     if recipe.tokenizer is None:
         return recipe.no_tokenizer
@@ -232,7 +232,7 @@ def _not_ending(recipe: LocalParts, sampled: Sampled, cut: float) -> Finding | N
         )
         remedy = f"add {number} to eos_token_id in the generation_config.json of the model's folder"
         return _finding(recipe, "end_token_missing", sampled, wrote, sentence, remedy)
-    if cut < end_token_missing.NEARLY_ALL:
+    if cut < end_token_missing.MIN_CUT:
         return None
     sentence = f"{cut:.0%} of the sampled responses are cut at {sampled.limit} tokens: the end token is hardly sampled."
     remedy = "compare the model's training text with a prompt, or teach it to end by SFT first"
@@ -254,7 +254,7 @@ def _capped(recipe: LocalParts, sampled: Sampled, cut: float) -> Finding:
     )
     # A model that is right well within the limit learns to keep it, as pretrained models do that chatter at first.
     keeps = len(right) >= ENOUGH * len(sampled.scored) and max(right) <= ROOM * sampled.limit
-    level: Level = "note" if keeps else "problem" if cut >= 2 * length_cap.MANY else "warning"
+    level: Level = "note" if keeps else "problem" if cut >= 2 * length_cap.MIN_CUT else "warning"
     return _finding(recipe, "length_cap", sampled, sampled.cut, sentence, remedy, level)
 
 

@@ -11,9 +11,9 @@ from verizero.pipeline.commands.preflight.checked import Checked, evidence_of, n
 from verizero.pipeline.commands.preflight.local_parts import LocalParts
 from verizero.pipeline.data.overlap import find_overlap
 from verizero.pipeline.diagnosis import evaluation_leak
-from verizero.pipeline.diagnosis.evaluation_too_small import WIDE
+from verizero.pipeline.diagnosis.evaluation_too_small import MAX_HALF_WIDTH
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 NAME = "rows"
 SHOWN = 3
@@ -51,7 +51,7 @@ def _leaked(recipe: LocalParts) -> list[Finding]:
     if not overlap.matches:
         return []
     # The rule that reads the same sentence in a run's folder.
-    finding = evaluation_leak.look(Reading({}, (), (), (), info={"data_notes": [str(overlap)]}))
+    finding = evaluation_leak.look(RunFacts({}, (), (), (), info={"data_notes": [str(overlap)]}))
     if refuses:
         sentence = (
             f"{len(overlap.matches)} of {len(theirs)} held-out prompts are in the training data: the run refuses them."
@@ -78,14 +78,14 @@ def _too_few(recipe: LocalParts) -> list[Finding]:
     findings = []
     for domain, num in sorted(Counter(p.domain for p in recipe.evaluation.prompts).items()):
         wide, narrow = (Z * math.sqrt(p * (1 - p) / num) for p in (WIDEST, NARROW))
-        if wide <= WIDE:
+        if wide <= MAX_HALF_WIDTH:
             continue
-        needed = math.ceil(WIDEST * (1 - WIDEST) * (Z / WIDE) ** 2)
+        needed = math.ceil(WIDEST * (1 - WIDEST) * (Z / MAX_HALF_WIDTH) ** 2)
         first = next(p for p in recipe.evaluation.prompts if p.domain == domain)
         findings.append(
             Finding(
                 "evaluation_too_small",
-                "warning" if narrow > WIDE else "note",
+                "warning" if narrow > MAX_HALF_WIDTH else "note",
                 min(1.0, wide / 0.25),
                 f"{domain} is evaluated on {num} prompts: the interval of a pass@1 of 0.5 is +-{wide:.2f}, and many "
                 "gains are smaller.",

@@ -61,7 +61,7 @@ def _turns(recipe: LocalParts, stops: list[int]) -> list[Finding]:
     )
     answers = is_local(recipe.config) or CHATS.search(recipe.config.model.path or "") is not None
     # Demonstrations end with the tokenizer's own end token, so a model that learns from them first will stop.
-    level: Level = "note" if recipe.config.learns_first or not answers else "warning"
+    level: Level = "note" if recipe.config.begins_with_texts or not answers else "warning"
     remedy = f"add {ids} to eos_token_id in the generation_config.json of the model's folder"
     return [_finding(recipe, level, 0.7, sentence, remedy)]
 

@@ -11,7 +11,7 @@ from verizero.pipeline.commands.preflight.marks import Marks, marks_of, try_mark
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.diagnosis import other_template
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
-from verizero.pipeline.diagnosis.reading import Reading
+from verizero.pipeline.diagnosis.run_facts import RunFacts
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run.info import template_of
 from verizero.pipeline.run.saving import TEMPLATE_FILE
@@ -60,10 +60,10 @@ def look(recipe: LocalParts) -> Checked:
 def _recorded(recipe: LocalParts) -> list[Finding]:
     """Find that the model's folder names another template than the recipe, by the rule for runs."""
     model_template = template_of(recipe.config.model.path)
-    if model_template is None or recipe.config.learns_first:
+    if model_template is None or recipe.config.begins_with_texts:
         return []
     tree = recipe.config.model_dump(mode="json")
-    finding = other_template.look(Reading(tree, (), (), (), info={"model_template": model_template}))
+    finding = other_template.look(RunFacts(tree, (), (), (), info={"model_template": model_template}))
     if finding is None:
         return []
     shown = Evidence(
@@ -85,7 +85,7 @@ def _unknown(recipe: LocalParts, marks: Marks) -> list[Finding]:
         "template of another model."
     )
     remedy = f"{PLAIN}, or put the model's own chat_template into its {SETTINGS}"
-    return [_finding(recipe, "warning" if recipe.config.learns_first else "problem", 0.9, sentence, remedy)]
+    return [_finding(recipe, "warning" if recipe.config.begins_with_texts else "problem", 0.9, sentence, remedy)]
 
 
 def _twice(recipe: LocalParts, marks: Marks) -> list[Finding]:
@@ -110,7 +110,7 @@ def _not_chat(recipe: LocalParts) -> list[Finding]:
     """Find that the model was trained to end turns of a chat, and is asked in another form."""
     how = recipe.config.data.template
     marks = try_marks(recipe)
-    if marks is None or recipe.config.learns_first:
+    if marks is None or recipe.config.begins_with_texts:
         return []
     ids = recipe.tokenizer.convert_tokens_to_ids(list(marks.ends))
     has_own = any(name in (how.text or "") for name in marks.ends)

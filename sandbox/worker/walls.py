@@ -1,4 +1,4 @@
-"""The walls: those put up once per worker (namespaces, file tree, uid) and those of every run."""
+"""The walls: some are put up once per worker (namespaces, file tree, uid), the others around every run."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from . import cgroup, disk, kernel, landlock, process_flood, seccomp, uid_map
+from . import cgroup, disk, kernel, landlock, process_group, seccomp, uid_map
 from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, UID, Order
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 _INPUT = "/in/stdin"
-"""Standard input by its path. It lies where no program can put another file."""
+"""Path of standard input, in a folder where no program can put another file."""
 DECOY = "decoy"
-"""A file in the jail that no rule allows: only Landlock keeps it closed."""
-_DESCRIPTORS = 64
-_MANY = 1024
-"""Processes that the same uid may start elsewhere while a run lasts."""
+"""A file in the jail that only Landlock keeps closed. The self-test tries to open it."""
+_MAX_DESCRIPTORS = 64
+_OTHER_PROCESSES = 1024
+"""Processes that the same uid may start elsewhere during a run."""
 BASE_MIB = 256
 """Address space beyond the memory limit: the interpreter, shared libraries and reserved thread stacks."""
 
 
 class WallFailed(OSError):
-    """A wall could not be put up. The error has its name."""
+    """A wall could not be put up; `wall` is its name."""
 
     def __init__(self, wall: str, cause: OSError) -> None:
         super().__init__(cause.errno, f"{wall}: {cause.strerror or cause}")
@@ -34,7 +34,7 @@ class WallFailed(OSError):
 
 
 class Jail:
-    """The worker's walls, and the descriptors and paths from which each run puts up its own."""
+    """The worker's walls, and what each run needs to put up its own: descriptors and paths."""
 
     def __init__(self, walls: frozenset[str], scratch: str, tools: tuple[str, ...]) -> None:
         self.walls, self.tools = walls, tools
@@ -43,16 +43,17 @@ class Jail:
         self.disk_mib = 0
         """Present size of the scratch file system."""
         self.stdin = self.proc = -1
-        """`proc` is the host's /proc, for the worker only: it shows how long a run waited for a CPU."""
-        self.rules: int | None = None
+        """`proc`: a descriptor of the host's /proc, for the worker only. It shows how long a run waited for a CPU."""
+        self.rules_fd: int | None = None
+        """Descriptor of the Landlock rules; None without that wall."""
         self.cgroup: cgroup.CGroup | None = None
-        self.counts_processes = False
-        """True if the uid is the run's own, so that the kernel's count per uid is a count of this run."""
+        self.has_own_uid = False
+        """True if no other process has the run's uid: then the kernel's limit per uid bounds the run's processes."""
         self.notes: dict[str, str] = {}
         self.readable: list[str] = []
         """Folders of libraries, which programs may read."""
-        self.sessions = False
-        """True if each child gets a user and a mount namespace too, in which a session's files are mounted."""
+        self.has_sessions = False
+        """True in a keeper. Each child then has a user and a mount namespace too, for its session's files."""
 
     @property
     def has_namespaces(self) -> bool:
@@ -60,43 +61,48 @@ class Jail:
         return NAMESPACES in self.walls
 
     @property
-    def floods(self) -> bool:
-        """True if a run's processes may outlive its first one: no process namespace ends them, and they become ours."""
+    def processes_may_remain(self) -> bool:
+        """True if a run can leave processes behind: there is no process namespace to end them, and we adopt them."""
         return bool(self.tools) and not self.has_namespaces
 
     @property
-    def worker_counts(self) -> bool:
-        """True if the worker must bound a run's processes: no uid of the run's own and no cgroup does."""
-        is_bounded = (self.counts_processes or self.cgroup is not None) and not self.sessions  # which share both
-        return self.floods and not is_bounded
+    def worker_must_count_processes(self) -> bool:
+        """True if nothing else bounds a run's processes: neither a uid of its own nor a control group."""
+        is_bounded = (self.has_own_uid or self.cgroup is not None) and not self.has_sessions  # sessions share both
+        return self.processes_may_remain and not is_bounded
 
     @property
-    def has_domains(self) -> bool:
-        """True if each run needs a Landlock domain within the forker's: else its processes could signal the forker."""
-        return bool(self.tools) and not (self.has_namespaces or self.sessions) and self.rules is not None
+    def needs_own_domain(self) -> bool:
+        """True if each run needs a Landlock domain of its own: without one, its processes could signal the forker."""
+        return bool(self.tools) and not (self.has_namespaces or self.has_sessions) and self.rules_fd is not None
 
     @property
     def clone_flags(self) -> int:
-        """Flags of the namespaces that every run gets for itself."""
-        own = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS if self.sessions else 0
-        return kernel.CLONE_NEWPID | own if self.has_namespaces else 0
+        """Flags of clone(2) for the namespaces that every run gets for itself."""
+        for_session = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS if self.has_sessions else 0
+        return kernel.CLONE_NEWPID | for_session if self.has_namespaces else 0
 
 
 def enter(
-    walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folders: Mapping[str, str], sessions: bool = False
-) -> Jail:
-    """Put up the worker's walls and return them. `home` is this worker's folder, which the caller owns.
+    walls: Sequence[str],
+    home: str,
+    uid: int,
+    tools: Sequence[str],
+    cgroups: Mapping[str, str],
+    has_sessions: bool = False,
+) -> Jail:  # fmt: skip
+    """Put up the worker's walls and return its jail. `home` is this worker's folder, which the caller made.
 
     `tools` are folders of compilers and interpreters that programs may run; without any, there is only Python and no
-    exec. `sessions` is True for a keeper of sessions. Raises: WallFailed.
+    exec. `has_sessions` is True in a keeper of sessions. Raises: WallFailed.
     """
     jail = Jail(frozenset(walls), f"{home}/box/tmp", tuple(tools))
-    jail.sessions = sessions
+    jail.has_sessions = has_sessions
     with contextlib.suppress(OSError):
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if CGROUP in walls:
         try:
-            jail.cgroup = cgroup.CGroup(folders)
+            jail.cgroup = cgroup.CGroup(cgroups)
         except OSError as exc:
             raise WallFailed(CGROUP, exc) from exc
         jail.notes[CGROUP] = "memory and processes of a run together"
@@ -115,7 +121,7 @@ def enter(
         jail.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
     if LANDLOCK in walls:
         try:
-            jail.rules = rules(jail, jail.scratch)
+            jail.rules_fd = landlock_rules(jail, jail.scratch)
             jail.notes[LANDLOCK] = f"abi {landlock.abi()}"
         except OSError as exc:
             raise WallFailed(LANDLOCK, exc) from exc
@@ -125,37 +131,39 @@ def enter(
     return jail
 
 
-def rules(jail: Jail, scratch: str) -> int:
+def landlock_rules(jail: Jail, scratch: str) -> int:
     """Return a descriptor of Landlock rules for programs that write to `scratch` only. Raises: OSError."""
-    # A rule does not cover a file system that is mounted later on its folder itself, only one below it.
-    place = os.path.dirname(scratch) if jail.has_namespaces else scratch
-    runnable = [*jail.tools, place] if jail.tools else []
-    shown = [_INPUT] if jail.has_namespaces else []
-    writable = [place, "/dev/null"] if jail.sessions else [place, "/dev/null", *shown]  # one run at a time has it
-    return landlock.ruleset([*jail.readable, *DEVICES, *shown], writable, runnable)
+    # The scratch file system is mounted later. A rule covers what is mounted below its folder, but not on the folder.
+    allowed = os.path.dirname(scratch) if jail.has_namespaces else scratch
+    runnable = [*jail.tools, allowed] if jail.tools else []
+    stdin = [_INPUT] if jail.has_namespaces else []
+    writable = [allowed, "/dev/null"]
+    if not jail.has_sessions:  # sessions share the input; otherwise only one run at a time has it
+        writable += stdin
+    return landlock.ruleset([*jail.readable, *DEVICES, *stdin], writable, runnable)
 
 
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
-    rest = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
-    if os.geteuid() == 0 and _unshared(rest):
-        _build_root(home, [*readable, *jail.tools], jail.sessions)
+    others = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
+    if os.geteuid() == 0 and _try_unshare(others):
+        _build_root(home, [*readable, *jail.tools], jail.has_sessions)
         jail.notes[UID] = f"host uid {uid_map.unshare_user_as_root(uid, jail.proc)}"
     else:
         user, group = os.geteuid(), os.getegid()
-        kernel.unshare(kernel.CLONE_NEWUSER | rest)
+        kernel.unshare(kernel.CLONE_NEWUSER | others)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             _write(f"/proc/self/{name}", line)
-        _build_root(home, [*readable, *jail.tools], jail.sessions)
+        _build_root(home, [*readable, *jail.tools], jail.has_sessions)
         jail.notes[UID] = f"host uid {user}, the only one that we may map"
     kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
-    jail.scratch, jail.counts_processes = "/box/tmp", True
-    if not jail.sessions:
+    jail.scratch, jail.has_own_uid = "/box/tmp", True
+    if not jail.has_sessions:
         jail.stdin = os.open(_INPUT, os.O_RDWR | os.O_CLOEXEC)
     jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
 
 
-def _unshared(flags: int) -> bool:
-    """Make namespaces. False if root lacks the right: then it needs a user namespace around them, as any user does."""
+def _try_unshare(flags: int) -> bool:
+    """Make namespaces. False if even root may not: then it needs a user namespace around them, as every user does."""
     try:
         kernel.unshare(flags)
     except PermissionError:
@@ -171,10 +179,10 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _build_root(home: str, readable: Sequence[str], sessions: bool) -> None:
+def _build_root(home: str, readable: Sequence[str], has_sessions: bool) -> None:
     """Make a small read-only tree of libraries, four devices and an input, and move into it.
 
-    No program can put a file next to the input. Sessions, which share it, cannot write to it.
+    No program can put a file next to the input. Sessions share it, so they cannot write to it.
     """
     root = f"{home}/box"
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -189,7 +197,7 @@ def _build_root(home: str, readable: Sequence[str], sessions: bool) -> None:
     os.mkdir(f"{root}/in")
     kernel.mount("tmpfs", f"{root}/in", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=555")
     os.close(os.open(root + _INPUT, os.O_CREAT | os.O_WRONLY))
-    os.chmod(root + _INPUT, 0o444 if sessions else 0o666)
+    os.chmod(root + _INPUT, 0o444 if has_sessions else 0o666)
     for link, target in (("/tmp", "/box/tmp"), ("/dev/stdin", _INPUT)):
         if not os.path.lexists(root + link):  # the interpreter itself may live under /tmp
             os.symlink(target, root + link)
@@ -248,7 +256,7 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
     except OSError as exc:
         raise WallFailed(UID, exc) from exc
     how = "" if is_open else f" with the right to read {library}, which is closed to it"
-    jail.notes[UID], jail.counts_processes = f"host uid {uid}{how}", True
+    jail.notes[UID], jail.has_own_uid = f"host uid {uid}{how}", True
 
 
 def _readable_by_all(path: str) -> bool:
@@ -264,14 +272,14 @@ def _readable_by_all(path: str) -> bool:
 
 def limit_descriptors() -> None:
     """Bound the descriptors of this process and of all that it starts."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
 
 
 def _limit_worker(jail: Jail) -> None:
-    """Set the limits that are the same for every run. Runs inherit them."""
+    """Set the limits of the worker that are the same for every run. Runs inherit them."""
     for name in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
         resource.setrlimit(name, (0, 0))
-    if not jail.sessions:  # a keeper has many more, and its forkers bound those of programs
+    if not jail.has_sessions:  # a keeper needs many descriptors; its forkers limit those of programs
         limit_descriptors()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if jail.has_namespaces:
@@ -279,7 +287,7 @@ def _limit_worker(jail: Jail) -> None:
 
 
 def clear(jail: Jail, disk_mib: int) -> None:
-    """Empty the scratch folder and make it `disk_mib` large; a file system with anything in it is replaced."""
+    """Empty the scratch folder and make it `disk_mib` large. A file system that is not empty is replaced."""
     if not jail.has_namespaces:
         disk.empty(jail.scratch)
         return
@@ -293,16 +301,16 @@ def clear(jail: Jail, disk_mib: int) -> None:
 
 
 def _is_empty(scratch: str) -> bool:
-    """True if the file system holds nothing but its root."""
+    """True if the file system has no file or folder but its root."""
     usage = os.statvfs(scratch)
     return usage.f_files - usage.f_ffree == 1
 
 
 def limit(pid: int, order: Order, jail: Jail) -> None:
-    """Set the limits of the child that waits for this order.
+    """Set the kernel's limits of the waiting child, as its order has them.
 
-    If its uid has other processes too, the kernel bounds all of them together. That bound is far above their number,
-    and low enough that the worker can still count when a run floods the machine. Raises: OSError.
+    RLIMIT_NPROC counts all processes of a uid. If others have the uid too, the limit is far above their number, but low
+    enough that the worker can still count processes during a fork bomb. Raises: OSError.
     """
     limits = [
         (resource.RLIMIT_CPU, int(order.cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
@@ -310,26 +318,29 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
     ]
     if order.kind != MANAGED:
         limits.append((resource.RLIMIT_AS, (order.memory_mib + BASE_MIB) << 20))
-    if order.kind != SELF_TEST:  # the self-test tries if the control group bounds processes without this limit
-        if jail.counts_processes:
+    if order.kind != SELF_TEST:  # the self-test proves that the control group alone bounds processes
+        if jail.has_own_uid:
             limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # the worker and its forker count too
-        elif jail.worker_counts:
-            limits.append((resource.RLIMIT_NPROC, most_processes(jail, order.processes)))
+        elif jail.worker_must_count_processes:
+            limits.append((resource.RLIMIT_NPROC, max_processes(jail, order.processes)))
     for name, value in limits:
         resource.prlimit(pid, name, (value, value))
 
 
-def most_processes(jail: Jail, processes: int) -> int:
-    """Return a bound of the uid's processes, far above their number, at which the worker can still count them."""
-    others, hard = process_flood.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most = others + processes + _MANY
-    return most if hard == resource.RLIM_INFINITY else min(most, hard)
+def max_processes(jail: Jail, processes: int) -> int:
+    """Return a limit of the uid's processes that is far above their number, and at which the worker can still count."""
+    others, hard = (
+        process_group.num_threads_on_machine(jail.proc) or _OTHER_PROCESSES,
+        resource.getrlimit(resource.RLIMIT_NPROC)[1],
+    )
+    bound = others + processes + _OTHER_PROCESSES
+    return bound if hard == resource.RLIM_INFINITY else min(bound, hard)
 
 
 def restrict(jail: Jail) -> None:
     """Put this process and its children into the control group, Landlock, and most of seccomp.
 
-    Seccomp leaves open the calls that a child still has to make. Raises: WallFailed.
+    Seccomp still allows the calls that a child makes before its program; `last_wall` closes them. Raises: WallFailed.
     """
     try:
         if jail.cgroup is not None:
@@ -337,25 +348,27 @@ def restrict(jail: Jail) -> None:
     except OSError as exc:
         raise WallFailed(CGROUP, exc) from exc
     try:
-        if jail.rules is not None:
-            landlock.restrict(jail.rules)
-            if not jail.has_domains:
-                os.close(jail.rules)
+        if jail.rules_fd is not None:
+            landlock.restrict(jail.rules_fd)
+            if not jail.needs_own_domain:
+                os.close(jail.rules_fd)
     except OSError as exc:
         raise WallFailed(LANDLOCK, exc) from exc
     if SECCOMP in jail.walls:
-        own = 1 if jail.has_namespaces else None
-        seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools), jail.sessions)))
+        own_pid = 1 if jail.has_namespaces else None
+        seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own_pid, bool(jail.tools), jail.has_sessions)))
 
 
 def last_wall(jail: Jail) -> Callable[[], None]:
-    """Return the call that puts a child under the rest of seccomp, after which it has only the allowlist.
+    """Return a function that puts a child under the rest of seccomp: then it has only the allowlist.
 
-    The call raises OSError where it is refused.
+    The function raises OSError if the kernel refuses.
     """
     if SECCOMP not in jail.walls:
         return lambda: None
     forks = bool(jail.tools)
     if jail.has_namespaces or forks:
-        return partial(seccomp.install, seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks, jail.sessions)))
-    return lambda: seccomp.install(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.sessions)))
+        return partial(seccomp.install, seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks, jail.has_sessions)))
+    return lambda: seccomp.install(
+        seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.has_sessions))
+    )

@@ -1,4 +1,4 @@
-"""The files that a run has written, with the numbers of their lines, as rules read them. No model, no torch."""
+"""Read the files of a run for the rules of a diagnosis, with line numbers. It needs no model and no torch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from verizero.pipeline.report.rows import (
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
 TRAIN = "data/train.jsonl"
-MOST_BYTES = 50_000_000
-"""Bytes of training rows that are read, half at either end of a larger file: a look at a run stays short."""
-FEW = 5
-"""Steps at either end that are compared: one step of a small batch says little."""
+MAX_TRAIN_BYTES = 50_000_000
+"""Bytes of training rows that are read. Of a larger file: half from the beginning and half from the end."""
+NUM_COMPARED = 5
+"""Steps at the start and at the end whose means are compared: a single step is too noisy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One number of one step."""
+    """The value of a metric at a step."""
 
     line: int
     step: int
@@ -46,8 +46,8 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One evaluation, and the line of metrics.jsonl that holds it."""
+class EvaluationLine:
+    """An evaluation and its line in metrics.jsonl."""
 
     line: int
     row: EvaluationRow
@@ -59,25 +59,25 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response that the run kept, and its line of rollouts.jsonl."""
+    """A response in rollouts.jsonl and its line."""
 
     line: int
     row: RolloutRow
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The run's last stage of RL, and everything that rules compare it with."""
+class RunFacts:
+    """All that rules look at: the steps of the run's last RL stage, evaluations, responses, the recipe."""
 
     recipe: dict[str, Any]
     """recipe.yaml; empty if the file is missing."""
     steps: tuple[tuple[int, StepRow], ...]
     """(line, row) of the last stage of RL."""
-    evaluations: tuple[Evaluated, ...]
+    evaluations: tuple[EvaluationLine, ...]
     samples: tuple[Sample, ...]
-    """Responses of RL steps, in order; the run keeps some of each step."""
+    """Responses of that stage, in order; a run saves some of each step."""
     held_out: tuple[Sample, ...] = ()
-    """Responses of evaluations that the run keeps."""
+    """Responses of evaluations; a run saves some of them."""
     imitation: tuple[tuple[int, StepRow], ...] = ()
     """(line, row) of stages that learn from texts."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -86,25 +86,25 @@ class Reading:
     """Prompt id -> reference answer of the prompts in `samples` whose answer is a text or a number."""
 
     def series(self, name: str) -> list[Point]:
-        """Return a metric of the steps that have it."""
+        """Return a metric's points, of the steps that have it."""
         return [Point(line, row.step, row.metrics[name]) for line, row in self.steps if name in row.metrics]
 
-    def early(self, name: str) -> float | None:
-        """Return the mean of a metric over the first steps; None if there are fewer than `FEW`."""
-        return _mean([p.value for p in self.series(name)[:FEW]])
+    def mean_at_start(self, name: str) -> float | None:
+        """Return a metric's mean over the first `NUM_COMPARED` steps; None if there are fewer."""
+        return _mean([p.value for p in self.series(name)[:NUM_COMPARED]])
 
-    def late(self, name: str) -> float | None:
-        """Return the mean of a metric over the last steps; None if there are fewer than `FEW`."""
-        return _mean([p.value for p in self.series(name)[-FEW:]])
+    def mean_at_end(self, name: str) -> float | None:
+        """Return a metric's mean over the last `NUM_COMPARED` steps; None if there are fewer."""
+        return _mean([p.value for p in self.series(name)[-NUM_COMPARED:]])
 
-    def share(self, part: str, whole: str, late: bool = False) -> float | None:
-        """Return the ratio of two counts over the first steps, or the last; None where nothing was counted."""
-        pick = self.late if late else self.early
-        top, bottom = pick(part), pick(whole)
-        return None if top is None or not bottom else top / bottom
+    def share(self, part: str, whole: str, at_end: bool = False) -> float | None:
+        """Return count `part` over count `whole`, in the first or last steps; None if either is missing."""
+        mean = self.mean_at_end if at_end else self.mean_at_start
+        part_mean, whole_mean = mean(part), mean(whole)
+        return None if part_mean is None or not whole_mean else part_mean / whole_mean
 
     def setting(self, *path: str, default: Any = None) -> Any:
-        """Return a value of the recipe; `default` where it has none, or null."""
+        """Return a value of the recipe; `default` if it is missing or null."""
         value: Any = self.recipe
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
@@ -112,22 +112,22 @@ class Reading:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes that the run made about its data."""
+        """The notes about the data in run.json."""
         return tuple(map(str, self.info.get("data_notes") or ()))
 
     @property
     def section(self) -> str:
-        """The section of the recipe that the stage is configured by."""
+        """Name of the stage's section in the recipe."""
         return self.steps[-1][1].stage_kind or self.steps[-1][1].stage if self.steps else "rl"
 
-    def asks_alike(self, domain: str) -> bool:
-        """True if most training prompts of a domain have the form of a held-out one, so that both can be compared."""
-        forms = {form(s.row.prompt) for s in self.held_out if s.row.domain == domain}
-        own = [s for s in self.samples if s.row.domain == domain]
-        return not own or sum(form(s.row.prompt) in forms for s in own) >= len(own) / 2
+    def has_comparable_prompts(self, domain: str) -> bool:
+        """True if most training prompts of a domain look like held-out ones, so that accuracies compare."""
+        held_out_forms = {prompt_form(s.row.prompt) for s in self.held_out if s.row.domain == domain}
+        training = [s for s in self.samples if s.row.domain == domain]
+        return not training or sum(prompt_form(s.row.prompt) in held_out_forms for s in training) >= len(training) / 2
 
-    def before_and_after(self) -> dict[str, tuple[Evaluated, Evaluated]]:
-        """Return, by domain, the evaluation before the stage and the last one; only domains that have both."""
+    def before_and_after(self) -> dict[str, tuple[EvaluationLine, EvaluationLine]]:
+        """Return domain -> (the evaluation before the stage, the last one), for domains that have both."""
         if not self.steps or len(self.evaluations) < 2:
             return {}
         first = self.steps[0][0]
@@ -137,102 +137,102 @@ class Reading:
             return {}
         return {d: (before[-1], last) for d in last.row.domains if d in before[-1].row.domains}
 
-    def correct(self, domain: str | None = None, late: bool = False) -> float | None:
-        """Return the share of right training responses over the first steps, or the last, to compare with a pass@1.
+    def share_right(self, domain: str | None = None, at_end: bool = False) -> float | None:
+        """Return the share of right training responses in the first or last steps, to compare with a pass@1.
 
-        None where the run does not tell it: the verifier of training gives grades and never a full one, or the run
-        was recorded without these shares and its rewards are not all 0 or 1.
+        None if it is not known: the training verifier gives partial scores and never the full one, or the run has no
+        such metric and its rewards are not all 0 or 1.
         """
-        pick = self.late if late else self.early
-        share = pick("correct/sampled" if domain is None else f"correct/mean/{domain}")
+        mean = self.mean_at_end if at_end else self.mean_at_start
+        share = mean("correct/sampled" if domain is None else f"correct/mean/{domain}")
         if share is not None:
             return share if share > 0 or not self._only_grades else None
-        return pick("reward/sampled" if domain is None else f"reward/mean/{domain}") if self._all_or_nothing else None
+        return mean("reward/sampled" if domain is None else f"reward/mean/{domain}") if self._all_or_nothing else None
 
     @property
     def _only_grades(self) -> bool:
-        """True if a verdict of training was between wrong and right, and none was right."""
+        """True if some training scores are between 0 and 1, and none is 1."""
         scores = [s.row.score for s in self.samples]
         return any(0 < score < 1 for score in scores) and max(scores) < 1
 
     @property
     def _all_or_nothing(self) -> bool:
-        """True if each reward is that of a verdict, and 0 or 1: their mean is then the share of right responses."""
+        """True if all rewards are scores of verdicts, and 0 or 1: then their mean is the share of right responses."""
         rows = [s.row for s in self.samples if s.row.reward is not None]
         return all(row.reward == row.score and row.score in (0.0, 1.0) for row in rows)
 
     @property
     def reward_range(self) -> float:
-        """The difference of the highest and the lowest reward of the samples; 1 where all are equal."""
+        """Highest less lowest reward of the samples; 1 if all are equal."""
         rewards = [s.row.reward for s in self.samples if s.row.reward is not None]
         return (max(rewards) - min(rewards) if rewards else 0.0) or 1.0
 
     @property
     def has_learned(self) -> bool:
-        """True if pass@1 of each domain has risen since before the stage, beyond both intervals."""
+        """True if pass@1 of every domain has risen in the stage, and its intervals do not overlap."""
         pairs = self.before_and_after().items()
         return bool(pairs) and all(a.measure(d)["low"] > b.measure(d)["high"] for d, (b, a) in pairs)
 
-    def is_ahead(self, gap: float) -> bool:
-        """Return True unless held-out prompts are solved nearly as often as those of training, in each domain."""
+    def training_is_ahead(self, gap: float) -> bool:
+        """True if training prompts are solved more often than held-out ones, by more than `gap`, in some domain."""
         pairs = self.before_and_after().items()
         return not pairs or any(
-            after.measure(d)["value"] < (self.correct(d, True) or 0.0) - gap for d, (_, after) in pairs
+            after.measure(d)["value"] < (self.share_right(d, at_end=True) or 0.0) - gap for d, (_, after) in pairs
         )
 
-    def lengths(self) -> tuple[float, float, tuple[Evidence, ...]] | None:
-        """Return the tokens of a response that the last updates trained on, those that were sampled, and the lines.
+    def trained_and_sampled_lengths(self) -> tuple[float, float, tuple[Evidence, ...]] | None:
+        """Return mean tokens of a response in the last updates: trained on, sampled, and the evidence for both.
 
-        None where a run did not record what can be compared: the second is of exactly the responses of the update.
+        None if the run has no metric for the sampled tokens of exactly the responses of an update.
         """
-        trained, name = self.late("response/length_mean"), "responses/tokens"
-        sampled = self.share(name, "responses/trained", late=True)
-        if sampled is None and self.late("groups/trained") == self.late("groups/sampled"):
-            sampled, name = self.late("length/mean"), "length/mean"
+        trained, name = self.mean_at_end("response/length_mean"), "responses/tokens"
+        sampled = self.share(name, "responses/trained", at_end=True)
+        if sampled is None and self.mean_at_end("groups/trained") == self.mean_at_end("groups/sampled"):
+            sampled, name = self.mean_at_end("length/mean"), "length/mean"
         if trained is None or sampled is None:
             return None
-        return trained, sampled, self.shown("response/length_mean", -1) + self.shown(name, -1)
+        return trained, sampled, self.evidence("response/length_mean", -1) + self.evidence(name, -1)
 
-    def shown_correct(self, domain: str, *places: int) -> tuple[Evidence, ...]:
-        """Return evidence of the share of right responses of a domain, as `correct` reads it."""
-        return self.shown(f"correct/mean/{domain}", *places) or self.shown(f"reward/mean/{domain}", *places)
+    def evidence_of_right(self, domain: str, *indices: int) -> tuple[Evidence, ...]:
+        """Return evidence for `share_right` of a domain, at some indices of its series."""
+        return self.evidence(f"correct/mean/{domain}", *indices) or self.evidence(f"reward/mean/{domain}", *indices)
 
-    def shown(self, name: str, *places: int) -> tuple[Evidence, ...]:
-        """Return evidence of a metric at some places of its series, by default the first and the last step."""
+    def evidence(self, name: str, *indices: int) -> tuple[Evidence, ...]:
+        """Return evidence: a metric at some indices of its series, by default the first and the last."""
         points = self.series(name)
-        chosen = [points[i] for i in (places or (0, -1)) if -len(points) <= i < len(points)]
+        chosen = [points[i] for i in (indices or (0, -1)) if -len(points) <= i < len(points)]
         return tuple(
             Evidence(METRICS, p.line, f"step {p.step}: {name}={p.value:.4g}", name) for p in dict.fromkeys(chosen)
         )
 
 
-def read(folder: Path, most_bytes: int | None = None) -> Reading:
-    """Return what rules need of the run in `folder`.
+def read(folder: Path, max_bytes: int | None = None) -> RunFacts:
+    """Return the facts of the run in `folder`.
 
-    `most_bytes`: of a larger rollouts.jsonl only the beginning and the end are read; None: all of it.
+    `max_bytes`: of a larger rollouts.jsonl only the beginning and the end are read; None: all of it.
 
-    Raises: RunError if it holds no metrics.jsonl, or a recipe.yaml that cannot be read; DataError for a line that is no
-    row, with its number.
+    Raises: RunError if there is no metrics.jsonl, or recipe.yaml cannot be read; DataError with the number of a line
+    that is no row.
     """
     require_run(folder)
     steps: list[tuple[int, StepRow]] = []
     imitation: list[tuple[int, StepRow]] = []
-    evaluations: list[Evaluated] = []
+    evaluations: list[EvaluationLine] = []
     for number, line in numbered_jsonl(folder / METRICS):
         row = metrics_row(line, f"row {number} of {folder / METRICS}")
         if isinstance(row, StepRow):
             (steps if issubclass(section_of(row), RoundsConfig) else imitation).append((number, row))
         elif isinstance(row, EvaluationRow):
-            evaluations.append(Evaluated(number, row))
+            evaluations.append(EvaluationLine(number, row))
         elif isinstance(row, CollapseAlarm) and row.to_step is not None:
-            # The run has done these steps again: the rows that count follow the alarm.
+            # The run went back and repeated these steps: drop their earlier rows.
             steps = [(n, r) for n, r in steps if not undone(r, row.stage, row.to_step)]
             evaluations = [e for e in evaluations if not undone(e.row, row.stage, row.to_step)]
     stage = steps[-1][1].stage if steps else ""
     last = tuple((n, r) for n, r in steps if r.stage == stage)
-    samples = list(_samples(folder / ROLLOUTS, most_bytes))
+    samples = list(_samples(folder / ROLLOUTS, max_bytes))
     trained = tuple(s for s in samples if s.row.stage == stage)
-    return Reading(
+    return RunFacts(
         _recipe(folder / RECIPE),
         last,
         tuple(evaluations),
@@ -244,28 +244,28 @@ def read(folder: Path, most_bytes: int | None = None) -> Reading:
     )
 
 
-def form(prompt: str) -> str:
-    """Return a prompt with each digit as 0: prompts of one form differ in their numbers alone."""
+def prompt_form(prompt: str) -> str:
+    """Return a prompt with 0 for each digit: prompts of one form differ only in numbers."""
     return re.sub(r"\d", "0", prompt)
 
 
 def by_group(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Return the samples of each step's groups together."""
+    """Return the samples, in a list for each group of a step."""
     groups: dict[tuple[int, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.row.step, sample.row.prompt_id), []).append(sample)
     return list(groups.values())
 
 
-def _samples(path: Path, most: int | None) -> Iterator[Sample]:
-    for number, line in numbered_jsonl(path, most):
+def _samples(path: Path, max_bytes: int | None) -> Iterator[Sample]:
+    for number, line in numbered_jsonl(path, max_bytes):
         yield Sample(number, rollout_row(line, f"row {number} of {path}"))
 
 
 def _references(path: Path, ids: set[str]) -> dict[str, str]:
-    """Return the answers of these rows, as far as they are texts or numbers and the file is read."""
+    """Return id -> answer, for the rows that are read and have a text or number as answer."""
     references: dict[str, str] = {}
-    for _, row in numbered_jsonl(path, MOST_BYTES):
+    for _, row in numbered_jsonl(path, MAX_TRAIN_BYTES):
         if row.get("id") in ids and isinstance(row.get("answer"), str | int | float):
             references[row["id"]] = str(row["answer"])
     return references
@@ -290,4 +290,4 @@ def _recipe(path: Path) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if len(values) >= FEW else None
+    return statistics.fmean(values) if len(values) >= NUM_COMPARED else None

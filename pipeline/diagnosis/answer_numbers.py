@@ -1,52 +1,54 @@
-"""The numbers that responses state, compared with the references of their rows."""
+"""Compare the numbers in responses' answers with their references, to check the verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verizero.pipeline.diagnosis.reading import Reading, Sample
+from verizero.pipeline.diagnosis.run_facts import RunFacts, Sample
 from verizero.pipeline.types import Attempt
 from verizero.verifiers.answer import final_answer
 
-FEWEST = 20
-"""Responses below which a share of them says little."""
-ALIKE = 1e-9
+MIN_RESPONSES = 20
+"""With fewer responses, a share of them is too noisy."""
+RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """Responses of one domain whose number and whose reference's number are known."""
+class AnswerNumbers:
+    """Responses of a domain, by their verdict and by whether their number equals the reference."""
 
     refused_right: tuple[Sample, ...]
-    """Graded 0, and the number is the reference's."""
+    """Score 0, though the number equals the reference."""
     refused_wrong: int
     accepted_wrong: tuple[Sample, ...]
-    """Graded 1, and the number is another."""
+    """Score 1, though the number differs from the reference."""
     accepted_right: int
 
     @property
     def accepts_wrong(self) -> float | None:
-        """The share of the accepted responses that state another number; None for few responses."""
+        """Share of accepted responses with a wrong number; None if there are few responses."""
         return _share(len(self.accepted_wrong), self.accepted_right)
 
     @property
     def refuses_right(self) -> float | None:
-        """The share of the refused responses that state the reference's number; None for few responses."""
+        """Share of refused responses with the right number; None if there are few responses."""
         return _share(len(self.refused_right), self.refused_wrong)
 
 
-def stated(run: Reading, domain: str) -> Stated:
-    """Return the training responses of a domain, by verdict and by the number that they end with."""
+def answer_numbers(run: RunFacts, domain: str) -> AnswerNumbers:
+    """Sort the training responses of a domain by score and number. Those without a number are left out."""
     by_verdict: dict[tuple[float, bool], list[Sample]] = {(0.0, True): [], (0.0, False): [], (1.0, True): []}
     by_verdict[1.0, False] = []
     for sample in run.samples:
         if sample.row.domain != domain or sample.row.ending is not None or sample.row.score not in (0.0, 1.0):
             continue
-        number, right = _number(_answer(sample)), _number(run.references.get(sample.row.prompt_id))
-        if number is not None and right is not None:
-            by_verdict[sample.row.score, abs(number - right) <= ALIKE * max(1.0, abs(right))].append(sample)
-    return Stated(
+        number, reference = _number(_answer(sample)), _number(run.references.get(sample.row.prompt_id))
+        if number is not None and reference is not None:
+            by_verdict[
+                sample.row.score, abs(number - reference) <= RELATIVE_TOLERANCE * max(1.0, abs(reference))
+            ].append(sample)
+    return AnswerNumbers(
         tuple(by_verdict[0.0, True]),
         len(by_verdict[0.0, False]),
         tuple(by_verdict[1.0, False]),
@@ -54,8 +56,8 @@ def stated(run: Reading, domain: str) -> Stated:
     )
 
 
-def shown(samples: Sequence[Sample], run: Reading) -> str:
-    """Return the first response with its reference, for a sentence; empty if there is none."""
+def example_of(samples: Sequence[Sample], run: RunFacts) -> str:
+    """Return a sentence with the first sample's answer and reference; empty if there is no sample."""
     if not samples:
         return ""
     row = samples[0].row
@@ -75,4 +77,4 @@ def _number(text: str | None) -> float | None:
 
 
 def _share(part: int, rest: int) -> float | None:
-    return part / (part + rest) if part + rest >= FEWEST else None
+    return part / (part + rest) if part + rest >= MIN_RESPONSES else None

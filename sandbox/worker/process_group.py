@@ -1,4 +1,4 @@
-"""The processes of one run where no process namespace holds them: a process group, which none of them can leave."""
+"""Count and kill the processes of a run by its process group, which none can leave, where it has no namespace."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ import resource
 import signal
 
 _STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
-"""Places in what `fields_of` returns."""
-_MOST_DEAD = 256
+"""Indices into the list that `fields_of` returns."""
+_MAX_DEAD = 256
 """Orphans that may end between two counts."""
 
 
-def total(proc: int) -> int:
+def num_threads_on_machine(proc: int) -> int:
     """Return the number of threads of the whole machine, 0 if /proc is not readable."""
     return int(read(proc, "loadavg").partition(b"/")[2].partition(b" ")[0] or 0)
 
 
-def is_over(proc: int, leader: int, most: int, before: int) -> bool:
-    """True if the leader's group has more than `most` threads and processes. `before` is `total` at its start.
+def is_over(proc: int, leader: int, max_processes: int, threads_before: int) -> bool:
+    """True if the leader's group has more than `max_processes` threads and processes.
 
-    The processes are read only when the machine has so many more than before. The group is halted while it is counted,
-    because a flood would outgrow the count and leave no CPU for it. Dead processes count as long as their own parent
-    has not waited for them; dead orphans do not, since `bury` removes them.
+    `threads_before`: the threads of the machine when the run began. Only if there are that many more now, the processes
+    are read. The group is halted while it is counted: a fork bomb would grow faster than the count and take its CPU. A
+    dead process counts until its own parent has waited for it; dead orphans do not count: `reap_orphans` removes them.
     """
-    if proc < 0 or total(proc) - before < most:
+    if proc < 0 or num_threads_on_machine(proc) - threads_before < max_processes:
         return False
     _signal(leader, signal.SIGSTOP)
-    over = _is_over(proc, leader, most)
+    over = _is_over(proc, leader, max_processes)
     if not over:
         _signal(leader, signal.SIGCONT)
     return over
 
 
-def _is_over(proc: int, leader: int, most: int) -> bool:
-    alive, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
+def _is_over(proc: int, leader: int, max_processes: int) -> bool:
+    alive, dead, group, our_pid = 0, 0, str(leader).encode(), str(os.getpid()).encode()
     # The newest first: if there is a flood, they are its processes.
     for pid in sorted((int(name) for name in os.listdir(proc) if name.isdecimal()), reverse=True):
         fields = fields_of(proc, pid)
         if len(fields) <= _THREADS or fields[_GROUP] != group:
             continue
-        if (fields[_STATE], fields[_PARENT]) == (b"Z", us):
+        if (fields[_STATE], fields[_PARENT]) == (b"Z", our_pid):
             dead += 1
         else:
             alive += max(1, int(fields[_THREADS]))
-        if alive > most or dead > _MOST_DEAD:
+        if alive > max_processes or dead > _MAX_DEAD:
             return True
     return False
 
 
-def bury(leader: int) -> None:
-    """Wait for the dead of the group that are our children, except the leader itself."""
+def reap_orphans(leader: int) -> None:
+    """Wait for the group's dead processes that have become our children, except the leader itself."""
     with contextlib.suppress(ChildProcessError):
-        for _ in range(_MOST_DEAD):
+        for _ in range(_MAX_DEAD):
             dead = os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if dead is None or dead.si_pid == leader:
                 return
@@ -71,9 +71,9 @@ def _signal(leader: int, number: int) -> None:
 
 
 def end(leader: int) -> tuple[int, resource.struct_rusage]:
-    """Kill the group of a child of ours; return the child's status and usage once nothing of the group is left.
+    """Kill the group of our child `leader`; return the child's status and usage once the whole group is gone.
 
-    Its orphans must become our children.
+    Orphans of the group must be adopted by us (PR_SET_CHILD_SUBREAPER).
     """
     kill(leader)
     _, status, usage = os.wait4(leader, 0)
@@ -84,7 +84,7 @@ def end(leader: int) -> tuple[int, resource.struct_rusage]:
 
 
 def fields_of(proc: int, pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the name, which may hold any text; none if the process is gone."""
+    """Return the fields of /proc/PID/stat behind the name, which may be any text; none if the process is gone."""
     return read(proc, f"{pid}/stat").rpartition(b")")[2].split()
 
 
