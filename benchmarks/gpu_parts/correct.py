@@ -91,7 +91,7 @@ def agreement(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
 
 def decode_as_trainer(machine: Machine) -> Iterator[Row]:
     """Compare the log-probs that the engine records with those that the trainer computes for the same tokens."""
-    from verizero.pipeline.loop.parity import gap_of
+    from verizero.pipeline.loop.parity import logprob_gap
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.torch_engine import TorchEngine
     from verizero.pipeline.types import Rollout
@@ -108,7 +108,7 @@ def decode_as_trainer(machine: Machine) -> Iterator[Row]:
                 for i, (r, some) in enumerate(zip(requests, answers, strict=True))
                 for k, c in enumerate(some)
             ]
-            gap = gap_of(learner(model), rollouts, 1.0)
+            gap = logprob_gap(learner(model), rollouts, 1.0)
             label = f"{name}, {str(dtype).removeprefix('torch.')}"
             yield {"what": label, "mean": gap.mean, "p99": gap.p99, "largest": gap.largest, "fast path": engine.is_fast}
             if dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""The diagnosis during a run: a new cause is reported once, in the log and to listeners."""
+"""The diagnosis during a run: each cause that it finds is reported once, in the log and to listeners."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.shown import one_line
 
 EVENT = "verizero.diagnosis.finding"
-MOST_BYTES = 4 * 2**20
-"""Bytes of rollouts.jsonl that are read after a round, of its beginning and its end."""
-AT_THE_END = frozenset({"seed_noise"})
-"""Causes that only a run which is over can have: one that continues may still show its progress."""
+MAX_BYTES = 4 * 2**20
+"""Bytes of rollouts.jsonl that are read after a round, from its beginning and its end."""
+ONLY_AFTER_THE_RUN = frozenset({"seed_noise"})
+"""Causes that are reported for a finished run only: a run that continues may still make progress."""
 
 
 def report_causes(recorder: Recorder, folder: Path, item: Item, is_over: bool) -> list[str]:
-    """Say each cause above a note that the files of the run show, the first time; return a line for each of them.
+    """Report each cause above the level of a note that the files of the run show; return one line a cause.
 
-    It reads the files and writes none. Whatever fails here becomes a warning, and the run continues.
+    A cause is reported the first time only. It reads the files and writes none. An error becomes a warning, and the
+    run continues.
     """
     try:
         findings = diagnose(
-            read(folder, MOST_BYTES), lambda name, exc: warn(recorder, f"{item.label}: {rule_failed(name, exc)}")
+            read(folder, MAX_BYTES), lambda name, exc: warn(recorder, f"{item.label}: {rule_failed(name, exc)}")
         )
-        shown = [f for f in findings if f.level != "note" and (is_over or f.cause not in AT_THE_END)]
+        shown = [f for f in findings if f.level != "note" and (is_over or f.cause not in ONLY_AFTER_THE_RUN)]
         for finding in shown:
             report_cause(recorder, item, finding)
         return [line_of(f) for f in shown]
-    except Exception as exc:  # whatever it is: advice must not end a run that trains
+    except Exception as exc:  # any error: advice must not end a run that trains
         warn(recorder, f"{item.label}: warning: the run could not be diagnosed: {type(exc).__name__}: {exc}")
         return []
 
 
 def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
-    """Say a cause and send its event, unless this process has done so for the same stage."""
+    """Write a cause to the log and send its event, unless this process has done so for the same stage."""
     key = f"{item.stage}: {finding.cause}"
     if key in recorder.reported:
         return
@@ -56,7 +57,7 @@ def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
 
 
 def warn(recorder: Recorder, text: str) -> None:
-    """Say a warning once: a rule that fails after one round fails after each."""
+    """Write a warning to the log once: a rule that fails after one round fails after each."""
     _, _, reason = text.partition("warning: ")
     if reason not in recorder.reported:
         recorder.reported.add(reason)

@@ -1,4 +1,4 @@
-"""Numbers and rows about episodes: turns, endings, tools, forks, and the trajectory that people read."""
+"""Metrics of episodes (turns, endings, tools, forks), and their conversations as fields of rollouts.jsonl."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from verizero.pipeline.report.rows import MessageRow
 from verizero.pipeline.rows import rows
-from verizero.pipeline.types import ENDINGS, Call, Episode, Rollout, StepMetrics, Turn
+from verizero.pipeline.types import ENDINGS, Episode, Rollout, StepMetrics, Turn
 
 
 def row_size(turns: Sequence[Turn]) -> tuple[int, int]:
-    """Return the tokens of a row, and those of them that train."""
+    """Return the number of tokens of a row, and of those that train."""
     total = sum(len(t.observed) + len(t.sampled) for t in turns)
     return total, sum(len(t.sampled) for t in turns if t.trains)
 
 
 def episode_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
-    """Return the metrics of the episodes among the rollouts; none where there is no episode.
+    """Return the metrics of the episodes among the rollouts; empty without an episode.
 
     Means are over episodes. Counts of tools and forks are sums; `turns/K` is the mean reward of turn K, from 1, over
     the episodes whose environment gave one.
@@ -28,13 +28,13 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
         return {}
     num = len(played)
     turns = [t for r, _ in played for t in r.turns]
-    in_rows = [t for r, _ in played for row in rows(r) for t in row]
+    turns_in_rows = [t for r, _ in played for row in rows(r) for t in row]  # a fork repeats turns
     out: StepMetrics = {
         "episodes/turns": len(turns) / num,
         "episodes/rows": sum(len(e.rows) for _, e in played) / num,
         "tokens/sampled": float(sum(len(t.sampled) for t in turns)),
-        "tokens/observed": float(sum(len(t.observed) for t in in_rows)),
-        "tokens/repeated": float(sum(len(t.sampled) for t in in_rows if not t.trains)),
+        "tokens/observed": float(sum(len(t.observed) for t in turns_in_rows)),
+        "tokens/repeated": float(sum(len(t.sampled) for t in turns_in_rows if not t.trains)),
         "episodes/with_calls": sum(any(m.calls for m in e.messages) for _, e in played) / num,
     }
     endings = Counter(e.ending for _, e in played)
@@ -52,7 +52,7 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
 
 
 def episode_fields(rollout: Rollout) -> dict[str, Any]:
-    """Return the fields of a rollout's row that only episodes have."""
+    """Return the fields of a row of rollouts.jsonl that only episodes have."""
     episode = rollout.episode
     if episode is None:
         return {}
@@ -61,7 +61,7 @@ def episode_fields(rollout: Rollout) -> dict[str, Any]:
 
 
 def message_rows(rollout: Rollout, episode: Episode) -> tuple[MessageRow, ...]:
-    """Return the conversation, with what is known of the turn behind each message of the policy."""
+    """Return the conversation, with tokens, reward and version of the turn of each message of the policy."""
     turns = iter(rollout.turns)
     out = []
     for message in episode.messages:
@@ -83,7 +83,3 @@ def message_rows(rollout: Rollout, episode: Episode) -> tuple[MessageRow, ...]:
             )
         )
     return tuple(out)
-
-
-def _call_row(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "name": call.name, "arguments": dict(call.arguments)}

@@ -1,4 +1,4 @@
-"""The record of one RL step: its line of metrics.jsonl, its samples in rollouts.jsonl, and alarms about graders."""
+"""Write the results of one RL step: its line of metrics.jsonl, its samples in rollouts.jsonl, alarms about graders."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from verizero.pipeline.scoring.second_opinion import Opinions, disagree
 from verizero.pipeline.scoring.select import classify_group
 from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
 
-MEND_GRADERS = (
-    "Mend the grader or the environment (`verizero verify --check` and `verizero doctor` try them without a run); the "
+HOW_TO_FIX_GRADERS = (
+    "Fix the grader or the environment (`verizero verify --check` and `verizero doctor` try them without a run); the "
     "same command then continues from the last checkpoint"
 )
 
@@ -56,12 +56,12 @@ def record_step(
     row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)
     for tally in batch.tallies:
-        fate = "they left their groups, none was scored 0"
-        report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, fate)
+        consequence = "they left their groups, none was scored 0"
+        report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, consequence)
     recorder.work.add("generate", sum(m.rollout.num_sampled for g in batch.sampled for m in g.members))
     if update is not None:
         row |= trained_responses(batch.groups)
-        recorder.work.add("update", *work_of(workers, setup, batch.groups, update))
+        recorder.work.add("update", *trained_tokens_and_flops(workers, setup, batch.groups, update))
     recorder.store.metrics(
         StepRow(
             stage=item.stage,
@@ -86,40 +86,42 @@ def record_step(
 def write_samples(
     workers: Workers, setup: StageSetup, state: RunState, recorder: Recorder, item: Item, batch: Batch
 ) -> None:
-    """Write the responses of some groups down, by rank 0."""
+    """Write the responses of some groups to rollouts.jsonl, on rank 0."""
     if not workers.backend.ranks.is_first:
         return
     opinions = batch.opinions or [{} for _ in batch.sampled]
     recorder.store.rollouts(
         line
-        for i in groups_shown(batch, setup.config.report.samples_per_step)
+        for i in groups_to_write(batch, setup.config.report.samples_per_step)
         for line in sample_rows(
             batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
         )
     )
 
 
-def work_of(workers: Workers, setup: StageSetup, groups: Sequence[Group], update: StepMetrics) -> tuple[int, float]:
-    """Return the tokens that an update trained on, each time that it did, and the operations of its model."""
+def trained_tokens_and_flops(
+    workers: Workers, setup: StageSetup, groups: Sequence[Group], update: StepMetrics
+) -> tuple[int, float]:
+    """Return the tokens that an update trained on, counted again in each epoch, and the update's FLOPs."""
     rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
     sizes = [row_size(turns) for r in rollouts for turns in rows(r)]
     # Each optimiser step takes one minibatch; an update that ended early took fewer.
-    passes = update.get("updates", 1.0) / setup.algorithm.updates.num_minibatches
+    num_epochs = update.get("updates", 1.0) / setup.algorithm.updates.num_minibatches
     tokens = sum(n for n, _ in sizes)
-    return round(passes * tokens), passes * update_flops(workers.backend.model, sizes)
+    return round(num_epochs * tokens), num_epochs * update_flops(workers.backend.model, sizes)
 
 
 def trained_responses(groups: Sequence[Group]) -> StepMetrics:
-    """Return the number of responses that the update got, and of the tokens that the policy sampled in them.
+    """Return the number of responses in the update, and of the tokens that the policy sampled in them.
 
-    Counted from the rollouts, not from the mask that trains, so that a wrong mask differs from it.
+    Counted without the training mask, so that the diagnosis can notice a wrong mask.
     """
     rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
     return {"responses/trained": float(len(rollouts)), "responses/tokens": float(sum(r.num_sampled for r in rollouts))}
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:
-    """Return rewards, lengths and verdicts of everything that the step generated, before any group was dropped."""
+    """Return metrics of rewards, lengths and verdicts of all groups that the step sampled, dropped ones included."""
     members = [(g.prompt.domain, m) for g in batch.sampled for m in g.members]
     row: StepMetrics = {f"groups/{reason}": float(n) for reason, n in batch.counts.items()}
     row["groups/sampled"] = float(len(batch.sampled))
@@ -131,7 +133,7 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     for domain in sorted({d for d, _ in members}):
         of_domain = [m.reward for d, m in members if d == domain and m.reward is not None]
         row[f"reward/mean/{domain}"] = sum(of_domain) / max(1, len(of_domain))
-    row |= shares_of_right(members)
+    row |= accuracy_metrics(members)
     greedy = [g.greedy_reward for g in batch.sampled if g.greedy_reward is not None]
     if greedy:
         row["reward/greedy"] = sum(greedy) / len(greedy)
@@ -155,10 +157,10 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     return row
 
 
-def shares_of_right(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetrics:
-    """Return the share of right responses, of all and of each domain, as a held-out pass@1 counts them.
+def accuracy_metrics(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetrics:
+    """Return the share of right responses, over all and by domain, as a held-out pass@1 counts them.
 
-    `members`: domain and response. A mean reward is something else where credit is partial or a reward has components.
+    `members`: (domain, response). The mean reward differs from it if credit is partial or a reward has components.
     """
     graded = [(domain, m.verdict.is_correct) for domain, m in members if not m.verdict.is_infrastructure]
     if not graded:
@@ -171,30 +173,35 @@ def shares_of_right(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetrics
 
 
 def prompt_metrics(workers: Workers, batch: Batch) -> StepMetrics:
-    """Return how the prompts of the step end."""
+    """Return metrics of the last tokens of the step's prompts."""
     prompts = [g.members[0].rollout.prompt_ids for g in batch.sampled if g.members]
     return end_of_prompts(workers.rollouts.generation.renderer.decode, prompts)
 
 
 def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
-    """Return the mean size of the sets that top-p or top-k left, and the shares of places uncut and bounded."""
-    places = sum(len(k.sizes) for k in kept)
-    if places == 0:
+    """Return the mean size of the sets that top-p or top-k left, and the shares of tokens sampled uncut and bounded."""
+    num_tokens = sum(len(k.sizes) for k in kept)
+    if num_tokens == 0:
         return {}
     num_cut = sum(n > 0 for k in kept for n in k.sizes)
     return {
         "sampling/kept_mean": sum(sum(k.sizes) for k in kept) / max(1, num_cut),
-        "sampling/uncut": 1 - num_cut / places,
-        "sampling/bounded": sum(k.num_bounded for k in kept) / places,
+        "sampling/uncut": 1 - num_cut / num_tokens,
+        "sampling/bounded": sum(k.num_bounded for k in kept) / num_tokens,
     }
 
 
 def report_failures(
-    recorder: Recorder, setup: StageSetup, at: tuple[str, int], tally: GradingTally, groups: Sequence[Group], fate: str
+    recorder: Recorder,
+    setup: StageSetup,
+    stage_and_step: tuple[str, int],
+    tally: GradingTally,
+    groups: Sequence[Group],
+    consequence: str,
 ) -> None:
-    """Raise the alarm if graders failed more often than the recipe allows.
+    """Write an alarm if graders failed more often than the recipe allows.
 
-    `at`: the stage and the step, as its row of metrics has them. `fate`: what happened to those responses.
+    `stage_and_step`: as the step's line of metrics has them. `consequence`: what the failure means for the responses.
     """
     if tally.failure_rate <= setup.config.scoring.alarm_rate:
         return
@@ -206,26 +213,29 @@ def report_failures(
         "where": recorder.step_label,
         "first": example,
     }
-    recorder.store.metrics(VerifierAlarm(stage=at[0], step=at[1], **alarm))
+    stage, step = stage_and_step
+    recorder.store.metrics(VerifierAlarm(stage=stage, step=step, **alarm))
     recorder.event("verizero.verifier.alarm", alarm)
-    text = f"{recorder.step_label}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
+    text = (
+        f"{recorder.step_label}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({consequence})."
+    )
     recorder.say(f"{text} {example}".rstrip())
 
 
-def require_verdicts(where: str, groups: Sequence[Group]) -> None:
-    """Raise GradersFailed if graders failed on every response of the groups: nothing is known of the policy then."""
+def require_verdicts(context: str, groups: Sequence[Group]) -> None:
+    """Raise GradersFailed if graders failed on every response of the groups. `context` begins the message."""
     verdicts = [m.verdict for g in groups for m in g.members]
     if verdicts and all(v.is_infrastructure for v in verdicts):
         raise GradersFailed(
-            f"{where}: graders failed on all {len(verdicts)} responses, first with {first_failure(groups)}. "
-            f"{MEND_GRADERS}"
+            f"{context}: graders failed on all {len(verdicts)} responses, first with {first_failure(groups)}. "
+            f"{HOW_TO_FIX_GRADERS}"
         )
 
 
 def first_failure(groups: Sequence[Group]) -> str:
     """Return status and reason of the first verdict in which a grader failed; "" if none did."""
-    failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
-    return "" if failed is None else f"{failed.status}: {failed.reason}"
+    verdict = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
+    return "" if verdict is None else f"{verdict.status}: {verdict.reason}"
 
 
 def disagreements(batch: Batch) -> list[list[int]]:
@@ -236,10 +246,10 @@ def disagreements(batch: Batch) -> list[list[int]]:
     ]
 
 
-def groups_shown(batch: Batch, most: int) -> list[int]:
-    """Return the sampled groups to write down: the first `most`, and up to `most` others with disagreements."""
-    disputed = [i for i, members in enumerate(disagreements(batch)) if members and i >= most]
-    return [*range(min(most, len(batch.sampled))), *disputed[:most]]
+def groups_to_write(batch: Batch, max_groups: int) -> list[int]:
+    """Return indices of sampled groups: the first `max_groups`, and as many others on which verifiers disagree."""
+    disputed = [i for i, members in enumerate(disagreements(batch)) if members and i >= max_groups]
+    return [*range(min(max_groups, len(batch.sampled))), *disputed[:max_groups]]
 
 
 def opinion_row(first: Verdict, second: Verdict) -> OpinionRow:
@@ -250,9 +260,12 @@ def opinion_row(first: Verdict, second: Verdict) -> OpinionRow:
 def sample_rows(
     group: Group, stage: str, round_: int, step: int, opinions: Opinions | None = None, roll_backs: int = 0
 ) -> list[RolloutRow]:
-    """Return one row for each response of the group, with the second opinions on some of them by member."""
+    """Return a row of rollouts.jsonl for each response of the group.
+
+    `opinions`: the second verifier's verdicts, by the member's index in the group.
+    """
     second = opinions or {}
-    kept = classify_group(group) == "kept"
+    is_kept = classify_group(group) == "kept"
     return [
         RolloutRow(
             stage=stage,
@@ -271,7 +284,7 @@ def sample_rows(
             finish_reason="length" if m.rollout.was_cut else "stop",
             length=m.rollout.num_sampled,
             kept_sizes=None if m.rollout.kept is None else tuple(m.rollout.kept.sizes),
-            kept=kept,
+            kept=is_kept,
             second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,
             **episode_fields(m.rollout),

@@ -1,4 +1,4 @@
-"""The parity check: the same tokens scored by engine and trainer, before any of them trains."""
+"""The parity check: engine and trainer must give the same tokens the same log-probs, before training begins."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Gap:
 def check_parity(
     run: Run, workers: Workers, config: RolloutConfig, recorder: Recorder, sampling: Sampling
 ) -> Gap | None:
-    """Sample some responses, compare the log-probs and write the gap to parity.json; None if the check is off.
+    """Sample some responses, compare their log-probs by engine and trainer, and write the gap to parity.json.
 
-    Raise RunError if the gap is above the recipe's tolerance and the recipe says stop.
+    Return None if the check is off. Raise RunError if the gap is above the tolerance and the recipe says stop.
     """
     dtype = run.recipe.model.dtype
     action, tolerance = config.parity_action(dtype), config.parity_tolerance(dtype)
@@ -51,7 +51,7 @@ def check_parity(
     prompts = run.data.train[: config.parity.num_prompts]
     with recorder.timed("parity"):
         rollouts = generate_rollouts(workers.rollouts.generation, prompts, 1, sampling, "parity")
-        gap = gap_of(workers.backend, rollouts, sampling.temperature)
+        gap = logprob_gap(workers.backend, rollouts, sampling.temperature)
     differs = not gap.mean <= tolerance  # true for NaN too
     (run.rank_folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))
     if not differs:
@@ -67,22 +67,23 @@ def check_parity(
     return gap
 
 
-def gap_of(backend: Backend, rollouts: Sequence[Rollout], temperature: float) -> Gap:
-    """Return how far the engine's log-probs of what these rollouts sampled are from the trainer's."""
+def logprob_gap(backend: Backend, rollouts: Sequence[Rollout], temperature: float) -> Gap:
+    """Return the gap between the engine's and the trainer's log-probs of the sampled tokens of these rollouts."""
     rows = [row for rollout in rollouts for row in trained_rows(rollout)]
-    gaps = torch.cat([_differences(backend, row, temperature) for row in rows])
+    gaps = torch.cat([_absolute_differences(backend, row, temperature) for row in rows])
     p50, p99 = (float(q) for q in torch.quantile(gaps, torch.tensor(QUANTILES, dtype=gaps.dtype)))
     return Gap(float(gaps.mean()), p50, p99, float(gaps.max()), gaps.numel())
 
 
 @torch.no_grad()
-def _differences(backend: Backend, row: TrainedRow, temperature: float) -> torch.Tensor:
+def _absolute_differences(backend: Backend, row: TrainedRow, temperature: float) -> torch.Tensor:
+    """Return [N]: |log-prob by the trainer - log-prob by the engine| of the N sampled tokens of a row."""
     device = backend.model.device
-    ids = torch.tensor([row.ids], device=device)
-    where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
+    ids_1_T = torch.tensor([row.ids], device=device)
+    mask_1_T = torch.zeros(ids_1_T.shape, dtype=torch.bool, device=device)
     for span in row.spans:
-        where[0, span.start : span.stop] = True
-    replay = replay_at(recorded([row], ids.shape[1]), where)
-    trainer, _ = backend.logprobs(ids, where, temperature, "policy", False, replay)
-    engine = torch.tensor([x for span in row.spans for x in span.turn.logprobs], dtype=torch.float64)
-    return (trainer[where].double().cpu() - engine).abs()
+        mask_1_T[0, span.start : span.stop] = True
+    replay = replay_at(recorded([row], ids_1_T.shape[1]), mask_1_T)
+    logprobs_1_T, _ = backend.logprobs(ids_1_T, mask_1_T, temperature, "policy", False, replay)
+    engine_logprobs_N = torch.tensor([x for span in row.spans for x in span.turn.logprobs], dtype=torch.float64)
+    return (logprobs_1_T[mask_1_T].double().cpu() - engine_logprobs_N).abs()

@@ -1,4 +1,4 @@
-"""The schedule of the KL reference: when the reference becomes the present policy."""
+"""The schedule of the KL reference: after which steps it is replaced by the policy, or moved towards it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reference_config(setup: StageSetup) -> ReferenceConfig:
 
 
 def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics: StepMetrics) -> None:
-    """Move the reference after a step, if its schedule asks for it.
+    """Move the reference after a step, if its schedule says so.
 
     `rounds.begin_round` makes the first copy, and moves the reference for the schedule `every_round`.
     """
@@ -46,6 +46,6 @@ def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics
 
 
 def refresh_reference(backend: Backend, state: RunState, alpha: float = 1.0) -> None:
-    """Move the reference by a step of `alpha` towards the policy, and count its version."""
+    """Set the reference to alpha * policy + (1 - alpha) * reference, and count its version."""
     backend.refresh_reference(alpha)
     state.reference_version += 1

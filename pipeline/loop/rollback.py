@@ -1,4 +1,4 @@
-"""The response to a collapse of RL: warn, stop, or roll back to the last good checkpoint with one number changed."""
+"""The collapse guard of RL: warn, stop, or roll back to the last good checkpoint with a changed number."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from verizero.pipeline.types import StepMetrics
 
 
 class RolledBack(Exception):
-    """Raised after a rollback: the state now names an earlier item or step to continue with."""
+    """Raised after a rollback: the state is that of an earlier item or step, from which the run continues."""
 
 
-def mark_start(session: Session) -> None:
-    """Write a checkpoint at the first step of a stage, if the guard may want to return to it."""
+def save_before_first_step(session: Session) -> None:
+    """Write a checkpoint before the first step of a stage, if the guard may have to roll back to it."""
     if keeps_checkpoints(session.setup.config) and not session.state.stage.guard.get("checkpoints"):
         save(session)
 
@@ -35,50 +35,56 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
     Raise RolledBack after a rollback; Collapsed if the run must stop or was rolled back often enough.
     """
     run, state, recorder, setup = session.run, session.state, session.recorder, session.setup
-    config, memory = setup.config.guard, state.stage.guard
+    config, guard_state = setup.config.guard, state.stage.guard
     if config.action == "none":
         return
-    signs = observe(memory, metrics, config)
-    reported, memory["said"] = memory.get("said", []), [s.setting for s in signs]
-    if not [s for s in signs if s.setting not in reported]:
+    signs = observe(guard_state, metrics, config)
+    reported_settings = guard_state.get("said", [])
+    guard_state["said"] = [s.setting for s in signs]
+    if all(s.setting in reported_settings for s in signs):
         return
     if config.action == "warn":
         alarm(session, item, signs, {})
         recorder.say(f"{recorder.step_label}: RL may be collapsing: {_listed(signs)}")
         return
     finish_checkpoint(run, session.workers)
-    good = run.ranks.agree(lambda: last_good(run, state, setup))
+    good_checkpoint = run.ranks.agree(lambda: last_good_checkpoint(run, state, setup))
     # Knobs are fields of RL's section.
     may_turn_knobs = config.action == "roll_back" and isinstance(setup.section, RlConfig)
-    if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good is None:
+    if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good_checkpoint is None:
         alarm(session, item, signs, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
         raise Collapsed(
             f"{recorder.step_label}: RL is collapsing{again}: {_listed(signs)}. "
-            + (f"The policy before that is {good / 'model'}" if good else "No checkpoint is older than that")
+            + (
+                f"The policy before that is {good_checkpoint / 'model'}"
+                if good_checkpoint
+                else "No checkpoint is older than that"
+            )
             + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
             "name"
         )
-    roll_back(session, item, signs, good)
+    roll_back(session, item, signs, good_checkpoint)
 
 
-def last_good(run: Run, state: RunState, setup: StageSetup) -> Path | None:
-    """Return the newest undamaged checkpoint of this stage from before the steps that showed the collapse."""
+def last_good_checkpoint(run: Run, state: RunState, setup: StageSetup) -> Path | None:
+    """Return this stage's newest undamaged checkpoint that is older than the steps that showed the collapse."""
     paths = [run.folder / "checkpoints" / f"{n:08d}" for n in good_checkpoints(state, setup.config)]
     return next((p for p in paths if p.is_dir() and checkpoint.fault(p) is None), None)
 
 
-def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -> None:
-    """Return to the checkpoint `good` with the knobs turned once more, and raise RolledBack.
+def roll_back(session: Session, item: Item, signs: Sequence[Sign], checkpoint_folder: Path) -> None:
+    """Restore the checkpoint, change the knobs once more, write a new checkpoint, and raise RolledBack.
 
     The files of the run stay: the line of the alarm says which steps before it no longer count. Generated tokens stay
-    counted too. A run that is killed before the checkpoint is written here finds the same collapse again.
+    counted too. A run that is killed before it writes the new checkpoint finds the same collapse again.
     """
     state, recorder, backend = session.state, session.recorder, session.workers.backend
     step, times, num_tokens = state.rl_step, num_roll_backs(state) + 1, state.stage.num_tokens
-    kept = {n: getattr(state, n) for n in ("num_responses", "num_prompts_used", "next_checkpoint")}
-    restore_checkpoint(session.run, session.workers, state, good)
-    vars(state).update(kept)
+    num_responses, num_prompts, next_checkpoint = state.num_responses, state.num_prompts_used, state.next_checkpoint
+    restore_checkpoint(session.run, session.workers, state, checkpoint_folder)
+    # Not rolled back: the counts of what was sampled, and the number of the next checkpoint.
+    state.num_responses, state.num_prompts_used, state.next_checkpoint = num_responses, num_prompts, next_checkpoint
     state.stage.num_tokens = num_tokens
     state.stage.guard |= {"roll_backs": times, "said": []}
     session.setup = set_up_stage(session.run, session.workers, state)
@@ -98,7 +104,7 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
 
 
 def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, Any]) -> None:
-    """Write the alarm's line of metrics.jsonl and tell listeners."""
+    """Write the alarm to metrics.jsonl and send it to listeners. `more`: fields of a rollback's alarm."""
     config, recorder = session.setup.config.guard, session.recorder
     row = CollapseAlarm(
         stage=item.stage,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.loop.scripted import Loop, loop_of
 from tests.stages.sessions import rows, session_of, train_round
-from verizero.pipeline.loop.scheduling import affordable_groups, is_out_of_tokens
+from verizero.pipeline.loop.generation_ahead import affordable_groups, is_out_of_tokens
 
 LONGEST = 30
 GROUP = 6 * LONGEST

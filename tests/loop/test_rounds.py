@@ -14,7 +14,7 @@ import torch
 from tests.loop.scripted import group_of, loop_of, mixed
 from tests.stages.sessions import lines, rows, session_of, train_round, weights
 from verizero.pipeline.errors import NonFiniteError, RunError
-from verizero.pipeline.loop.rounds import train
+from verizero.pipeline.loop.rounds import update_if_enough_groups
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session
@@ -154,7 +154,7 @@ def test_a_short_batch_trains_unless_the_recipe_wants_more(select: dict[str, Any
     updates: list[int] = []
     groups = [group_of(n, mixed(n)) for n in range(num)]
     phases = loop.phases(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
-    metrics = train(loop.setup, loop.state, loop.recorder, phases, groups)
+    metrics = update_if_enough_groups(loop.setup, loop.state, loop.recorder, phases, groups)
     assert (metrics is not None, updates) == (trains, [num] if trains else [])
     assert bool(loop.lines) is not trains
 
@@ -170,7 +170,7 @@ def test_refused_updates_end_the_run_only_in_a_row() -> None:
 
     def step() -> StepMetrics | None:
         groups = [group_of(n, mixed(n)) for n in range(3)]
-        return train(loop.setup, loop.state, loop.recorder, loop.phases(update), groups)
+        return update_if_enough_groups(loop.setup, loop.state, loop.recorder, loop.phases(update), groups)
 
     assert [step() for _ in range(5)] == [None, None, {"loss": 1.0}, None, None]
     with pytest.raises(RunError, match=r"rl\.optimizer\.learning_rate"):

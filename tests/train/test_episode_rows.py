@@ -18,7 +18,7 @@ from tests.train.sampled import MAX, groups_of, model_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.data.pairs import PairingConfig, pairs_of
 from verizero.pipeline.errors import DataError, EngineError
-from verizero.pipeline.loop.parity import gap_of
+from verizero.pipeline.loop.parity import logprob_gap
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.stages.distill import distill_rows
 from verizero.pipeline.train.collate import collate, rows_of, turn_table
@@ -178,7 +178,7 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name: 
         with torch.no_grad():
             ours, _ = backend.logprobs(micro.input_ids, where, 0.8, replay=replay_of(micro))
         assert float((ours - micro.rollout_logprobs).abs()[where].max()) < 1e-5
-    gap = gap_of(backend, [m.rollout for g in groups for m in g.members], 0.8)
+    gap = logprob_gap(backend, [m.rollout for g in groups for m in g.members], 0.8)
     assert gap.largest < 1e-5
     assert gap.num_tokens == sum(m.rollout.num_sampled for g in groups for m in g.members)
 
@@ -216,7 +216,7 @@ def test_parity_reads_every_sampled_token_of_every_row() -> None:
     groups = episodes_of()
     backend: Any = backend_of()
     rollouts = [m.rollout for g in groups for m in g.members]
-    gap = gap_of(backend, rollouts, 1.0)
+    gap = logprob_gap(backend, rollouts, 1.0)
     gaps = []
     for rollout in rollouts:
         assert rollout.episode is not None
