@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from verizero.pipeline.train.collate import collate, deal, owners, row_lengths, rows_of
+from verizero.pipeline.train.collate import collate, rank_micro_batches, row_lengths, rows_of, rows_of_ranks
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 VOCAB = 150_000
@@ -92,7 +92,7 @@ def of_tokens(plain: list[Group], tokens: int, repeat: int) -> dict[str, float]:
     lengths = batch.attention_mask.sum(1).tolist()
     work: dict[str, Callable[[], Any]] = {
         "arrays": lambda: list(map(in_arrays, plain)),
-        "micros": lambda: [rows_of(batch, piece) for piece in deal(lengths, 4096, 0, 1)[0]],
+        "micros": lambda: [rows_of(batch, piece) for piece in rank_micro_batches(lengths, 4096, 0, 1)[0]],
         "gather": lambda: copied(groups),
         "collate": lambda: collate(groups, 0),
     }
@@ -104,7 +104,7 @@ def of_responses(num: int, size: int, ranks: int, repeat: int) -> dict[str, floa
     groups = list(map(in_arrays, groups_of(num // size, size, 16)))
     work: dict[str, Callable[[], Any]] = {
         "gather": lambda: copied(groups),
-        "deal": lambda: owners(row_lengths(groups)[0], ranks),
+        "deal": lambda: rows_of_ranks(row_lengths(groups)[0], ranks),
         "collate": lambda: collate(groups, 0),
     }
     return {name: median_us(measured, size * len(groups), repeat) for name, measured in work.items()}

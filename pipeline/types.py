@@ -340,7 +340,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class SamplingRecords:
     """Records of how the rows of a batch were sampled, for training to replay; on the CPU."""
 
     kept_sizes: torch.Tensor | None = None  # [H, T] int64, 0 where nothing was cut off
@@ -376,7 +376,7 @@ class TrainBatch:
     group_ids: torch.Tensor  # [B] int64
     truncated: torch.Tensor  # [B] bool
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    recorded: Recorded | None = None
+    records: SamplingRecords | None = None
     episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known

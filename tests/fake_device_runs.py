@@ -240,19 +240,19 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
 
     def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
         micros: list[int] = []
-        plain = verizero.pipeline.train.micros.deal
+        plain = verizero.pipeline.train.micros.rank_micro_batches
 
         def counted(*arguments: Any, **named: Any) -> Any:
             own = plain(*arguments, **named)
             micros.append(len(own[0]))
             return own
 
-        verizero.pipeline.train.micros.deal = counted
+        verizero.pipeline.train.micros.rank_micro_batches = counted
         try:
             settings = replace(settings_of(parts, tokens), controllers=Controllers(parts))
             seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
         finally:
-            verizero.pipeline.train.micros.deal = plain
+            verizero.pipeline.train.micros.rank_micro_batches = plain
         return seen, max(micros)
 
     waits(MOST_TOKENS)

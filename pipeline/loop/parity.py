@@ -16,7 +16,7 @@ from verizero.pipeline.rows import TrainedRow, trained_rows
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Run, Workers
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.replay import recorded, replay_at
+from verizero.pipeline.train.replay import collate_records, replay_at
 from verizero.pipeline.types import Rollout
 
 QUANTILES = (0.5, 0.99)
@@ -83,7 +83,7 @@ def _absolute_differences(backend: Backend, row: TrainedRow, temperature: float)
     mask_1_T = torch.zeros(ids_1_T.shape, dtype=torch.bool, device=device)
     for span in row.spans:
         mask_1_T[0, span.start : span.stop] = True
-    replay = replay_at(recorded([row], ids_1_T.shape[1]), mask_1_T)
+    replay = replay_at(collate_records([row], ids_1_T.shape[1]), mask_1_T)
     logprobs_1_T, _ = backend.logprobs(ids_1_T, mask_1_T, temperature, "policy", False, replay)
     engine_logprobs_N = torch.tensor([x for span in row.spans for x in span.turn.logprobs], dtype=torch.float64)
     return (logprobs_1_T[mask_1_T].double().cpu() - engine_logprobs_N).abs()

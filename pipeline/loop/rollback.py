@@ -48,7 +48,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
         recorder.say(f"{recorder.step_label}: RL may be collapsing: {_listed(signs)}")
         return
     finish_checkpoint(run, session.workers)
-    good_checkpoint = run.ranks.agree(lambda: last_good_checkpoint(run, state, setup))
+    good_checkpoint = run.ranks.decide_on_first(lambda: last_good_checkpoint(run, state, setup))
     # Knobs are fields of RL's section.
     may_turn_knobs = config.action == "roll_back" and isinstance(setup.section, RlConfig)
     if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good_checkpoint is None:
@@ -70,7 +70,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
 def last_good_checkpoint(run: Run, state: RunState, setup: StageSetup) -> Path | None:
     """Return this stage's newest undamaged checkpoint that is older than the steps that showed the collapse."""
     paths = [run.folder / "checkpoints" / f"{n:08d}" for n in good_checkpoints(state, setup.config)]
-    return next((p for p in paths if p.is_dir() and checkpoint.fault(p) is None), None)
+    return next((p for p in paths if p.is_dir() and checkpoint.damage_of(p) is None), None)
 
 
 def roll_back(session: Session, item: Item, signs: Sequence[Sign], checkpoint_folder: Path) -> None:

@@ -32,7 +32,7 @@ from verizero.pipeline.rl.surrogates import SurrogateInputs
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The denominators of one optimiser step, over all micro-batches and ranks: `Counts(*sum of count(…))`."""
+    """The denominators of one optimiser step, over all micro-batches and ranks: sums of `count_denominators`."""
 
     tokens: float = 0.0
     """Response tokens that train."""
@@ -86,7 +86,7 @@ class LossOutput:
     stats: Tensor
 
 
-def count(
+def count_denominators(
     parts: Parts,
     response_mask: Tensor,
     truncated: Tensor | None = None,
@@ -96,7 +96,7 @@ def count(
 ) -> Tensor:
     """Return the counts of one micro-batch, float64 [4] in the order of `Counts`, to be added before any backward.
 
-    Rows without a trained token count nowhere.
+    Rows without a trained token count_denominators nowhere.
     """
     mask = training_mask(parts, response_mask, truncated)
     tokens = mask.sum()

@@ -334,22 +334,22 @@ class Parts:
 
     @property
     def compares_to_start(self) -> bool:
-        """Later updates of a batch compare to the trainer's own log-probs from before the first one."""
+        """Later optimiser steps of a batch compare to the trainer's own log-probs from before the first one."""
         several = self.updates.num_epochs * self.updates.num_minibatches > 1
         return self.needs_old_logprobs and several and self.mismatch.prox == "recompute"
 
     @property
-    def keeps_first_pass(self) -> bool:
-        """The first update, which trains on the whole batch, computes what later ones compare to."""
-        # Unless something reads the log-probs of the whole batch before that update.
-        early = self.kl.where == "reward" or self.needs_selection or self.mismatch.normalize
-        return self.compares_to_start and self.updates.num_minibatches == 1 and not early
+    def first_step_gives_old(self) -> bool:
+        """The forward of the first optimiser step, which has the whole batch, gives later ones the old log-probs."""
+        # Unless something reads the old log-probs before that step.
+        is_read_earlier = self.kl.where == "reward" or self.needs_selection or self.mismatch.normalize
+        return self.compares_to_start and self.updates.num_minibatches == 1 and not is_read_earlier
 
     @property
-    def has_old_pass(self) -> bool:
-        """The trainer's own log-probs at batch start take forwards of their own, before the first update."""
-        later = self.compares_to_start and not self.keeps_first_pass
-        return later or self.kl.where == "reward" or self.needs_selection
+    def has_old_forward(self) -> bool:
+        """The trainer's own log-probs at batch start take a forward of their own, before the first optimiser step."""
+        is_compared = self.compares_to_start and not self.first_step_gives_old
+        return is_compared or self.kl.where == "reward" or self.needs_selection
 
     def resolve(self, max_response_tokens: int) -> Parts:
         """Return these parts with the numbers that depend on the longest response.

@@ -104,7 +104,7 @@ class AheadSource(SynchronousSource):
         """Give the engine the policy's weights. Batches that were started before are sampled by older ones."""
         if self._engine_copy is None:
             self.wait()
-            backend.refresh_module()
+            backend.update_engine_module()
             confirm_published(self.engine, version)
             return
         weights = {name: w.detach().clone() for name, w in backend.whole_model().state_dict().items()}

@@ -27,7 +27,9 @@ def put_aside(folder: Path, end: Path | None, stages: Sequence[str]) -> Path | N
     offsets = {} if end is None else json.loads((end / "state.json").read_text())["store"]["lengths"]
     # Log lines behind the checkpoint's offset; the store cuts them off when the session opens.
     tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
-    later = [p for p in checkpoint.numbered(folder / "checkpoints") if end is None or int(p.name) > int(end.name)]
+    later = [
+        p for p in checkpoint.checkpoint_folders(folder / "checkpoints") if end is None or int(p.name) > int(end.name)
+    ]
     stage_folders = [folder / "stages"] if end is None else [folder / "stages" / name for name in stages]
     if not later and not any(tails.values()):
         return None

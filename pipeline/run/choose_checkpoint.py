@@ -28,7 +28,7 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
     recipe changed in what the first stage depends on; CheckpointError if there are checkpoints and none can be used.
     """
     root = folder / "checkpoints"
-    if resume == "never" and checkpoint.numbered(root):
+    if resume == "never" and checkpoint.checkpoint_folders(root):
         raise ResumeRefused(
             f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
             "delete the folder"
@@ -54,17 +54,17 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
     return checkpoint_before_changes(folder, prints, path, progress)
 
 
-def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Refused]]:
+def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Unusable]]:
     """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
 
     Nothing is deleted. Raise CheckpointError listing each checkpoint with the reason if none is whole, or if a newer
     one than that may be whole but cannot be read.
     """
-    refused: list[checkpoint.Refused] = []
+    refused: list[checkpoint.Unusable] = []
     with disk_errors(f"reading {root}"):
         restore_folders(root)
-    for path in checkpoint.numbered(root):
-        bad = checkpoint.fault(path)
+    for path in checkpoint.checkpoint_folders(root):
+        bad = checkpoint.damage_of(path)
         if bad is None:
             if all(b.is_damaged for b in refused):
                 return path, refused
@@ -75,7 +75,7 @@ def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Refused]]:
     return None, []
 
 
-def _unusable(root: Path, refused: Sequence[checkpoint.Refused], older: Path | None = None) -> str:
+def _unusable(root: Path, refused: Sequence[checkpoint.Unusable], older: Path | None = None) -> str:
     """Return the message on checkpoints of which the run cannot continue, with the ways out."""
     ways = ["start again under another name (--set name=…)"]
     if older is None:
@@ -146,7 +146,7 @@ def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: 
 
 def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
     """Return the names without the last ones, as far as their checkpoints in `ends` are damaged."""
-    while names and (bad := checkpoint.fault(ends[names[-1]])) is not None:
+    while names and (bad := checkpoint.damage_of(ends[names[-1]])) is not None:
         if not bad.is_damaged:
             raise RunError(f"the checkpoint at the end of {names[-1]} cannot be used: {bad}; make it readable")
         progress.say(f"the checkpoint at the end of {names[-1]} is damaged ({bad}); using an earlier one")

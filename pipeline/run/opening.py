@@ -136,7 +136,7 @@ def open_session(
     """
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
-    start = ranks.agree(lambda: choose_checkpoint(folder, resume, progress, prints))
+    start = ranks.decide_on_first(lambda: choose_checkpoint(folder, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
     reopen_longer_stage(config, state)

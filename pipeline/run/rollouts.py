@@ -183,7 +183,7 @@ class SynchronousSource:
 
     def publish(self, backend: Backend, version: int) -> None:
         """Let the engine read the policy's weights, and copy them if a checkpoint may need them later."""
-        backend.refresh_module()
+        backend.update_engine_module()
         confirm_published(self.engine, version)
         self._copy_weights(backend)
 

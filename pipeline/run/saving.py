@@ -18,7 +18,7 @@ from verizero.pipeline.run.session import Run, Session, Workers
 from verizero.pipeline.run.state import StoreMark
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.deadline import WATCH
 from verizero.pipeline.train.records import with_records_on_first
 
@@ -60,27 +60,29 @@ def save(session: Session) -> None:
     root = run.folder / "checkpoints"
     trim_heap()
 
-    def write(folder: Path) -> Rest | None:
+    def write(folder: Path) -> FinishWriting | None:
         run.ranks.barrier()  # rank 0 has made the folder
         in_background = saves_in_background(run.recipe.train, run.recipe.checkpoint)
-        rest = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
+        finish_writing = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
         for name, write_model in workers.extra_models.items():
             write_model(folder / name)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
             whole = replace(state, in_flight=in_flight, stage=replace(state.stage, carried=carried))
             (folder / "state.json").write_text(json.dumps(whole.to_json()))
-        return rest
+        return finish_writing
 
     try:
         if run.ranks.is_first:
             keep = session.setup.config.checkpoint.keep
-            rest = checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *kept_for_rollback})
+            finish_writing = checkpoint.save(
+                root, number, write, keep, {*state.stage_ends.values(), *kept_for_rollback}
+            )
         else:
             # Other ranks write their shards into the folder that rank 0 made, under its temporary name.
-            rest = write(partial_path(checkpoint.path_of(root, number)))
-        if rest is not None:
-            workers.unfinished = workers.writer.submit(rest)
+            finish_writing = write(partial_path(checkpoint.path_of(root, number)))
+        if finish_writing is not None:
+            workers.unfinished = workers.writer.submit(finish_writing)
             if is_last:
                 finish_checkpoint(run, workers)
         else:

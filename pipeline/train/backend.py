@@ -14,25 +14,25 @@ from verizero.pipeline.errors import CheckpointError, Unsupported
 from verizero.pipeline.models.compiled import Compiling
 from verizero.pipeline.models.forward import Layout, Replay, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.routing import Rerouted
-from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.reward_model import RewardModel
 
 T = TypeVar("T")
-Who = Literal["policy", "reference"]
+WhichModel = Literal["policy", "reference"]
 NO_REPLAY = Replay()
 
 
 def compiling_of(config: TrainConfig, device: torch.device) -> Compiling | None:
-    """Return how blocks are compiled on that device by `train.compile`; None if they are not."""
+    """Return the setting for compiling blocks on that device, by `train.compile`; None: they are not compiled."""
     if config.compile == "on":
         return Compiling("on", config.deterministic)
-    wanted = config.compile == "auto" and device.type == "cuda" and config.sequence_parallel == 1
-    return Compiling("auto", config.deterministic) if wanted else None
+    is_tried = config.compile == "auto" and device.type == "cuda" and config.sequence_parallel == 1
+    return Compiling("auto", config.deterministic) if is_tried else None
 
 
 def require_written_by(backend: str, folder: Path, file: str) -> None:
-    """Raise CheckpointError unless that backend wrote the checkpoint `folder`, as its file `file` shows."""
+    """Raise CheckpointError unless that backend wrote the checkpoint `folder`: then it has the file `file`."""
     if not (folder / file).exists():
         raise CheckpointError(
             f"{folder} was not written by train.backend={backend}; continue with the backend that wrote it, or start "
@@ -49,7 +49,7 @@ class CriticBackend(Protocol):
     def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere.
 
-        `where` is False at column 0. `targets`: the tokens at `where`, if the host knows them.
+        `where` is False at column 0. `targets`: indices of the tokens at `where`, if they are known on the host.
         """
         ...
 
@@ -62,18 +62,18 @@ class CriticBackend(Protocol):
         ...
 
     def step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; return gradient norm and learning rate."""
+        """Clip, update, delete the gradient; return gradient norm and learning rate."""
         ...
 
     def discard(self) -> None:
-        """Forget the gradient."""
+        """Delete the gradient."""
         ...
 
 
 class Backend(Protocol):
     """Computes log-probs with gradient, takes optimiser steps, keeps the reference and, for some algorithms, a critic.
 
-    Our backends inherit from it. An ability that a backend may lack has a body here, which raises `Unsupported`.
+    Our backends inherit from it. What a backend need not be able to do has a body here, which raises `Unsupported`.
     """
 
     model: Any
@@ -86,25 +86,25 @@ class Backend(Protocol):
     total_steps: int
     """Updates that the optimiser's schedule spans."""
     rerouted: Rerouted | None = None
-    """Choices of experts that routers would have made differently; None where they are not counted."""
+    """Counts of the choices of experts that routers would have made differently; None: they are not counted."""
     compiling: Compiling | None = None
-    """The compilation of blocks; None where they are not compiled."""
+    """The setting for compiling blocks; None: they are not compiled."""
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
         ...
 
     def set_length(self, total_steps: int, critic_steps: int = 0) -> None:
-        """Let the schedules of a stage that continues span so many updates; they may be others than at its start."""
+        """Set the numbers of updates that the learning-rate schedules span, for a stage that continues."""
         self.total_steps = total_steps
         if self.critic is not None:
             self.critic.total_steps = critic_steps
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a critic that has learned nothing: a head on the policy's backbone if `shared`, else on a copy of it."""
+        """Make an untrained critic: a head on the policy's backbone if `shared`, else on a copy of it."""
         ...
 
-    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+    def compute(self, function: Callable[[Any], T], which: WhichModel = "policy") -> T:
         """Return function(module) for the module of the policy or of the reference.
 
         Where the policy's weights are shards, they are whole only while the module's own layers compute.
@@ -116,7 +116,7 @@ class Backend(Protocol):
         input_ids: Tensor,
         where: Tensor,
         temperature: float,
-        who: Who = "policy",
+        which: WhichModel = "policy",
         entropy: bool = False,
         replay: Replay = NO_REPLAY,
         targets: Targets | None = None,
@@ -124,33 +124,33 @@ class Backend(Protocol):
         """Return log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and entropies if asked for.
 
         The policy's have a gradient outside `no_grad`. `replay.kept` cuts off the distributions of policy and reference
-        as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. `targets`: the
-        tokens at `where`, if the host knows them; they have runs only where `can_pack`.
+        as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. `targets`: indices
+        of the tokens at `where`, if they are known on the host, and the layout of packed rows (only where `can_pack`).
         """
-        own = replay if who == "policy" else Replay(replay.kept)
+        replay_of_model = replay if which == "policy" else Replay(replay.kept)
         layout = Layout(targets, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            # Training forwards alone are counted, each token once per update.
+            # Only training forwards are counted: each token once per update.
             rerouted = self.rerouted if torch.is_grad_enabled() else None
             return logprobs_at(
-                model, input_ids, where, temperature, entropy, replay=own, rerouted=rerouted, layout=layout
+                model, input_ids, where, temperature, entropy, replay=replay_of_model, rerouted=rerouted, layout=layout
             )
 
-        return self.compute(compute, who)
+        return self.compute(compute, which)
 
     def can_pack(self) -> bool:
-        """True if rows of the policy may be packed, by a proof on its weights. Every rank must call it."""
-        # A tensor: DeepSpeed's hooks refuse other plain results of a forward.
+        """True if the policy computes packed rows exactly, tried on its weights. Every rank must call it."""
+        # A tensor, because DeepSpeed's hooks refuse a forward that returns a bool.
         return bool(self.compute(lambda model: torch.tensor(can_pack(model))))
 
     def changed_routes(self) -> dict[str, float]:
-        """Return the metric of routers' changed choices in this update, if any were counted."""
-        counted = self.rerouted
-        return {} if counted is None or not counted.total else {"routing/changed": counted.changed / counted.total}
+        """Return the metric of routers' changed choices in this update, if choices were counted."""
+        counts = self.rerouted
+        return {} if counts is None or not counts.total else {"routing/changed": counts.changed / counts.total}
 
     def not_compiled(self) -> dict[str, float]:
-        """Return the metric of models whose blocks were to be compiled and are not, if there are any."""
+        """Return the number of models whose blocks could not be compiled, as a metric; empty if there are none."""
         fallbacks = [] if self.compiling is None else self.compiling.fallbacks
         return {"compile/fallbacks": float(len(fallbacks))} if fallbacks else {}
 
@@ -159,14 +159,14 @@ class Backend(Protocol):
         ...
 
     def step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; return gradient norm and learning rate.
+        """Clip, update, delete the gradient; return gradient norm and learning rate.
 
         Raises: NonFiniteError if the gradient is not finite; weights and optimiser are as before, the gradient is gone.
         """
         ...
 
     def discard(self) -> None:
-        """Forget the gradient, the critic's too."""
+        """Delete the gradient, the critic's too."""
         ...
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
@@ -174,11 +174,11 @@ class Backend(Protocol):
         ...
 
     def replace_weights(self, model: Any) -> None:
-        """Set the policy's weights to those of `model`, a policy that was built as the first one was."""
+        """Set the policy's weights to those of `model`, which was built as the first policy was."""
         self.model.load_state_dict(model.state_dict())
 
     def reward_model(self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None) -> RewardModel:
-        """Return a reward model on the policy's blocks that has learned nothing, or the one saved in `folder`.
+        """Return an untrained reward model on the policy's blocks, or the one saved in `folder`.
 
         Every rank must call it. Raises: ConfigError if transformers has no such classifier; CheckpointError.
         """
@@ -187,31 +187,33 @@ class Backend(Protocol):
         return RewardModel.restored(folder, optimizer, total_steps, self.model.device)
 
     def shard(self) -> None:
-        """Divide the weights among ranks now, if they are divided, so that what is made next finds the memory free."""
+        """Divide the weights among ranks now, for a backend that divides them, to free memory for what is made next."""
         return None
 
     def whole_model(self, only_first: bool = False) -> Any:
         """Return a plain module with the policy's present weights; every rank must call this.
 
-        It is always the same one where an engine reads its weights from it. Else it may be made for the caller, who
-        drops it. `only_first`: rank 0 alone needs it, to save it; the CPU's memory will do, and others get nothing, or
-        what takes part in saving: every rank that gets something must call its `save_pretrained`.
+        If an embedded engine reads from it, it is always the same module; else it may be a temporary copy.
+        `only_first`: only rank 0 needs it, to save it. It may then be in the CPU's memory. Other ranks get None, or a
+        module that takes part in saving: a rank that gets a module must call its `save_pretrained`.
         """
         ...
 
-    def refresh_module(self) -> None:
-        """Bring the module that an engine reads its weights from up to date, if one is kept apart."""
+    def update_engine_module(self) -> None:
+        """Update the module that an embedded engine reads from, if it is not the policy itself."""
         ...
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the policy's present weights, whole, under the names of a saved folder; all ranks must pass in step.
+        """Return the policy's whole weights by their names in a saved folder; all ranks must iterate in step.
 
-        Weights that are divided are gathered piece by piece. Tensors may be the policy's own: copy what shall outlast
-        the next update.
+        Divided weights are gathered some at a time. Tensors may be the policy's own: copy them to use them after the
+        next update.
         """
         ...
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> Rest | None:
+    def save(
+        self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False
+    ) -> FinishWriting | None:
         """Write model (through `save_model`), optimiser, reference and critic into `folder`.
 
         `in_background`: part of it may be written later, from a copy, by a thread. Then return a function that waits
@@ -224,7 +226,7 @@ class Backend(Protocol):
         ...
 
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Continue the stage with other numbers (learning rate, clipping); schedule and moments stay.
+        """Change learning rate, clipping and so on within a stage; schedule and moments stay.
 
         Raises: Unsupported by a backend that can set them at the start of a stage only.
         """

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there: written under another name, synced, renamed once, sealed by a manifest.
+"""Checkpoints: written under another name, synced, renamed once. So each is whole, or is not there.
 
-A checkpoint is a folder `checkpoints/00000120` whose `manifest.json` holds the size and SHA-256 of every other file in
-it. A torn or changed checkpoint is refused by name, and the one before it is used. One that may be whole, but cannot be
-read now or by this version, is no damage: the run then stops, and an older one is not used in its place.
+A checkpoint is a folder `checkpoints/00000120` whose `manifest.json` has the size and SHA-256 of every other file in
+it. If a checkpoint is damaged, the one before it is used. If one may be whole, but cannot be read now or by this
+version, the run stops, and does not use an older one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from verizero.pipeline.files import disk_errors, replace_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-Rest = Callable[[], None]
-"""The rest of writing a checkpoint, done while training continues; another thread may call it."""
+FinishWriting = Callable[[], None]
+"""Does the rest of writing a checkpoint while training continues; another thread may call it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A checkpoint that cannot be trusted, with the reason."""
+class Unusable:
+    """A checkpoint that cannot be used, and why."""
 
     path: Path
     reason: str
@@ -40,12 +40,12 @@ class Refused:
 
 
 def save(
-    root: Path, serial: int, write: Callable[[Path], Rest | None], keep: int, kept: Set[int] = frozenset()
-) -> Rest | None:
-    """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then drop old ones.
+    root: Path, serial: int, write: Callable[[Path], FinishWriting | None], keep: int, kept: Set[int] = frozenset()
+) -> FinishWriting | None:
+    """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then delete old ones.
 
-    The newest `keep` stay, and those whose serials are in `kept`. If `write` returns what is still to be done, return
-    that and the rest of this, for another thread.
+    The newest `keep` stay, and those whose serials are in `kept`. If `write` returns a function that finishes the
+    writing, return one that calls it and then does the rest, for another thread.
 
     Raises: RunError when the disk is full or not writable; what was there before is untouched.
     """
@@ -53,24 +53,24 @@ def save(
     doing = f"writing checkpoint {final.name}"
     with ExitStack() as stack:
         folder = stack.enter_context(replace_folder(final, doing))
-        rest = write(folder)
-        naming = stack.pop_all()  # gives the folder its name when it ends, or removes it after an error
+        finish_writing = write(folder)
+        rename_at_end = stack.pop_all()  # gives the folder its name at the end, or removes it after an error
 
-    def end() -> None:
-        with naming:
-            if rest is not None:
-                rest()
+    def finish() -> None:
+        with rename_at_end:
+            if finish_writing is not None:
+                finish_writing()
             _seal_folder(folder, serial)
         with disk_errors(doing):
             # The rename itself is on disk only once the parent folder is.
             _sync(root)
         # Newest first: what follows the first `keep` is old.
-        for old in [p for p in numbered(root) if int(p.name) not in kept][keep:]:
+        for old in [p for p in checkpoint_folders(root) if int(p.name) not in kept][keep:]:
             shutil.rmtree(old, ignore_errors=True)
 
-    if rest is not None:
-        return end
-    end()
+    if finish_writing is not None:
+        return finish
+    finish()
     return None
 
 
@@ -79,42 +79,44 @@ def path_of(root: Path, serial: int) -> Path:
     return root / f"{serial:08d}"
 
 
-def fault(path: Path) -> Refused | None:
-    """Return the reason why the checkpoint at `path` cannot be trusted; None if it is whole."""
+def damage_of(path: Path) -> Unusable | None:
+    """Return why the checkpoint at `path` cannot be used; None if it is whole."""
     try:
-        return _fault(path)
+        return _damage_of_readable(path)
     except OSError as exc:
-        # It says nothing of the files: a disk that is not mounted, a permission, a network that is down.
-        where = exc.filename or path
-        return Refused(path, f"{where} cannot be read ({exc.strerror or exc})", is_damaged=False)
+        # No damage: a disk that is not mounted, a permission, a network that is down.
+        unread = exc.filename or path
+        return Unusable(path, f"{unread} cannot be read ({exc.strerror or exc})", is_damaged=False)
 
 
-def _fault(path: Path) -> Refused | None:
+def _damage_of_readable(path: Path) -> Unusable | None:
     if not stat.S_ISDIR(path.stat().st_mode):
-        return Refused(path, "it is a file, not a folder")
+        return Unusable(path, "it is a file, not a folder")
     present = set(_files(path))
     if MANIFEST not in present:
-        return Refused(path, f"{MANIFEST} is missing" if present else "its folder is empty")
+        return Unusable(path, f"{MANIFEST} is missing" if present else "its folder is empty")
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
-            return Refused(path, f"its format is {manifest['format']!r}, this version reads {FORMAT}", is_damaged=False)
+            return Unusable(
+                path, f"its format is {manifest['format']!r}, this version reads {FORMAT}", is_damaged=False
+            )
         serial = int(manifest["serial"])
         files = {str(name): (int(seal["bytes"]), str(seal["sha256"])) for name, seal in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        return Refused(path, f"its manifest cannot be read ({type(exc).__name__}: {exc})")
+        return Unusable(path, f"its manifest cannot be read ({type(exc).__name__}: {exc})")
     if path.name != f"{serial:08d}":
-        return Refused(path, f"it is checkpoint {serial:08d} under another name")
+        return Unusable(path, f"it is checkpoint {serial:08d} under another name")
     if missing := sorted(set(files) - present):
-        return Refused(path, f"{missing[0]} is missing")
+        return Unusable(path, f"{missing[0]} is missing")
     if extra := sorted(present - set(files) - {MANIFEST}):
-        return Refused(path, f"{extra[0]} is not in its manifest")
+        return Unusable(path, f"{extra[0]} is not in its manifest")
     for name, (size, digest) in files.items():
         # Size before digest: a torn file is refused without reading it.
         if (size_now := (path / name).stat().st_size) != size:
-            return Refused(path, f"{name} has {size_now} bytes, its manifest says {size}")
+            return Unusable(path, f"{name} has {size_now} bytes, its manifest says {size}")
         if _digest(path / name) != digest:
-            return Refused(path, f"{name} was changed after it was written (SHA-256 differs)")
+            return Unusable(path, f"{name} was changed after it was written (SHA-256 differs)")
     return None
 
 
@@ -132,17 +134,17 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def require(path: Path) -> None:
-    """Raise CheckpointError if the checkpoint at `path` cannot be trusted."""
-    bad = fault(path)
-    if bad is not None:
-        remedy = "delete it, or start from another one" if bad.is_damaged else "make it readable"
-        raise CheckpointError(f"checkpoint {path}: {bad.reason}; {remedy}")
+    """Raise CheckpointError if the checkpoint at `path` cannot be used."""
+    damage = damage_of(path)
+    if damage is not None:
+        remedy = "delete it, or start from another one" if damage.is_damaged else "make it readable"
+        raise CheckpointError(f"checkpoint {path}: {damage.reason}; {remedy}")
 
 
-def numbered(root: Path) -> list[Path]:
-    """Return what has the name of a checkpoint under `root`, newest first. Raise CheckpointError if none can be seen.
+def checkpoint_folders(root: Path) -> list[Path]:
+    """Return the folders under `root` that have the name of a checkpoint, newest first; none if there is no `root`.
 
-    `root` may be missing, but not a link to nowhere, nor a folder that cannot be read.
+    Raise CheckpointError if `root` is a link to nowhere, or cannot be read.
     """
     try:
         names = os.listdir(root) if os.path.lexists(root) else []
@@ -155,7 +157,7 @@ def numbered(root: Path) -> list[Path]:
 
 
 def _seal_folder(folder: Path, serial: int) -> None:
-    """Write the manifest of a checkpoint's files, and sync all that is in the folder."""
+    """Write the manifest of a checkpoint, and sync all files and folders in it to disk."""
     files = {str(p.relative_to(folder)): _seal(p) for p in sorted(folder.rglob("*")) if p.is_file()}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "serial": serial, "files": files}, indent=1, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Groups to tensors: the choice of the tokens that train, and the cut of rows into micro-batches."""
+"""Make tensors of groups, with masks of the tokens that train; divide rows among ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.widths import ALIKE, padded_width
 from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
 from verizero.pipeline.rows import rows as rows_of_rollout
-from verizero.pipeline.train.replay import recorded, rows_recorded
+from verizero.pipeline.train.replay import collate_records, records_of_rows
 from verizero.pipeline.types import Group, PromptOf, TrainBatch
 
-FILLED = 0.25
-"""A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
-MIN_PROMPTS = 2
-"""With fewer prompts than this for each rank, rows with equal prompts are divided among ranks, to give all as much."""
+MIN_FILLED_SHARE = 0.25
+"""A micro-batch may end early, to avoid padding, once it has this share of its maximum of tokens."""
+MIN_PROMPTS_PER_RANK = 2
+"""With fewer prompts per rank, the rows of a prompt are divided among ranks, for balance."""
 
 
-Place = tuple[int, int]
-"""A response among groups: number of the group, number of the member in it."""
+MemberIndex = tuple[int, int]
+"""(index of the group, index of the member in it)."""
 
 
 class Micro(NamedTuple):
-    """A micro-batch."""
+    """A micro-batch of b rows, padded to t tokens."""
 
     rows: Tensor
-    """int64 [b]: its rows in the whole batch."""
+    """int64 [b]: indices of its rows in the whole batch."""
     batch: TrainBatch
     targets: Targets
-    """The tokens that train, and how rows are packed."""
+    """Indices of the tokens that train, and the layout of packed rows."""
 
 
 def collate(
     groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
 ) -> TrainBatch:
-    """Return the members of `groups` that have a reward as one right-padded batch; group_ids count the groups.
+    """Return the members of `groups` that have a reward as one right-padded batch.
 
-    Every sampled token trains in one row, the end-of-sequence token included; what was observed is not in
-    `response_mask`. The rows of an episode follow one another, in the order in which they began; episode_ids count the
-    members. `observations`: `extras` has `observation_mask`, 1 on the tokens that answered the policy, each in one row.
-    Every rank makes the same batch, but for records of sampling: each has those of its own rows.
+    Every sampled token trains in exactly one row, the end-of-sequence token included; observed tokens are not in
+    `response_mask`. group_ids are indices of groups, episode_ids of members with a reward. The rows of an episode
+    follow one another, in the order in which they began. `observations`: `extras` gets `observation_mask`, 1 on the
+    tokens that answered the policy, each in one row. Every rank makes the same batch, except for records of sampling:
+    each has those of its own rows.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
@@ -54,46 +55,48 @@ def collate(
     members = [(g, m.rollout, m.reward) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
     if not members:
         raise ValueError("no response has a reward; there is nothing to train on")
-    of_members = [trained_rows(r) for _, r, _ in members]
-    rows = [row for own in of_members for row in own]
-    owner = [i for i, own in enumerate(of_members) for _ in own]  # the member of each row
+    rows_of_members = [trained_rows(r) for _, r, _ in members]
+    rows = [row for rows_of_member in rows_of_members for row in rows_of_member]
+    member_of_row = [i for i, rows_of_member in enumerate(rows_of_members) for _ in rows_of_member]
     lengths = [row.num_tokens for row in rows]
     width = padded_width(max(lengths), device)
-    real, trains = _masks(rows, lengths, width, device)
+    attention_mask, response_mask = _masks(rows, lengths, width, device)
     ids, logprobs = _tokens(rows, lengths, width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
-    episode_ids = turn_ids = answered = None
-    if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
-        episode_ids = torch.tensor(owner, device=device)
-        turn_ids = _by_piece(rows, width, lambda span: span.number, -1).to(device)
-        versions = _by_piece(rows, width, lambda span: span.turn.policy_version, -1).to(device)
+    episode_ids = turn_ids = answer_spans = None
+    if any(len(rows_of_member) > 1 or len(rows_of_member[0].turns) > 1 for rows_of_member in rows_of_members):
+        episode_ids = torch.tensor(member_of_row, device=device)
+        turn_ids = _by_span(rows, width, lambda span: span.number, -1).to(device)
+        versions = _by_span(rows, width, lambda span: span.turn.policy_version, -1).to(device)
         extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
     if observations:
-        answers = torch.zeros(len(rows), width)
-        answered = tuple(tuple(spans) for own in of_members for spans in observed_spans(own))
-        for i, spans in enumerate(answered):
+        observation_mask = torch.zeros(len(rows), width)
+        answer_spans = tuple(
+            tuple(spans) for rows_of_member in rows_of_members for spans in observed_spans(rows_of_member)
+        )
+        for i, spans in enumerate(answer_spans):
             for begin, end in spans:
-                answers[i, begin:end] = 1
-        extras["observation_mask"] = answers.to(device)
+                observation_mask[i, begin:end] = 1
+        extras["observation_mask"] = observation_mask.to(device)
     return TrainBatch(
         input_ids=ids.to(device),
-        attention_mask=real.to(torch.int64),
-        response_mask=trains.to(torch.float32),
+        attention_mask=attention_mask.to(torch.int64),
+        response_mask=response_mask.to(torch.float32),
         rollout_logprobs=logprobs.to(device),
-        rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float64, device=device),
-        group_ids=torch.tensor([members[i][0] for i in owner], dtype=torch.int64, device=device),
-        truncated=torch.tensor([is_truncated(members[i][1]) for i in owner], device=device),
+        rewards=torch.tensor([members[i][2] for i in member_of_row], dtype=torch.float64, device=device),
+        group_ids=torch.tensor([members[i][0] for i in member_of_row], dtype=torch.int64, device=device),
+        truncated=torch.tensor([is_truncated(members[i][1]) for i in member_of_row], device=device),
         extras=extras,
-        recorded=recorded(rows, width, [members[o][1].recorded_by is None for o in owner]),
+        records=collate_records(rows, width, [members[i][1].recorded_by is None for i in member_of_row]),
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
-        answers=answered,
+        answers=answer_spans,
     )
 
 
-def placed_rows(groups: Sequence[Group]) -> list[tuple[Place, int]]:
-    """Return the response and the length of each row that `collate` makes of the groups."""
+def members_of_rows(groups: Sequence[Group]) -> list[tuple[MemberIndex, int]]:
+    """Return the member and the length in tokens of each row that `collate` makes of the groups."""
     return [
         ((g, m), sum(len(turn.observed) + len(turn.sampled) for turn in row))
         for g, group in enumerate(groups)
@@ -104,13 +107,13 @@ def placed_rows(groups: Sequence[Group]) -> list[tuple[Place, int]]:
 
 
 def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
-    """Return the length of each row that `collate` makes of the groups, and the number of its group."""
-    placed = placed_rows(groups)
-    return [length for _, length in placed], [group for (group, _), _ in placed]
+    """Return the length in tokens of each row that `collate` makes of the groups, and the index of its group."""
+    members = members_of_rows(groups)
+    return [length for _, length in members], [group for (group, _), _ in members]
 
 
 def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the rewards (NaN: none) and the numbered states (-1: none) of the turns of all members, both [E, K].
+    """Return the rewards (NaN: none) and numbers of the states (-1: none) of all members' turns, both [E, K].
 
     Equal names of states are equal numbers within a group; the numbers of different groups differ.
     """
@@ -131,47 +134,51 @@ def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> t
 def _masks(
     rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """Return bool [B, T] twice: the tokens of the rows, and those of them that train."""
+    """Return two masks, bool [B, T]: of all tokens but padding, and of those that train."""
     columns = torch.arange(width, device=device)[None]
-    real = columns < torch.tensor(lengths, dtype=torch.int64, device=device)[:, None]
-    if all(len(row.turns) == len(row.spans) == 1 for row in rows):  # the response after its prompt
+    not_padding = columns < torch.tensor(lengths, dtype=torch.int64, device=device)[:, None]
+    # One response after its prompt, which is the most frequent case: without a loop over the rows.
+    if all(len(row.turns) == len(row.spans) == 1 for row in rows):
         starts = torch.tensor([row.spans[0].start for row in rows], dtype=torch.int64, device=device)
-        return real, real & (columns >= starts[:, None])
-    return real, _by_piece(rows, width, lambda _: 1, 0).to(device) > 0
+        return not_padding, not_padding & (columns >= starts[:, None])
+    return not_padding, _by_span(rows, width, lambda _: 1, 0).to(device) > 0
 
 
-def _by_piece(rows: Sequence[TrainedRow], width: int, value: Callable[[Span], int], fill: int) -> Tensor:
+def _by_span(rows: Sequence[TrainedRow], width: int, value: Callable[[Span], int], fill: int) -> Tensor:
     """Return int64 [B, T] with the value of each span at its tokens, and `fill` elsewhere."""
-    out = torch.full((len(rows), width), fill)
-    for row, own in zip(out, rows, strict=True):
-        for span in own.spans:
-            row[span.start : span.stop] = value(span)
-    return out
+    out_B_T = torch.full((len(rows), width), fill)
+    for out_T, row in zip(out_B_T, rows, strict=True):
+        for span in row.spans:
+            out_T[span.start : span.stop] = value(span)
+    return out_B_T
 
 
 def _tokens(rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Return ids and log-probs, [B, T] on the CPU. Column t has the log-prob of token t itself; 0 where none trains."""
-    real, trains = _masks(rows, lengths, width, "cpu")
+    """Return ids and the engine's log-probs of trained tokens (0 elsewhere), [B, T] on the CPU.
+
+    Column t has the log-prob of token t itself.
+    """
+    not_padding, trains = _masks(rows, lengths, width, "cpu")
     pieces = [piece for row in rows for piece in row.pieces]
-    logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
-    ids = _numbers("i", [ids for ids, _ in pieces]).to(torch.int64)
-    return _filled(real, ids, pad_id), _filled(trains, logprobs, 0.0)
+    logprobs = _flat_tensor("f", [span.turn.logprobs for _, span in pieces if span is not None])
+    ids = _flat_tensor("i", [ids for ids, _ in pieces]).to(torch.int64)
+    return _filled(not_padding, ids, pad_id), _filled(trains, logprobs, 0.0)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut row indices into micro-batches of similar length, each of at most `max_tokens` tokens with its padding.
+    """Divide rows, as indices, into micro-batches of similar length, each of at most `max_tokens` with padding.
 
-    Longest first, so that memory is at its peak at the start. A row longer than `max_tokens` is alone in its
-    micro-batch. A micro-batch that is well filled ends early if the next row would be padded much.
+    Longest rows first, so that memory is at its peak at the start. A row longer than `max_tokens` is alone in its
+    micro-batch. One that has enough tokens ends early if the next row would get much padding.
     """
-    # Ties by index, because every rank must cut alike.
+    # Ties by index, because every rank must divide alike.
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
     longest = 0
     for i in order:
         tokens = len(batches[-1]) * longest if batches else 0
         is_full = tokens + longest > max_tokens
-        is_padded = tokens >= FILLED * max_tokens and lengths[i] < ALIKE * longest
+        is_padded = tokens >= MIN_FILLED_SHARE * max_tokens and lengths[i] < ALIKE * longest
         if not batches or is_full or is_padded:
             batches.append([])
             longest = max(1, lengths[i])  # of the whole micro-batch: rows come longest first
@@ -180,137 +187,142 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def packed_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
-    """Cut as `micro_batches` does, where a micro-batch has no padding and computes each prompt once.
+    """Divide rows into micro-batches without padding, each of which computes a prompt once for all its rows.
 
-    Each is as full as can be: a row goes to the fullest micro-batch that has its prompt and room for it, else to the
-    fullest that has room. A prompt whose rows do not all fit is computed in several micro-batches.
+    Best fit: a row goes to the fullest micro-batch that has its prompt and enough free tokens, else to the fullest that
+    has enough free tokens. A prompt whose rows do not all fit is computed in several micro-batches.
     """
     batches: list[list[int]] = []
-    room: list[int] = []
-    holds: list[set[int]] = []
+    free_tokens: list[int] = []
+    prompts_of_batches: list[set[int]] = []
     for i in (i for rows in by_prompt(range(len(lengths)), lengths, prompts) for i in rows):
         number, size, _ = prompts[i]
-        added = [lengths[i] - (size if number in held else 0) for held in holds]
-        fits = [b for b, free in enumerate(room) if added[b] <= free]
+        added_tokens = [lengths[i] - (size if number in known else 0) for known in prompts_of_batches]
+        fits = [b for b, free in enumerate(free_tokens) if added_tokens[b] <= free]
         if fits:
-            b = min(fits, key=lambda b: (added[b], room[b], b))
+            b = min(fits, key=lambda b: (added_tokens[b], free_tokens[b], b))
         else:
             b = len(batches)
             batches.append([])
-            room.append(max_tokens)
-            holds.append(set())
-            added.append(lengths[i])
+            free_tokens.append(max_tokens)
+            prompts_of_batches.append(set())
+            added_tokens.append(lengths[i])
         batches[b].append(i)
-        room[b] -= added[b]
-        holds[b].add(number)
+        free_tokens[b] -= added_tokens[b]
+        prompts_of_batches[b].add(number)
     return batches
 
 
 def by_prompt(rows: Iterable[int], lengths: Sequence[int], prompts: Sequence[PromptOf]) -> list[list[int]]:
-    """Return the rows with equal prompts together, longest first, of the prompt with the longest row first."""
-    together: dict[int, list[int]] = {}
+    """Return the rows of each prompt, longest first; the prompt with the longest row comes first."""
+    rows_of_prompts: dict[int, list[int]] = {}
     for i in sorted(rows, key=lambda i: (-lengths[i], i)):
-        together.setdefault(prompts[i].number, []).append(i)
-    return list(together.values())
+        rows_of_prompts.setdefault(prompts[i].number, []).append(i)
+    return list(rows_of_prompts.values())
 
 
-def owners(lengths: Sequence[int], size: int, prompts: Sequence[PromptOf] | None = None) -> list[list[int]]:
-    """Return the rows of each of `size` ranks: longest first, each row to the rank with the fewest tokens.
+def rows_of_ranks(lengths: Sequence[int], size: int, prompts: Sequence[PromptOf] | None = None) -> list[list[int]]:
+    """Divide rows among `size` ranks: longest first, each to the rank with the fewest tokens so far.
 
-    With `prompts`, rows with equal ones go to the same rank, if there are enough prompts to divide.
+    With `prompts`, rows of one prompt go to the same rank, if there are enough prompts.
     """
-    parts = [[i] for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))]
+    units = [[i] for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))]
     if prompts is not None:
-        together = by_prompt(range(len(lengths)), lengths, prompts)
-        if len(together) >= MIN_PROMPTS * size:
-            parts = sorted(together, key=lambda rows: (-_cost(rows, lengths, prompts), rows[0]))
-    owned: list[list[int]] = [[] for _ in range(size)]
+        rows_of_prompts = by_prompt(range(len(lengths)), lengths, prompts)
+        if len(rows_of_prompts) >= MIN_PROMPTS_PER_RANK * size:
+            units = sorted(rows_of_prompts, key=lambda rows: (-_num_computed(rows, lengths, prompts), rows[0]))
+    divided: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
-    for rows in parts:
-        to = load.index(min(load))
-        owned[to] += rows
-        load[to] += max(1, _cost(rows, lengths, prompts))  # empty rows are spread too
-    return owned
+    for rows in units:
+        rank = load.index(min(load))
+        divided[rank] += rows
+        load[rank] += max(1, _num_computed(rows, lengths, prompts))  # empty rows are divided too
+    return divided
 
 
-def _cost(rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[PromptOf] | None) -> int:
+def _num_computed(rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[PromptOf] | None) -> int:
     """Return the number of tokens that are computed for rows with equal prompts."""
-    twice = 0 if prompts is None else (len(rows) - 1) * prompts[rows[0]].tokens
-    return sum(lengths[i] for i in rows) - twice
+    num_spared = 0 if prompts is None else (len(rows) - 1) * prompts[rows[0]].tokens
+    return sum(lengths[i] for i in rows) - num_spared
 
 
-def deal(
+def rank_micro_batches(
     lengths: Sequence[int], max_tokens: int, rank: int, size: int, prompts: Sequence[PromptOf] | None = None
 ) -> tuple[list[list[int]], int]:
-    """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
+    """Return one rank's micro-batches, and the number of idle ones to add, so that all ranks have as many.
 
-    The rows are those of `owners`, so every rank computes the same. `prompts`: rows are packed; None: they are padded.
+    Every rank divides the rows alike, by `rows_of_ranks`. `prompts`: rows are packed; None: they are padded.
     """
-    pieces = []
-    for rows in owners(lengths, size, prompts):
-        own = [lengths[i] for i in rows]
-        cut = (
-            micro_batches(own, max_tokens)
-            if prompts is None
-            else packed_batches(own, [prompts[i] for i in rows], max_tokens)
-        )
-        pieces.append([[rows[k] for k in piece] for piece in cut])
-    return pieces[rank], max(map(len, pieces)) - len(pieces[rank])
+    batches_of_ranks = []
+    for rows in rows_of_ranks(lengths, size, prompts):
+        lengths_of_rank = [lengths[i] for i in rows]
+        if prompts is None:
+            batches = micro_batches(lengths_of_rank, max_tokens)
+        else:
+            batches = packed_batches(lengths_of_rank, [prompts[i] for i in rows], max_tokens)
+        batches_of_ranks.append([[rows[k] for k in batch] for batch in batches])
+    return batches_of_ranks[rank], max(map(len, batches_of_ranks)) - len(batches_of_ranks[rank])
 
 
-def untrained(batch: TrainBatch) -> TrainBatch:
-    """Return an idle micro-batch, whose forward keeps in step with other ranks: one short row, nothing to train."""
+def idle_micro_batch(batch: TrainBatch) -> TrainBatch:
+    """Return an idle micro-batch: the shortest row, none of whose tokens trains.
+
+    A rank computes it to keep in step with ranks that have more micro-batches.
+    """
     row = int(batch.attention_mask.sum(1).argmin())
     shortest = rows_of(batch, [row])
-    # Nothing trains, so no token has a record of its sampling to repeat.
+    # No token trains, so none has a record of its sampling to replay.
     extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
-    nothing = torch.zeros_like(shortest.response_mask)
-    return replace(shortest, response_mask=nothing, extras=extras, recorded=None, spans=((),), answers=None)
+    empty_mask = torch.zeros_like(shortest.response_mask)
+    return replace(shortest, response_mask=empty_mask, extras=extras, records=None, spans=((),), answers=None)
 
 
-def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, width: int | None = None) -> TrainBatch:
-    """Return some rows of the batch, no wider than the longest of them is padded to on its device.
+def rows_of(
+    batch: TrainBatch, rows: Sequence[int], indices: Tensor | None = None, width: int | None = None
+) -> TrainBatch:
+    """Return some rows of the batch, padded to the width of the longest of them on its device.
 
-    `at`, the same rows as a tensor on that device, and `width` spare the host two waits for a GPU.
+    `indices`, the same rows as a tensor on that device, and `width` avoid two waits of the host for a GPU.
     """
     device = batch.input_ids.device
-    if at is None:
-        at = torch.tensor(list(rows), dtype=torch.int64, device=device)
+    if indices is None:
+        indices = torch.tensor(list(rows), dtype=torch.int64, device=device)
     if width is None:
-        width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
+        width = padded_width(int(batch.attention_mask[indices].sum(1).max()), device)
     of_rows: dict[str, Any] = {"spans": batch.spans, "answers": batch.answers, "prompts": batch.prompts}
     return TrainBatch(
-        input_ids=batch.input_ids[at, :width],
-        attention_mask=batch.attention_mask[at, :width],
-        response_mask=batch.response_mask[at, :width],
-        rollout_logprobs=batch.rollout_logprobs[at, :width],
-        rewards=batch.rewards[at],
-        group_ids=batch.group_ids[at],
-        truncated=batch.truncated[at],
-        extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},  # [B, T] or [B]
-        recorded=rows_recorded(batch.recorded, rows, width),
-        episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
-        turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
-        **{name: own and tuple(own[i] for i in rows) for name, own in of_rows.items()},
+        input_ids=batch.input_ids[indices, :width],
+        attention_mask=batch.attention_mask[indices, :width],
+        response_mask=batch.response_mask[indices, :width],
+        rollout_logprobs=batch.rollout_logprobs[indices, :width],
+        rewards=batch.rewards[indices],
+        group_ids=batch.group_ids[indices],
+        truncated=batch.truncated[indices],
+        extras={  # [B, T] or [B]
+            name: x[indices, :width] if x.dim() == 2 else x[indices] for name, x in batch.extras.items()
+        },
+        records=records_of_rows(batch.records, rows, width),
+        episode_ids=None if batch.episode_ids is None else batch.episode_ids[indices],
+        turn_ids=None if batch.turn_ids is None else batch.turn_ids[indices, :width],
+        **{name: None if value is None else tuple(value[i] for i in rows) for name, value in of_rows.items()},
     )
 
 
 def padded_ids(
     rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu", width: int | None = None
 ) -> Tensor:
-    """Return int64 [B, T], the rows padded on the right to `width`; None: that of the longest on the device."""
+    """Return int64 [B, T], the rows padded on the right to `width`; None: the padded width of the longest row."""
     lengths = torch.tensor([len(r) for r in rows])[:, None]
     if width is None:
         width = padded_width(int(lengths.max()), device)
-    is_real = torch.arange(width)[None] < lengths
-    return _filled(is_real, _numbers("i", rows).to(torch.int64), pad_id).to(device)
+    not_padding = torch.arange(width)[None] < lengths
+    return _filled(not_padding, _flat_tensor("i", rows).to(torch.int64), pad_id).to(device)
 
 
-def _numbers(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
+def _flat_tensor(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
     """Return the numbers of all rows in one tensor: int32 for "i", float32 for "f".
 
-    Through arrays of the standard library, which are copied as they lie in memory, and read numbers of Python several
-    times faster than torch does.
+    By arrays of the standard library: they read Python's numbers several times faster than torch does.
     """
     flat = bytearray().join(_array(kind, row) for row in rows)
     dtype = torch.int32 if kind == "i" else torch.float32
@@ -321,6 +333,6 @@ def _array(kind: Literal["i", "f"], row: Sequence[float]) -> array[Any]:
     return row if isinstance(row, array) and row.typecode == kind else array(kind, row)
 
 
-def _filled(where: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Return [B, T] with `values` at the True entries of `where`, row by row, and `fill` elsewhere."""
-    return torch.full(where.shape, fill, dtype=values.dtype).masked_scatter_(where, values)
+def _filled(mask: Tensor, values: Tensor, fill: float) -> Tensor:
+    """Return [B, T] with `values` [N] at the True entries of `mask`, row by row, and `fill` elsewhere."""
+    return torch.full(mask.shape, fill, dtype=values.dtype).masked_scatter_(mask, values)

@@ -1,4 +1,4 @@
-"""PPO's critic: its two forms (torch's and DeepSpeed's), its values of a batch, and its gradient."""
+"""PPO's critic: whole in every process or divided among ranks; its values of a batch, and its gradient."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SHARDED_FILE = "critic.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """The means to compute with a policy whose weights are shards, and to differentiate through it."""
+class ShardedPolicyAccess:
+    """Forward and backward of a policy whose weights are shards, for a critic that shares its backbone."""
 
     run: Callable[[Callable[[Any], Any]], Any]
     backward: Callable[[Tensor], None]
     scale: int
-    """The factor by which `backward` multiplies a loss; gradients of the head are divided by it again."""
+    """`backward` multiplies the loss by it; the head divides its gradients by it again."""
     dtype: torch.dtype | None = None
     """The number type of hidden states; None for that of the policy's weights."""
 
@@ -59,19 +59,19 @@ class TorchCritic:
         optimizer: OptimizerConfig,
         total_steps: int,
         ranks: Ranks = ALONE,
-        within: Within | None = None,
+        policy_access: ShardedPolicyAccess | None = None,
     ) -> None:
-        """`within`: needed for a shared backbone whose weights are shards."""
+        """Start with values of 0. `policy_access`: for a shared backbone whose weights are shards."""
         self.ranks = ranks
         self.policy = policy
         self.model = model
-        dtype = policy.dtype if within is None or within.dtype is None else within.dtype
+        dtype = policy.dtype if policy_access is None or policy_access.dtype is None else policy_access.dtype
         self.head = score_of(model) if model is not None else _fresh_head(policy, dtype)
-        self.within = within
-        if within is not None and within.scale > 1:
+        self.policy_access = policy_access
+        if policy_access is not None and policy_access.scale > 1:
             for p in self.head.parameters():
                 # Our own sum over ranks follows, not DeepSpeed's mean: the factor must go.
-                p.register_hook(lambda g: g / within.scale)
+                p.register_hook(lambda g: g / policy_access.scale)
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
@@ -79,23 +79,25 @@ class TorchCritic:
 
     def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where`; see `CriticBackend.values`."""
-        if self.within is None:
-            return values_of(self.model or self.policy, self.head, input_ids, where, self.ranks.pieces, targets)
-        run, pieces = self.within.run, self.ranks.pieces
-        values: Tensor = run(lambda policy: values_of(policy, self.head, input_ids, where, pieces, targets))
+        pieces = self.ranks.pieces
+        if self.policy_access is None:
+            return values_of(self.model or self.policy, self.head, input_ids, where, pieces, targets)
+        values: Tensor = self.policy_access.run(
+            lambda policy: values_of(policy, self.head, input_ids, where, pieces, targets)
+        )
         return values
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
-        if self.within is not None:
-            self.within.backward(loss)
+        if self.policy_access is not None:
+            self.policy_access.backward(loss)
         else:
             with fixed_order():
                 loss.backward()  # type: ignore[no-untyped-call]
 
     def require_finite(self) -> None:
         """Sum the gradient over ranks, and raise NonFiniteError if it is not finite."""
-        # Here and not in `step`, so that a bad gradient is refused before the policy steps.
+        # Not in `step`, which comes after the policy's: a bad gradient must be refused before.
         self.ranks.sum_gradients(self._parameters())
         self._norm()
 
@@ -109,12 +111,12 @@ class TorchCritic:
         return {"critic/grad_norm": float(norm), "critic/learning_rate": rate}
 
     def discard(self) -> None:
-        """Forget the gradients of the weights that this optimiser moves."""
+        """Delete the gradients of the weights that this optimiser moves."""
         for p in self._parameters():
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the weights of an own backbone, which are saved as a model."""
+        """Return all but the weights of the critic's own backbone, which are saved as a model."""
         return {
             "shared": self.model is None,
             "config": self.config.model_dump(),
@@ -126,16 +128,21 @@ class TorchCritic:
 
     @classmethod
     def restored(
-        cls, policy: Any, state: dict[str, Any], folder: Path, ranks: Ranks = ALONE, within: Within | None = None
+        cls,
+        policy: Any,
+        state: dict[str, Any],
+        folder: Path,
+        ranks: Ranks = ALONE,
+        policy_access: ShardedPolicyAccess | None = None,
     ) -> TorchCritic:
-        """Return the critic of that state, with an own backbone read from `folder`.
+        """Return the critic of that state, with its own backbone, if it has one, read from `folder`.
 
         Raises: CheckpointError if they do not fit the policy.
         """
         with boundary(CheckpointError, f"the critic of {folder.parent} does not fit the policy"):
             model = None if state["shared"] else load_backbone(folder, policy)
             optimizer = OptimizerConfig.model_validate(state["config"])
-            critic = cls(policy, model, optimizer, state["total_steps"], ranks, within)
+            critic = cls(policy, model, optimizer, state["total_steps"], ranks, policy_access)
             critic.head.load_state_dict(state["head"])
             critic.optimizer.load_state_dict(state["optimizer"])
             critic.num_updates = state["num_updates"]
@@ -168,7 +175,7 @@ class Divided(Protocol):
         ...
 
     def discard(self) -> None:
-        """Forget the gradient."""
+        """Delete the gradient."""
         ...
 
 
@@ -207,11 +214,11 @@ class DividedCritic(Generic[D]):
         return {"critic/grad_norm": norm, "critic/learning_rate": rate}
 
     def discard(self) -> None:
-        """Forget the gradient."""
+        """Delete the gradient."""
         self.sharded.discard()
 
-    def note(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the critic, besides tensors."""
+    def metadata(self) -> dict[str, Any]:
+        """Return the critic's state in a checkpoint without its tensors."""
         return {
             "config": self.config.model_dump(),
             "total_steps": self.total_steps,
@@ -239,7 +246,7 @@ class ShardedCritic(DividedCritic[Sharded]):
         files = self.sharded.write(folder, "critic-optimizer")
         if first:
             self.model.save_pretrained(folder / "critic", state_dict=weights)
-            (folder / SHARDED_FILE).write_text(json.dumps({**self.note(), "files": files}))
+            (folder / SHARDED_FILE).write_text(json.dumps({**self.metadata(), "files": files}))
 
     @classmethod
     def restored(cls, folder: Path, policy: Any, config: TrainConfig, ranks: Ranks) -> ShardedCritic:
@@ -258,13 +265,15 @@ def own_backbone(policy: Any) -> Any:
 
     Raises: ConfigError if transformers has no token classifier of this architecture.
     """
-    return with_scalar_head(policy, "TokenClassification", without_critic(policy))
+    return with_scalar_head(policy, "TokenClassification", no_critic_message(policy))
 
 
-def without_critic(policy: Any) -> str:
-    """Return the beginning of the message for a policy that has no token classifier."""
-    what = f"a critic of its own for model type {policy.config.model_type!r}"
-    return f"{what} (set critic_shared: true for a head on the policy's backbone)"
+def no_critic_message(policy: Any) -> str:
+    """Return the beginning of the error message for a policy that has no token classifier."""
+    return (
+        f"a critic of its own for model type {policy.config.model_type!r} "
+        "(set critic_shared: true for a head on the policy's backbone)"
+    )
 
 
 def _fresh_head(policy: Any, dtype: torch.dtype) -> torch.nn.Linear:
@@ -293,76 +302,83 @@ def values_of(
     pieces: Pieces | None = None,
     targets: Targets | None = None,
 ) -> Tensor:
-    """Return V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the backbone.
+    """Return V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere, by `head` on the backbone.
 
-    With `pieces` each rank computes a piece of every row, and all ranks get the whole. `targets`: the tokens at
-    `where`, if the host knows them.
+    With `pieces` each rank computes a piece of every row, and all ranks get the whole. `targets`: indices of the
+    tokens at `where`, if they are known on the host.
     """
     if pieces is not None:
         # V before token t is read from the hidden state of token t - 1: the mask is cut after the shift by one.
-        at = pieces.part(where[:, 1:])
-        own = spread(working(head(pieces.states(model, input_ids[:, :-1])[at])[:, 0]), at)
-        return torch.nn.functional.pad(pieces.whole(own, where.shape[1] - 1), (1, 0))
+        mask_of_piece = pieces.part(where[:, 1:])
+        states = pieces.states(model, input_ids[:, :-1])[mask_of_piece]
+        values_of_piece = spread(working(head(states)[:, 0]), mask_of_piece)
+        return torch.nn.functional.pad(pieces.whole(values_of_piece, where.shape[1] - 1), (1, 0))
     values = working(head(states_before(model, input_ids, where, targets))[:, 0])
     return spread(values, where, None if targets is None else targets.at)
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """The critic's values before it learns from the batch: V [B, T] before each response token, [B] after the last."""
+class CriticValues:
+    """The critic's values of a batch, before it learns from it."""
 
     values: Tensor
-    final: Tensor | None
+    """V [B, T] of the state before each response token."""
+    final_values: Tensor | None
+    """V [B] of the state after the last token; None if nothing reads it."""
 
 
 @torch.no_grad()
-def predict(
+def critic_values_of(
     critic: CriticBackend,
     batch: TrainBatch,
     micros: Sequence[Micro],
     with_final: bool,
     all_reduce: AllReduce = identity,
-) -> Predicted:
-    """Return the critic's values of a batch that is cut into micro-batches (rows, their batch).
+) -> CriticValues:
+    """Return the critic's values of a batch, of which `micros` are this rank's micro-batches.
 
-    `micros` are this rank's; `all_reduce` adds up the values of all ranks, each of which has 0 for the others' rows.
+    `all_reduce` adds up the values of all ranks, each of which has 0 for the others' rows.
     """
-    values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
-    final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
-    for at, micro, targets in micros:
+    values_B_T = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
+    final_B = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values_B_T.device)
+    for rows, micro, targets in micros:
         width = micro.input_ids.shape[1]
-        where = micro.response_mask > 0
-        after = None
+        mask_b_t = micro.response_mask > 0
+        final_b = None
         if with_final:
-            values_here, after = _with_last(critic, micro, where, targets)
+            values_b_t, final_b = _values_and_final(critic, micro, mask_b_t, targets)
         else:
-            values_here = critic.values(micro.input_ids, where, targets).double()
-        # An idle micro-batch, whose forward only keeps in step with the other ranks, has nothing at `where`.
-        values[at, :width] = torch.where(where, values_here, values[at, :width])
-        if after is not None:
-            final[at] = torch.where(where.any(), after, final[at])
-    return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
+            values_b_t = critic.values(micro.input_ids, mask_b_t, targets).double()
+        # An idle micro-batch has an empty mask: its forward only keeps in step with the other ranks.
+        values_B_T[rows, :width] = torch.where(mask_b_t, values_b_t, values_B_T[rows, :width])
+        if final_b is not None:
+            final_B[rows] = torch.where(mask_b_t.any(), final_b, final_B[rows])
+    return CriticValues(all_reduce(values_B_T), all_reduce(final_B) if with_final else None)
 
 
-def _with_last(critic: CriticBackend, micro: TrainBatch, where: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return V [b, t] before the tokens at `where`, and [b] after the last token of each row, by one forward."""
-    width = where.shape[1]
+def _values_and_final(
+    critic: CriticBackend, micro: TrainBatch, mask: Tensor, targets: Targets
+) -> tuple[Tensor, Tensor]:
+    """Return V [b, t] before the tokens of `mask`, and V [b] after the last token of each row, by one forward."""
+    width = mask.shape[1]
     # The state after the last token is the one before a token that would follow it, whose id is not read.
-    longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
-    ends = micro.attention_mask.sum(1)
-    last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device).scatter_(1, ends[:, None], True)
-    after = torch.arange(len(ends), device=ends.device) * (width + 1) + ends
+    longer_ids = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
+    lengths = micro.attention_mask.sum(1)
+    end_mask = torch.zeros(longer_ids.shape, dtype=torch.bool, device=longer_ids.device)
+    end_mask.scatter_(1, lengths[:, None], True)
+    end_indices = torch.arange(len(lengths), device=lengths.device) * (width + 1) + lengths
     runs = None if targets.runs is None else targets.runs.in_longer_rows(width)
-    both = Targets(torch.cat([targets.at + targets.at // width, after]), runs)
-    values = critic.values(longer, torch.nn.functional.pad(where, (0, 1)) | last, both).double()
-    return values[:, :width], torch.where(last, values, 0.0).sum(1)
+    # Rows have one column more now, so index i of a row of `width` columns becomes i + i // width.
+    both = Targets(torch.cat([targets.at + targets.at // width, end_indices]), runs)
+    values = critic.values(longer_ids, torch.nn.functional.pad(mask, (0, 1)) | end_mask, both).double()
+    return values[:, :width], torch.where(end_mask, values, 0.0).sum(1)
 
 
-def learn(
+def value_gradient(
     critic: CriticBackend,
-    how: Critic,
+    parts: Critic,
     micros: Sequence[Micro],
-    predicted: Predicted,
+    old_values: CriticValues,
     returns: Tensor,
     all_reduce: AllReduce,
 ) -> dict[str, float]:
@@ -371,19 +387,18 @@ def learn(
     The mean is over all response tokens of the optimiser step, counted over micro-batches and ranks before any
     backward. Raises: NonFiniteError if the loss is not finite.
     """
-    local = torch.stack([micro.response_mask.sum().double() for _, micro, _ in micros]).sum().reshape(1)
-    total = float(all_reduce(local)[0])
+    tokens_of_rank = torch.stack([micro.response_mask.sum().double() for _, micro, _ in micros]).sum().reshape(1)
+    total_tokens = float(all_reduce(tokens_of_rank)[0])
     stats: Tensor | None = None
-    loss = torch.zeros(1, dtype=torch.float64, device=predicted.values.device)
-    for at, micro, targets in micros:
-        width = micro.input_ids.shape[1]
-        mask = micro.response_mask
+    loss = torch.zeros(1, dtype=torch.float64, device=old_values.values.device)
+    for rows, micro, targets in micros:
+        mask, width = micro.response_mask, micro.input_ids.shape[1]
         values = critic.values(micro.input_ids, mask > 0, targets)
-        # `predicted` is padded to the whole batch's width, the micro-batch to its own.
-        old, wanted = predicted.values[at, :width].to(values.dtype), returns[at, :width].to(values.dtype)
-        share, seen = value_loss(values, old, wanted, mask, total, how.clip)
-        critic.backward(how.loss_coef * share)
-        stats = seen if stats is None else stats + seen
+        # Old values and returns are padded to the whole batch's width, the micro-batch to its own.
+        old_b_t, returns_b_t = (x[rows, :width].to(values.dtype) for x in (old_values.values, returns))
+        share, share_stats = value_loss(values, old_b_t, returns_b_t, mask, total_tokens, parts.clip)
+        critic.backward(parts.loss_coef * share)
+        stats = share_stats if stats is None else stats + share_stats
         loss += share.detach()  # shares add up to the mean
     assert stats is not None
     summed = all_reduce(torch.cat([stats, loss.to(stats.dtype)]))

@@ -21,8 +21,8 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.models.load import frozen_copy, recompute_activations
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.saved_names import as_saved, filled, in_pieces, without_memory
-from verizero.pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
-from verizero.pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
+from verizero.pipeline.train.backend import Backend, CriticBackend, T, WhichModel, require_written_by
+from verizero.pipeline.train.critic import ShardedCritic, ShardedPolicyAccess, TorchCritic, own_backbone
 from verizero.pipeline.train.optimizer import schedule
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.reference import as_base, refreshed
@@ -97,18 +97,18 @@ class DeepSpeedBackend(Backend):
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a critic that has learned nothing, sharded like the policy unless it shares the policy's backbone."""
         if shared:
-            self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._within())
+            self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._policy_access())
         else:
             model = own_backbone(self.whole_model())
             self.critic = ShardedCritic(model, optimizer, total_steps, self.train_config, self.ranks)
 
-    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+    def compute(self, function: Callable[[Any], T], which: WhichModel = "policy") -> T:
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
-        self._place_reference(who)
-        if who == "reference" and not isinstance(self.reference, Adapted):
+        self._place_reference(which)
+        if which == "reference" and not isinstance(self.reference, Adapted):
             # A plain module, whole on every rank: outside the engine and its hooks.
             return function(self.reference)
-        with nullcontext() if who == "policy" else as_base(self.reference):
+        with nullcontext() if which == "policy" else as_base(self.reference):
             result: T = self._run(function)
         return result
 
@@ -147,7 +147,7 @@ class DeepSpeedBackend(Backend):
             return
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
-    def refresh_module(self) -> None:
+    def update_engine_module(self) -> None:
         """Gather the weights of the whole copy, if one is kept, or merge adapters."""
         if self._empty is None:
             self.whole_model()
@@ -223,7 +223,7 @@ class DeepSpeedBackend(Backend):
         self.num_updates = state["num_updates"]
         if (folder / "critic.pt").exists():
             saved = torch.load(folder / "critic.pt", map_location=self.model.device, weights_only=True)
-            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, self._within())
+            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, self._policy_access())
         elif (folder / "critic").is_dir():
             self.critic = ShardedCritic.restored(folder, self._whole, self.train_config, self.ranks)
 
@@ -242,15 +242,15 @@ class DeepSpeedBackend(Backend):
     def _run(self, compute: Callable[[Any], Any]) -> Any:
         return compute(self.model) if self.sharded is None else self.sharded.run(compute)
 
-    def _within(self) -> Within:
+    def _policy_access(self) -> ShardedPolicyAccess:
         """Return the means by which a head on the policy's backbone computes and learns."""
         assert self.sharded is not None
-        return Within(self._run, self.backward, self.sharded.scale)
+        return ShardedPolicyAccess(self._run, self.backward, self.sharded.scale)
 
-    def _place_reference(self, who: Who) -> None:
+    def _place_reference(self, which: WhichModel) -> None:
         """Move the reference to the CPU's memory while others compute, if the recipe offloads everything."""
         if self.reference is None or isinstance(self.reference, Adapted) or self.train_config.offload == "none":
             return
-        device = self._device if who == "reference" else torch.device("cpu")
+        device = self._device if which == "reference" else torch.device("cpu")
         if self.reference.device != device:
             self.reference.to(device)

@@ -17,7 +17,7 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.distillation import Compared, Told, distillation_loss
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import deal, padded_ids
+from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.train.teachers import Reading, Teacher
 from verizero.pipeline.types import StepMetrics
 
@@ -76,7 +76,7 @@ def distill_update(
             each, logprobs = (spread(x, reading.where) for x in (compared.divergence, compared.logprobs))
             backend.backward(distillation_loss(each, logprobs, reading.where, objective.discount, total))
             stats[number] += _sums(compared)
-    stats = backend.ranks.data.all_reduce(stats)
+    stats = backend.ranks.row_ranks.all_reduce(stats)
     loss = float(stats[:, 0].sum()) / total
     if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
@@ -105,9 +105,9 @@ def _with_teacher(
 
     All ranks have as many; the last may be idle, a row of which nothing trains.
     """
-    ranks = backend.ranks.data
+    ranks = backend.ranks.row_ranks
     widths = [padded_width(r.longest, backend.model.device) for r in rows]
-    pieces, num_idle = deal(widths, settings.micro_batch_tokens, ranks.rank, ranks.size)
+    pieces, num_idle = rank_micro_batches(widths, settings.micro_batch_tokens, ranks.rank, ranks.size)
     pieces += [[]] * num_idle
     spare = min(rows, key=lambda r: r.longest)
 

@@ -25,12 +25,12 @@ from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
 from verizero.pipeline.models.unloaded import weights_of
 from verizero.pipeline.models.written import Streamed
-from verizero.pipeline.train.backend import Backend, CriticBackend, T, Who, compiling_of, require_written_by
-from verizero.pipeline.train.checkpoint import Rest
-from verizero.pipeline.train.critic import TorchCritic, Within
+from verizero.pipeline.train.backend import Backend, CriticBackend, T, WhichModel, compiling_of, require_written_by
+from verizero.pipeline.train.checkpoint import FinishWriting
+from verizero.pipeline.train.critic import ShardedPolicyAccess, TorchCritic
 from verizero.pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
+from verizero.pipeline.train.fsdp_offload import OffloadedShards
 from verizero.pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
-from verizero.pipeline.train.fsdp_waiting import Waiting
 from verizero.pipeline.train.optimizer import schedule
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.reference import as_base
@@ -91,14 +91,14 @@ class FsdpBackend(Backend):
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a critic that has learned nothing, divided like the policy unless it shares the policy's backbone."""
         if shared:
-            self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._within())
+            self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._policy_access())
         else:
             self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, total_steps)
 
-    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+    def compute(self, function: Callable[[Any], T], which: WhichModel = "policy") -> T:
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
-        shards = self.reference if who == "reference" and isinstance(self.reference, FsdpShards) else self.sharded
-        with nullcontext() if who == "policy" else as_base(self.reference):
+        shards = self.reference if which == "reference" and isinstance(self.reference, FsdpShards) else self.sharded
+        with nullcontext() if which == "policy" else as_base(self.reference):
             result: T = shards.run(function)
         return result
 
@@ -153,7 +153,7 @@ class FsdpBackend(Backend):
             model.load(folder)
         return model
 
-    def refresh_module(self) -> None:
+    def update_engine_module(self) -> None:
         """Gather the weights of the whole copy, if one is kept."""
         if self._keeps_whole:
             self.whole_model()
@@ -183,29 +183,32 @@ class FsdpBackend(Backend):
             self._whole_is_fresh = True
         return self._whole
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> Rest | None:
-        """Write the model as a Hugging Face folder, and the shards of all that is trained, each rank its own."""
+    def save(
+        self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False
+    ) -> FinishWriting | None:
+        """Write the model as a Hugging Face folder, and all shards, each rank its own."""
         save_model(self.whole_model(only_first=True), folder / "model")
         if self.adapted is not None:
             self.adapted.save(folder, self.ranks.is_first, whole)
         if in_background and self._writers is None:
             self._writers = own_group()
         with self._reference_present():
-            rest = write_tensors(self._tensors(), folder / SHARDS, self._writers if in_background else None)
+            group = self._writers if in_background else None
+            finish_writing = write_tensors(self._tensors(), folder / SHARDS, group)
         if not self.ranks.is_first:
-            return rest
+            return finish_writing
         state: dict[str, Any] = {
             "num_updates": self.num_updates,
             "total_steps": self.total_steps,
             "config": None if self.config is None else self.config.model_dump(),
             "has_reference": isinstance(self.reference, FsdpShards),
             "reference_is_base": isinstance(self.reference, Adapted),
-            "critic": self.critic.note() if isinstance(self.critic, FsdpCritic) else None,
+            "critic": self.critic.metadata() if isinstance(self.critic, FsdpCritic) else None,
         }
         (folder / STATE).write_text(json.dumps(state))
         if isinstance(self.critic, TorchCritic):
             torch.save(self.critic.state_dict(), folder / "critic.pt")
-        return rest
+        return finish_writing
 
     def load(self, folder: Path) -> None:
         """Restore all that `save` wrote; any number of ranks may have written it.
@@ -237,7 +240,7 @@ class FsdpBackend(Backend):
             self.critic.sharded.set_step(self.critic.num_updates)
         if (folder / "critic.pt").exists():
             saved = torch.load(folder / "critic.pt", map_location=self.device, weights_only=True)
-            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, self._within())
+            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, self._policy_access())
         self._whole_is_fresh = False
 
     def _tensors(self) -> dict[str, Any]:
@@ -253,9 +256,9 @@ class FsdpBackend(Backend):
     def _offloads(self) -> bool:
         return self.train_config.offload != "none"
 
-    def _within(self) -> Within:
+    def _policy_access(self) -> ShardedPolicyAccess:
         """Return the means by which a head on the policy's backbone computes and learns."""
-        return Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
+        return ShardedPolicyAccess(self.sharded.run, self.sharded.backward, 1, self.dtype)
 
     def _divided(self, whose: str, model: Any = None) -> FsdpShards:
         """Return a divided module with float32 weights that are not set, of `model` or of the policy's kind."""
@@ -270,7 +273,7 @@ class FsdpBackend(Backend):
         """Return a divided module of the policy's own number type that takes no gradient."""
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
         compile_blocks(module, self.compiling)
-        kind = Waiting if self._offloads else FsdpShards
+        kind = OffloadedShards if self._offloads else FsdpShards
         return kind(module, "reference", self.ranks, None, self.device, False)
 
     def _reference_present(self) -> AbstractContextManager[None]:

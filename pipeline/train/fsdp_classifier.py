@@ -17,9 +17,9 @@ from verizero.pipeline.models.saved_names import as_saved, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
 from verizero.pipeline.models.unloaded import on_meta
 from verizero.pipeline.models.written import Streamed
-from verizero.pipeline.train.critic import DividedCritic, without_critic
+from verizero.pipeline.train.critic import DividedCritic, no_critic_message
 from verizero.pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
-from verizero.pipeline.train.reward_model import NORM, RewardModel, without_reward_model
+from verizero.pipeline.train.reward_model import NORM, RewardModel, no_reward_model_message
 
 Divide = Callable[[str, Any], FsdpShards]
 """Divides a model on `meta`; the first argument begins messages about its gradient."""
@@ -55,7 +55,7 @@ class FsdpCritic(DividedCritic[FsdpShards]):
         self, policy: FsdpShards, divide: Divide, fill: Fill, optimizer: OptimizerConfig, total_steps: int
     ) -> None:
         """Raises: ConfigError if transformers has no token classifier of this architecture."""
-        model = on_blocks(policy, "TokenClassification", without_critic(policy.model))
+        model = on_blocks(policy, "TokenClassification", no_critic_message(policy.model))
         super().__init__(divide("critic's gradient norm", model), policy.ranks, optimizer, total_steps)
         begin(self.sharded, fill)
         self.sharded.restart(optimizer)
@@ -77,7 +77,7 @@ class FsdpRewardModel(RewardModel):
 
         Raises: ConfigError if transformers has no sequence classifier of this architecture.
         """
-        model = on_blocks(policy, "SequenceClassification", without_reward_model(policy.model))
+        model = on_blocks(policy, "SequenceClassification", no_reward_model_message(policy.model))
         self.dtype = dtype
         self.ranks = policy.ranks
         self._empty = without_memory(model)

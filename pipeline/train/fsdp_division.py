@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verizero.pipeline.train.computing import Computing
+from verizero.pipeline.train.any_forward import AnyForward
 from verizero.pipeline.train.ranks import Ranks, collectives
 
 PARTS = 4
@@ -54,7 +54,7 @@ def divided(
     mesh = mesh_of(ranks, device)
     # Inputs are in the right type already: a policy in half precision makes them so.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    shell = Computing(model)
+    shell = AnyForward(model)
     is_empty = any(p.device.type == "meta" for p in model.parameters())
     for block in [*_blocks(model), *_untied(model), shell]:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)

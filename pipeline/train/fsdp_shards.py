@@ -20,11 +20,11 @@ from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import CheckpointError, boundary
 from verizero.pipeline.models.saved_names import pieces
 from verizero.pipeline.models.unloaded import Files, weights_of
-from verizero.pipeline.train.checkpoint import Rest
+from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.fsdp_division import divided, gather, mesh_of, own_rows
 from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
-from verizero.pipeline.train.ranks import Ranks, answered
+from verizero.pipeline.train.ranks import Ranks, collective_errors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -67,12 +67,12 @@ class FsdpShards:
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
         """Return compute(model), called where the weights outside blocks are whole; blocks put theirs together."""
-        with _answered_amid():
+        with _collective_errors_amid():
             return self.shell(compute)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient, added over ranks: a loss here is a rank's share of a sum."""
-        with _answered_amid(), fixed_order():
+        with _collective_errors_amid(), fixed_order():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def restart(self, optimizer: OptimizerConfig) -> None:
@@ -119,7 +119,7 @@ class FsdpShards:
 
         def block(names: Sequence[str]) -> dict[str, Tensor]:
             # A reader may be in inference mode, whose tensors could not be trained with afterwards.
-            with torch.inference_mode(False), torch.no_grad(), answered():
+            with torch.inference_mode(False), torch.no_grad(), collective_errors():
                 return {name: _put_together(own[name], dtype or own[name].dtype) for name in names}
 
         return map(block, pieces(own))  # unlike a generator's variable, it holds no block while the next one comes
@@ -212,24 +212,24 @@ class FsdpShards:
 
 
 @contextmanager
-def _answered_amid() -> Iterator[None]:
+def _collective_errors_amid() -> Iterator[None]:
     """Turn the failure of a collective amid a computation into a RunError; other errors stay as they are."""
     try:
         yield
     except RuntimeError as exc:
         if isinstance(exc, dist.DistError) or "gloo" in str(exc).lower():
-            with answered():
+            with collective_errors():
                 raise
         raise
 
 
 def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:
     """Return a context with divided tensors put together; every rank must enter it."""
-    with torch.no_grad(), answered():
+    with torch.no_grad(), collective_errors():
         return nullcontext(tuple(_put_together(p, p.dtype) for p in parameters))
 
 
-def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -> Rest | None:
+def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -> FinishWriting | None:
     """Write shards into `folder`, each rank its own; every rank must call it, and the folder must be seen by all.
 
     With a `group` of these ranks that nothing else uses, a thread writes a copy of them. Return what waits for its end.
@@ -237,18 +237,18 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
     from torch.distributed.checkpoint import state_dict_saver
 
     if group is None:
-        with answered(), _own_errors():
+        with collective_errors(), _own_errors():
             state_dict_saver.save(dict(tensors), checkpoint_id=folder)
         return None
-    with answered():
+    with collective_errors():
         written = state_dict_saver.async_save(dict(tensors), checkpoint_id=folder, process_group=group)
     assert isinstance(written, Future)
 
-    def rest() -> None:
-        with answered(), _own_errors():
+    def finish_writing() -> None:
+        with collective_errors(), _own_errors():
             written.result()
 
-    return rest
+    return finish_writing
 
 
 @contextmanager
@@ -272,7 +272,7 @@ def read_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
     """Fill shards from `folder`, which any number of ranks may have written. Raises: CheckpointError if they differ."""
     from torch.distributed.checkpoint import state_dict_loader
 
-    with boundary(CheckpointError, f"{folder} does not fit the model"), answered():
+    with boundary(CheckpointError, f"{folder} does not fit the model"), collective_errors():
         state_dict_loader.load(dict(tensors), checkpoint_id=folder)
 
 

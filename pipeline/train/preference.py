@@ -15,8 +15,8 @@ from torch import Tensor
 from verizero.pipeline.errors import DataError, NonFiniteError
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
-from verizero.pipeline.train.backend import Backend, Who
-from verizero.pipeline.train.collate import deal, padded_ids
+from verizero.pipeline.train.backend import Backend, WhichModel
+from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
@@ -92,16 +92,18 @@ def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
 
 
 @torch.no_grad()
-def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, settings: PreferenceSettings) -> Tensor:
-    """Return [rows, 2] summed log-probs of chosen and rejected, on the CPU, computed by all ranks together."""
+def side_logprobs(
+    backend: Backend, rows: Sequence[PreferenceRow], which: WhichModel, settings: PreferenceSettings
+) -> Tensor:
+    """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows."""
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
     for piece in _pieces(backend, rows, settings):
-        sums, _ = _summed(backend, rows, piece, who, settings)
+        sums, _ = _summed(backend, rows, piece, which, settings)
         if piece:
             for (row, side), value in zip(_places(rows, piece), sums.tolist(), strict=True):
                 out[row, side] = value
     # Each rank has 0 in the places of the others. Absent sides are marked after the sum, which NaN would survive.
-    out = backend.ranks.data.all_reduce(out)
+    out = backend.ranks.row_ranks.all_reduce(out)
     there = torch.tensor([[s is not None for s in r.sides] for r in rows])
     return torch.where(there, out, torch.full_like(out, ABSENT))
 
@@ -133,7 +135,7 @@ def preference_update(
         share = losses.values.sum() / total
         backend.backward(share)
         seen.add(losses, sides, params.from_labels)
-    stats = backend.ranks.data.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
+    stats = backend.ranks.row_ranks.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
     mean = stats[0] / total
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
@@ -195,7 +197,9 @@ def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: Preferenc
     """Yield this rank's micro-batches, both sides of a pair in one. All ranks have as many; the last may be idle."""
     # Both sides are padded to the longer one.
     sizes = [r.num_sides * padded_width(r.longest, backend.model.device) for r in rows]
-    pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.data.rank, backend.ranks.data.size)
+    pieces, num_idle = rank_micro_batches(
+        sizes, settings.micro_batch_tokens, backend.ranks.row_ranks.rank, backend.ranks.row_ranks.size
+    )
     yield from (*pieces, *([[]] * num_idle))
 
 
@@ -205,7 +209,11 @@ def _places(rows: Sequence[PreferenceRow], piece: Sequence[int]) -> list[tuple[i
 
 
 def _summed(
-    backend: Backend, rows: Sequence[PreferenceRow], piece: Sequence[int], who: Who, settings: PreferenceSettings
+    backend: Backend,
+    rows: Sequence[PreferenceRow],
+    piece: Sequence[int],
+    which: WhichModel,
+    settings: PreferenceSettings,
 ) -> tuple[Tensor, Tensor]:
     """Return summed log-probs [N] and lengths [N] of the sequences at `_places`.
 
@@ -220,7 +228,7 @@ def _summed(
     where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
     for k, (prompt, response) in enumerate(texts):
         where[k, len(prompt) : len(prompt) + len(response)] = True
-    logprobs, _ = backend.logprobs(ids, where, settings.temperature, who, False)
+    logprobs, _ = backend.logprobs(ids, where, settings.temperature, which, False)
     sums = logprobs.sum(1)
     return sums, where.sum(1).to(sums.dtype)
 

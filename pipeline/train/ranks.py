@@ -43,7 +43,7 @@ class Ranks:
     """One rank of each such set; None if every rank holds whole sequences."""
 
     @property
-    def data(self) -> Ranks:
+    def row_ranks(self) -> Ranks:
         """The ranks among which rows are divided: all, or one of each set that holds sequences together."""
         return self.columns or self
 
@@ -56,7 +56,7 @@ class Ranks:
         """Return the sum over all ranks; with one rank the values themselves."""
         if self.size > 1:
             values = values.clone()  # the collective works in place
-            with answered():
+            with collective_errors():
                 dist.all_reduce(values, group=self.group)
         return values
 
@@ -69,7 +69,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with answered():
+        with collective_errors():
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -83,7 +83,7 @@ class Ranks:
         data = [b"" if rank == self.rank else pickle.dumps(value) for rank, value in enumerate(values)]
         sizes = torch.tensor([len(d) for d in data])
         theirs = torch.empty_like(sizes)
-        with answered():
+        with collective_errors():
             dist.all_to_all_single(theirs, sizes, group=self.group)
             received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
             sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
@@ -91,12 +91,12 @@ class Ranks:
         parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
         return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
 
-    def agree(self, decide: Callable[[], T]) -> T:
+    def decide_on_first(self, decide: Callable[[], T]) -> T:
         """Return the result of `decide` on rank 0, which alone calls it."""
         if self.size == 1:
             return decide()
         box: list[Any] = [decide() if self.is_first else None]
-        with answered():
+        with collective_errors():
             dist.broadcast_object_list(box, src=0)
         value: T = box[0]
         return value
@@ -111,7 +111,7 @@ class Ranks:
     def barrier(self) -> None:
         """Return once all ranks have called it."""
         if self.size > 1:
-            with answered():
+            with collective_errors():
                 dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -134,15 +134,15 @@ ALONE = Ranks()
 
 
 @contextmanager
-def answered() -> Iterator[None]:
+def collective_errors() -> Iterator[None]:
     """Turn the failure of a collective into a RunError: torch's own message names a socket and no remedy."""
     try:
         yield
     except RuntimeError as exc:
         raise RunError(
-            f"rank {told_ranks().rank} gets no answer from the others ({exc}): one of them ended, or the network is "
-            "down. See the other ranks' logs, and check the network between the hosts; the same command continues "
-            "from the last checkpoint"
+            f"rank {ranks_of_environment().rank} gets no answer from the others ({exc}): one of them ended, or the "
+            "network is down. See the other ranks' logs, and check the network between the hosts; the same command "
+            "continues from the last checkpoint"
         ) from exc
 
 
@@ -172,13 +172,13 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
 
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    with answered():
+    with collective_errors():
         dist.all_reduce(flat)
     for t, piece in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         t.copy_(piece.view_as(t))
 
 
-def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+def ranks_of_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
     """Return this process's rank out of RANK and WORLD_SIZE, which launchers set; a single rank without them.
 
     Raises: RunError for a place outside the group.
@@ -195,7 +195,7 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
     On GPUs LOCAL_RANK is set to the number of this rank's GPU, and that GPU is the current one. A collective that takes
     longer than `timeout_s` fails. Raises: RunError if the ranks do not meet, or do not know their GPUs.
     """
-    ranks = told_ranks()
+    ranks = ranks_of_environment()
     if ranks.size == 1 or dist.is_initialized():
         return ranks
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]

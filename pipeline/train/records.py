@@ -1,7 +1,7 @@
-"""Records of sampling (kept sets, routes of experts): hundreds of bytes a token, so all ranks do not get them all.
+"""Send records of sampling (kept sets, routes of experts) only to the ranks that train on them.
 
-Every rank has the tokens of all responses. Their records stay with the rank that sampled them, until it is known which
-rank trains on a row: then each rank gets those of its own rows.
+Every rank has the tokens of all responses. The records have hundreds of bytes a token, so they stay with the rank that
+sampled a response until the rows are divided among ranks; then each rank gets the records of its own rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from verizero.pipeline.rows import rows
-from verizero.pipeline.train.collate import Place, owners, placed_rows
+from verizero.pipeline.train.collate import MemberIndex, members_of_rows, rows_of_ranks
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Group, KeptTokens, PromptOf, Rollout, Turn
 
 
 def without_records(group: Group, rank: int) -> Group:
-    """Return the group as the ranks other than `rank` get it, which sampled it; of kept sets they get the sizes."""
+    """Strip the records from a group that `rank` sampled, to send it to the other ranks; sizes of kept sets stay."""
     return replace(group, members=tuple(replace(m, rollout=_without_records(m.rollout, rank)) for m in group.members))
 
 
@@ -28,45 +28,49 @@ def with_own_records(
     steps: Iterable[Sequence[int]],
     prompts: Sequence[PromptOf] | None = None,
 ) -> list[Group]:
-    """Return the groups in which this rank has the records of all rows that it trains on. Every rank must call this.
+    """Return the groups, on each rank with the records of all rows that it trains on. Every rank must call this.
 
-    `lengths`: of all rows (`row_lengths`), padded as `deal` gets them, and `prompts` as it gets them; `steps`: the rows
-    of everything that is dealt over ranks.
+    `lengths`, `prompts`: of all rows, as `rank_micro_batches` gets them. `steps`: the rows of each optimiser step, and
+    of each forward over the whole batch.
     """
-    place_of = [place for place, _ in placed_rows(groups)]
-    takers: list[set[Place]] = [set() for _ in range(ranks.data.size)]
+    member_of_row = [member for member, _ in members_of_rows(groups)]
+    size = ranks.row_ranks.size
+    members_of_ranks: list[set[MemberIndex]] = [set() for _ in range(size)]
     for step in steps:
-        shared = None if prompts is None else [prompts[i] for i in step]
-        for taker, own in zip(takers, owners([lengths[i] for i in step], ranks.data.size, shared), strict=True):
-            taker.update(place_of[step[k]] for k in own)
-    # Neighbours hold each sequence together, so they train on the same rows.
-    together = ranks.size // ranks.data.size
-    return moved(ranks, groups, [takers[rank // together] for rank in range(ranks.size)])
+        prompts_of_step = None if prompts is None else [prompts[i] for i in step]
+        divided = rows_of_ranks([lengths[i] for i in step], size, prompts_of_step)
+        for members, rows_of_rank in zip(members_of_ranks, divided, strict=True):
+            members.update(member_of_row[step[k]] for k in rows_of_rank)
+    # Ranks that share sequences are neighbours, and train on the same rows.
+    num_sharing = ranks.size // size
+    return exchanged_records(ranks, groups, [members_of_ranks[rank // num_sharing] for rank in range(ranks.size)])
 
 
 def with_records_on_first(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
     """Return the groups, on rank 0 with all records. Every rank must call this."""
-    everything = {(g, m) for g, group in enumerate(groups) for m in range(len(group.members))}
-    return moved(ranks, groups, [everything, *(set[Place]() for _ in range(ranks.size - 1))])
+    all_members = {(g, m) for g, group in enumerate(groups) for m in range(len(group.members))}
+    return exchanged_records(ranks, groups, [all_members, *(set[MemberIndex]() for _ in range(ranks.size - 1))])
 
 
-def moved(ranks: Ranks, groups: Sequence[Group], wanted: Sequence[AbstractSet[Place]]) -> list[Group]:
-    """Return the groups in which this rank has the records that it wants, and those that it had.
+def exchanged_records(
+    ranks: Ranks, groups: Sequence[Group], members_of_ranks: Sequence[AbstractSet[MemberIndex]]
+) -> list[Group]:
+    """Return the groups, on each rank with the records of its members, besides those that it had.
 
-    `wanted`: the places that each rank wants, by rank; all ranks must call this with the same ones.
+    `members_of_ranks`: the members whose records each rank gets; all ranks must call this with the same ones.
     """
-    rollouts = {(g, m): y.rollout for g, x in enumerate(groups) for m, y in enumerate(x.members)}
-    recorded = {place: r for place, r in rollouts.items() if has_records(r)}
-    if ranks.size == 1 or not recorded:  # of the same responses on all ranks
+    rollouts = {(g, m): member.rollout for g, group in enumerate(groups) for m, member in enumerate(group.members)}
+    if ranks.size == 1 or not any(map(has_records, rollouts.values())):  # the same answer on all ranks
         return list(groups)
-    own = {place: r for place, r in recorded.items() if r.recorded_by is None}
-    arrived: dict[Place, Rollout] = {}
-    for part in ranks.exchange([{p: r for p, r in own.items() if p in wanted[rank]} for rank in range(ranks.size)]):
-        arrived |= part
-    arrived |= own
+    complete = {index: r for index, r in rollouts.items() if has_records(r) and r.recorded_by is None}
+    sent = [{i: r for i, r in complete.items() if i in members_of_ranks[rank]} for rank in range(ranks.size)]
+    received: dict[MemberIndex, Rollout] = {}
+    for of_rank in ranks.exchange(sent):
+        received |= of_rank
+    rollouts |= received | complete
     return [
-        replace(x, members=tuple(replace(y, rollout=arrived.get((g, m), y.rollout)) for m, y in enumerate(x.members)))
-        for g, x in enumerate(groups)
+        replace(group, members=tuple(replace(x, rollout=rollouts[g, m]) for m, x in enumerate(group.members)))
+        for g, group in enumerate(groups)
     ]
 
 
@@ -82,13 +86,13 @@ def _without_records(rollout: Rollout, rank: int) -> Rollout:
         return rollout
     episode = rollout.episode
     if episode is not None:
-        episode = replace(episode, rows=tuple(tuple(map(_bare, row)) for row in episode.rows))
-    return replace(rollout, kept=_sizes(rollout.kept), routing=None, episode=episode, recorded_by=rank)
+        episode = replace(episode, rows=tuple(tuple(map(_turn_without_records, row)) for row in episode.rows))
+    return replace(rollout, kept=_only_sizes(rollout.kept), routing=None, episode=episode, recorded_by=rank)
 
 
-def _bare(turn: Turn) -> Turn:
-    return replace(turn, kept=_sizes(turn.kept), routing=None)
+def _turn_without_records(turn: Turn) -> Turn:
+    return replace(turn, kept=_only_sizes(turn.kept), routing=None)
 
 
-def _sizes(kept: KeptTokens | None) -> KeptTokens | None:
+def _only_sizes(kept: KeptTokens | None) -> KeptTokens | None:
     return None if kept is None else replace(kept, ids=b"")

@@ -192,10 +192,10 @@ def classifier_of(policy: Any) -> Any:
 
     Raises: ConfigError if transformers has no sequence classifier of this architecture.
     """
-    return with_scalar_head(policy, "SequenceClassification", without_reward_model(policy))
+    return with_scalar_head(policy, "SequenceClassification", no_reward_model_message(policy))
 
 
-def without_reward_model(policy: Any) -> str:
+def no_reward_model_message(policy: Any) -> str:
     """Return the beginning of the message for a policy that has no sequence classifier."""
     what = f"a reward model of model type {policy.config.model_type!r}"
     return f"{what} (use a policy that has a sequence classifier)"

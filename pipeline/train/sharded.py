@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
-from verizero.pipeline.train.computing import Computing
+from verizero.pipeline.train.any_forward import AnyForward
 from verizero.pipeline.train.deepspeed_internals import (
     forbid_shared_memory,
     forget_gradients,
@@ -43,7 +43,7 @@ class Sharded:
         self.whose = whose
         self.ranks = ranks
         self.has_sharded_weights = config.zero == 3
-        self.engine = _engine(Computing(model), optimizer, config)
+        self.engine = _engine(AnyForward(model), optimizer, config)
         self._is_bad: Tensor | None = None  # stays on the device: no gradient waits for the CPU
 
     @property

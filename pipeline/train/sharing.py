@@ -15,7 +15,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import row_lengths
 from verizero.pipeline.types import Group, PromptOf
 
-MIN_SPARED, MIN_SPARED_ON_GPU = 0.1, 0.25
+MIN_SHARED_SHARE, MIN_SHARED_SHARE_ON_GPU = 0.1, 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too.
 
 Measured on one thread of a CPU with a model of 0.8M parameters, as seconds of an update with prompts computed once,
@@ -34,14 +34,14 @@ def packed_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> t
     Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
     packs = packs_rows(backend)
-    alone = alone_of(row_lengths(groups)[0]) if packs else None
+    alone = unshared_prompts(row_lengths(groups)[0]) if packs else None
     # A part of a sequence has no place for two responses. In padded updates a critic has forwards of its own.
     has_critic = parts.critic is not None and not packs
     if not backend.train_config.share_prompts or has_critic or backend.ranks.pieces is not None:
         return alone
-    prompts = row_prompts(groups)
-    least = MIN_SPARED if backend.model.device.type == "cpu" else MIN_SPARED_ON_GPU
-    if prompts is None or share_spared(prompts) < least:
+    prompts = prompts_of_rows(groups)
+    least = MIN_SHARED_SHARE if backend.model.device.type == "cpu" else MIN_SHARED_SHARE_ON_GPU
+    if prompts is None or shared_share(prompts) < least:
         return alone
     return prompts if packs or _can_pack(backend) else None
 
@@ -72,12 +72,12 @@ def _can_pack(backend: Backend) -> bool:
     return num_experts(backend.model.config) is None and backend.can_pack()
 
 
-def alone_of(lengths: Sequence[int]) -> tuple[PromptOf, ...]:
+def unshared_prompts(lengths: Sequence[int]) -> tuple[PromptOf, ...]:
     """Return the prompts of packed rows that share nothing."""
     return tuple(PromptOf(i, 0, tokens) for i, tokens in enumerate(lengths))
 
 
-def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
+def prompts_of_rows(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
     """Return the prompt of each row that `collate` makes of the groups; None if an episode has several turns.
 
     Every rank has the tokens of all prompts, so all return the same.
@@ -95,7 +95,7 @@ def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
     return tuple(prompts)
 
 
-def share_spared(prompts: Sequence[PromptOf]) -> float:
+def shared_share(prompts: Sequence[PromptOf]) -> float:
     """Return the share of all tokens that need not be computed if each prompt is computed once."""
     once = sum({p.number: p.tokens for p in prompts}.values())
     total = sum(p.row_tokens for p in prompts)

@@ -1,4 +1,4 @@
-"""The update: groups to one or several optimiser steps, with their metrics."""
+"""The update of RL: train on groups by one or several optimiser steps, and return their metrics."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError, NonFiniteError
 from verizero.pipeline.rl.episodes import num_forked
-from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
+from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss, summarize
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import Micro
-from verizero.pipeline.train.critic import learn
+from verizero.pipeline.train.critic import value_gradient
 from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
 from verizero.pipeline.train.replay import replay_at
 from verizero.pipeline.train.sharing import packs_rows
 from verizero.pipeline.train.texts import text_gradient
-from verizero.pipeline.types import Group, StepMetrics, TrainBatch
+from verizero.pipeline.types import Group, StepMetrics
 
 
 def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> StepMetrics:
-    """Train on `groups`, and return the metrics of the updates, averaged.
+    """Train on `groups`, and return the metrics of the optimiser steps, averaged.
 
     Advantages, old and reference log-probs are computed once for the whole batch; then each minibatch is one optimiser
     step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank gets
-    all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
+    all groups: ranks divide the rows for what needs the model, and each computes the rest itself.
 
     A loss or gradient that is not finite refuses its optimiser step and ends the batch; the steps on earlier
     minibatches stay, and `updates/refused` counts the refusal.
@@ -38,31 +38,31 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     Raises: NonFiniteError if the first optimiser step was refused, so that nothing changed.
     """
     prepared = prepare(backend, parts, groups, settings)
-    batch, before = prepared.batch, prepared.before
-    seen: list[StepMetrics] = []
-    refused = 0.0
+    batch, stale = prepared.batch, prepared.start.stale
+    metrics_of_steps: list[StepMetrics] = []
+    num_refused = 0.0
     for number, rows in enumerate(minibatches(parts.updates, batch.group_ids.tolist(), settings.seed, settings.step)):
         try:
-            metrics = _one_update(backend, parts, prepared, rows, settings, number)
+            metrics = _optimizer_step(backend, parts, prepared, rows, settings, number)
         except NonFiniteError:
-            if not seen:
+            if not metrics_of_steps:
                 raise
-            refused = 1.0
+            num_refused = 1.0
             break
-        seen.append(metrics)
-        # Measured in the minibatch's own forward, so its step is taken already; the next ones are not.
+        metrics_of_steps.append(metrics)
+        # Measured in this minibatch's forward, whose step is taken already: only the next steps are left out.
         if parts.updates.max_kl is not None and metrics.get("policy_kl/k3", 0.0) > parts.updates.max_kl:
             break
     metrics = {
         **prepared.advantages.stats,
-        **_averaged(seen),
-        "updates": float(len(seen)),
-        "updates/refused": refused,
+        **_averaged(metrics_of_steps),
+        "updates": float(len(metrics_of_steps)),
+        "updates/refused": num_refused,
         "rows": float(prepared.num_responses),
     }
-    if before.stale is not None:
-        late = before.stale if prepared.shares is None else before.stale & prepared.shares.counts
-        metrics["rows/off_policy"] = float(late.sum())
+    if stale is not None:
+        stale_responses = stale if prepared.shares is None else stale & prepared.shares.counts
+        metrics["rows/off_policy"] = float(stale_responses.sum())
     if batch.episode_ids is not None:
         metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
     if parts.kl.where != "none":
@@ -71,35 +71,36 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     return metrics
 
 
-def _averaged(updates: Sequence[StepMetrics]) -> StepMetrics:
-    """Return the mean of each metric over the updates that observed it; a minibatch may have no stale row."""
-    values = {name: [m[name] for m in updates if name in m] for name in dict.fromkeys(n for m in updates for n in m)}
-    return {name: sum(observed) / len(observed) for name, observed in values.items()}
+def _averaged(metrics_of_steps: Sequence[StepMetrics]) -> StepMetrics:
+    """Return the mean of each metric over the optimiser steps that have it; a minibatch may have no stale row."""
+    names = dict.fromkeys(name for metrics in metrics_of_steps for name in metrics)
+    values = {name: [metrics[name] for metrics in metrics_of_steps if name in metrics] for name in names}
+    return {name: sum(x) / len(x) for name, x in values.items()}
 
 
-def _one_update(
+def _optimizer_step(
     backend: Backend, parts: Parts, prepared: Prepared, rows: list[int], settings: Settings, number: int
 ) -> StepMetrics:
-    """Take one optimiser step of the policy, and one of the critic if there is one; in its warm-up the latter only."""
-    micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.data)
-    warming = parts.critic is not None and settings.step < parts.critic.warmup_steps
+    """Take one optimiser step of policy and critic on a minibatch; while the critic warms up, of the critic only."""
+    micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.row_ranks)
+    is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
     metrics: StepMetrics = {}
     try:
-        if not warming:
+        if not is_warming_up:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)
-            metrics |= _text_gradient(backend, parts, number, settings)
+            metrics |= _ptx_gradient(backend, parts, number, settings)
         if parts.critic is not None:
             metrics |= _critic_gradient(backend, parts, prepared, micros)
-            metrics["critic/warming_up"] = float(warming)
-        # All gradients are finite from here on, or none of the two optimisers steps.
-        if not warming:
+            metrics["critic/warming_up"] = float(is_warming_up)
+        # The critic's gradient is finite here. `step` raises before it changes anything if the policy's is not.
+        if not is_warming_up:
             metrics |= backend.step()
     except NonFiniteError:
         backend.discard()
         raise
     if backend.critic is not None and parts.critic is not None:
         metrics |= backend.critic.step()
-    if warming:  # a shared critic's loss left a gradient in the policy's backbone
+    if is_warming_up:  # a shared critic's loss left a gradient in the policy's backbone
         backend.discard()
     return metrics
 
@@ -107,44 +108,45 @@ def _one_update(
 def _policy_gradient(
     backend: Backend, parts: Parts, prepared: Prepared, micros: Sequence[Micro], settings: Settings, number: int
 ) -> StepMetrics:
-    """Accumulate the gradient of the policy loss of one optimiser step, and return its metrics."""
-    done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
-    before, selection = prepared.before, prepared.selection
-    # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
-    local = torch.stack([_count(parts, prepared, at, m) for at, m, _ in micros]).sum(0)
-    totals = Counts(*backend.ranks.data.all_reduce(local).tolist())
+    """Accumulate the gradient of the policy loss of one optimiser step, and return its metrics.
+
+    `number`: how many optimiser steps were taken on the batch before this one.
+    """
+    share_done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
+    start, selection, ranks = prepared.start, prepared.selection, backend.ranks.row_ranks
+    # Denominators over all micro-batches and ranks, before any backward: the result does not depend on the split.
+    counts_of_rank = torch.stack([_counts(parts, prepared, micro) for micro in micros]).sum(0)
+    totals = Counts(*ranks.all_reduce(counts_of_rank).tolist())
     stats: Tensor | None = None
-    for each in micros:
-        at, micro, targets = each
-        width = micro.input_ids.shape[1]
-        observed = micro.extras.get("observation_mask")
-        where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
-        replay = replay_at(micro.recorded, where)
+    for micro in micros:
+        rows, batch, width = micro.rows, micro.batch, micro.batch.input_ids.shape[1]
+        observed = batch.extras.get("observation_mask")
+        mask = batch.response_mask > 0 if observed is None else (batch.response_mask + observed) > 0
         logprobs, entropy = backend.logprobs(
-            micro.input_ids,
-            where,
+            batch.input_ids,
+            mask,
             settings.temperature,
             "policy",
             True,
-            replay,
-            targets=targets.with_answers(),
+            replay_at(batch.records, mask),
+            targets=micro.targets.with_answers(),
         )
         inputs = LossInputs(
             logprobs=logprobs,
-            advantages=prepared.advantages.advantages[at, :width],
-            response_mask=micro.response_mask,
-            old_logprobs=before.old_for(parts, settings, each, logprobs, done),
-            ref_logprobs=cut_to(before.ref, at, width),
-            rollout_logprobs=micro.rollout_logprobs,
+            advantages=prepared.advantages.advantages[rows, :width],
+            response_mask=batch.response_mask,
+            old_logprobs=start.old_logprobs_of(parts, settings, micro, logprobs, share_done),
+            ref_logprobs=cut_to(start.ref_logprobs, rows, width),
+            rollout_logprobs=batch.rollout_logprobs,
             entropy=entropy,
-            truncated=micro.truncated,
-            high_entropy=cut_to(selection.high_entropy, at, width),
-            selected=cut_to(selection.selected, at, width),
-            right=prepared.right[at],
-            low_moment=cut_to(selection.low_moment, at, width),
-            stale=None if before.stale is None else before.stale[at],
+            truncated=batch.truncated,
+            high_entropy=cut_to(selection.high_entropy, rows, width),
+            selected=cut_to(selection.selected, rows, width),
+            right=prepared.right[rows],
+            low_moment=cut_to(selection.low_moment, rows, width),
+            stale=None if start.stale is None else start.stale[rows],
             mean_weight=prepared.mean_weight,
-            shares=None if prepared.shares is None else prepared.shares.at(at),
+            shares=None if prepared.shares is None else prepared.shares.at(rows),
             observed=observed,
         )
         out = policy_loss(
@@ -158,21 +160,22 @@ def _policy_gradient(
         backend.backward(out.loss)
         stats = out.stats if stats is None else stats + out.stats
     assert stats is not None
-    metrics = summarize(backend.ranks.data.all_reduce(stats), totals)
+    metrics = summarize(ranks.all_reduce(stats), totals)
     loss = metrics["loss/total"]
     if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss is {loss} at step {settings.step}; update refused, lower the learning rate")
     return metrics
 
 
-def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> Tensor:
-    shares = None if prepared.shares is None else prepared.shares.at(at)
-    observed = micro.extras.get("observation_mask")
-    return count(parts, micro.response_mask, micro.truncated, prepared.right[at], shares, observed)
+def _counts(parts: Parts, prepared: Prepared, micro: Micro) -> Tensor:
+    rows, batch = micro.rows, micro.batch
+    shares = None if prepared.shares is None else prepared.shares.at(rows)
+    observed = batch.extras.get("observation_mask")
+    return count_denominators(parts, batch.response_mask, batch.truncated, prepared.right[rows], shares, observed)
 
 
-def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
-    """Accumulate the gradient of the loss of some demonstrations, drawn for each optimiser step; return its metrics."""
+def _ptx_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
+    """Accumulate the gradient of the pretraining loss on demonstrations drawn for this step; return its metrics."""
     coef = parts.terms.ptx_coef
     if coef == 0:
         return {}
@@ -181,18 +184,18 @@ def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settin
             f"ptx_coef is {coef:g} and there are no demonstrations; give data.demonstrations, or set it to 0"
         )
     draw = stream(settings.seed, "ptx", settings.step, number)
-    chosen = [draw.choice(settings.texts) for _ in range(settings.texts_per_update)]
-    seen = text_gradient(backend, chosen, coef, settings.pad_id, settings.micro_batch_tokens, packs_rows(backend))
-    return {"loss/ptx": coef * seen["loss"], "ptx/tokens": seen["tokens"]}
+    texts = [draw.choice(settings.texts) for _ in range(settings.texts_per_update)]
+    metrics = text_gradient(backend, texts, coef, settings.pad_id, settings.micro_batch_tokens, packs_rows(backend))
+    return {"loss/ptx": coef * metrics["loss"], "ptx/tokens": metrics["tokens"]}
 
 
 def _critic_gradient(backend: Backend, parts: Parts, prepared: Prepared, micros: Sequence[Micro]) -> StepMetrics:
     """Accumulate the gradient of the value loss of one optimiser step, require it finite, and return its metrics."""
-    predicted, returns = prepared.predicted, prepared.advantages.returns
+    old_values, returns, ranks = prepared.critic_values, prepared.advantages.returns, backend.ranks.row_ranks
     assert backend.critic is not None
     assert parts.critic is not None
-    assert predicted is not None
+    assert old_values is not None
     assert returns is not None
-    metrics = learn(backend.critic, parts.critic, micros, predicted, returns, backend.ranks.data.all_reduce)
+    metrics = value_gradient(backend.critic, parts.critic, micros, old_values, returns, ranks.all_reduce)
     backend.critic.require_finite()
     return metrics

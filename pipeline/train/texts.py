@@ -15,9 +15,9 @@ from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import deal, padded_ids
-from verizero.pipeline.train.micros import places_of
-from verizero.pipeline.train.sharing import alone_of
+from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
+from verizero.pipeline.train.micros import span_indices
+from verizero.pipeline.train.sharing import unshared_prompts
 
 
 class Row(NamedTuple):
@@ -60,7 +60,7 @@ def text_gradient(
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
         loss += share.detach()
-    mean = float(backend.ranks.data.all_reduce(loss.cpu())[0])
+    mean = float(backend.ranks.row_ranks.all_reduce(loss.cpu())[0])
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss of texts is {mean}; the update was refused, lower the learning rate")
     return {"loss": mean, "tokens": total}
@@ -70,15 +70,15 @@ def _micros(
     backend: Backend, batch: Sequence[Row], pad_id: int, most: int, packs: bool
 ) -> list[tuple[Tensor, Targets]]:
     """Return this rank's micro-batches on the device: int64 [B, T], padded on the right, and the tokens that train."""
-    device, ranks, lengths = backend.model.device, backend.ranks.data, [len(row.ids) for row in batch]
+    device, ranks, lengths = backend.model.device, backend.ranks.row_ranks, [len(row.ids) for row in batch]
     if packs and not backend.can_pack():  # every rank must ask
         raise ConfigError(
             f"packing: model type {backend.model.config.model_type!r} has a head that is more than a product, or its "
             "packed texts would not be what they are alone; set packing: false"
         )
-    prompts = alone_of(lengths) if packs else None
+    prompts = unshared_prompts(lengths) if packs else None
     sizes = lengths if packs else [padded_width(n, device) for n in lengths]
-    pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, prompts)
+    pieces, num_idle = rank_micro_batches(sizes, most, ranks.rank, ranks.size, prompts)
     shortest = min(range(len(batch)), key=lengths.__getitem__)
     made = []
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
@@ -86,6 +86,6 @@ def _micros(
         width = padded_width(max(lengths[i] for i in rows), device)
         ids = padded_ids([batch[i].ids for i in rows], pad_id, width=width)
         runs = None if prompts is None else Runs.of([prompts[i] for i in rows], width, most=most, device=device)
-        made.append((ids, Targets(places_of([batch[i].spans for i in piece], width), runs)))
+        made.append((ids, Targets(span_indices([batch[i].spans for i in piece], width), runs)))
     tensors = moved([x for ids, targets in made for x in (ids, *targets.tensors())], device)
     return [(next(tensors), targets.with_tensors(tensors)) for _, targets in made]

@@ -18,7 +18,7 @@ from verizero.pipeline.models.load import frozen_copy, recompute_activations
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved
-from verizero.pipeline.train.backend import Backend, T, Who, compiling_of, require_written_by
+from verizero.pipeline.train.backend import Backend, T, WhichModel, compiling_of, require_written_by
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
@@ -67,10 +67,10 @@ class TorchBackend(Backend):
         model = None if shared else own_backbone(self.whole_model())
         self.critic = TorchCritic(self.model, model, optimizer, total_steps, self.ranks)
 
-    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+    def compute(self, function: Callable[[Any], T], which: WhichModel = "policy") -> T:
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
-        model = self.model if who == "policy" or isinstance(self.reference, Adapted) else self.reference
-        with nullcontext() if who == "policy" else as_base(self.reference):
+        model = self.model if which == "policy" or isinstance(self.reference, Adapted) else self.reference
+        with nullcontext() if which == "policy" else as_base(self.reference):
             return function(model)
 
     def backward(self, loss: Tensor) -> None:
@@ -112,7 +112,7 @@ class TorchBackend(Backend):
         """Continue the stage with other numbers, from the next update on."""
         self.config = optimizer
 
-    def refresh_module(self) -> None:
+    def update_engine_module(self) -> None:
         """Merge adapters that were trained since the last time."""
         self.whole_model()
 

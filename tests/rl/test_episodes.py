@@ -15,7 +15,7 @@ from tests.rl.rewarded import parts_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.rl.episodes import Shares, layout, num_forked, sequences_of, shares_of
-from verizero.pipeline.rl.loss import Counts, count
+from verizero.pipeline.rl.loss import Counts, count_denominators
 
 NAN = float("nan")
 WIDTH = 16
@@ -115,7 +115,9 @@ def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
     parts = load_algorithm("grpo", {"overlong_filter": True})[1]
     for cut in (1, 3):
         counts = [
-            Counts(*count(parts, mask[rows], s.inputs.truncated[rows], None, shares.at(rows)).tolist()).sequences  # type: ignore[index]
+            Counts(
+                *count_denominators(parts, mask[rows], s.inputs.truncated[rows], None, shares.at(rows)).tolist()
+            ).sequences  # type: ignore[index]
             for rows in torch.arange(len(mask)).split(cut)
         ]
         assert sum(counts) == 3  # the other three are truncated

@@ -17,7 +17,7 @@ from verizero.pipeline.rl import catalog
 from verizero.pipeline.rl.advantages import Rewarded
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.rl.explain import explain
-from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss
 from verizero.pipeline.rl.parts import Kl, Part, Parts
 from verizero.pipeline.rl.rules import BY_RECIPE, UNUSUAL, check
 from verizero.pipeline.rl.selection import select_tokens
@@ -186,7 +186,7 @@ def test_one_function_and_one_entry_are_a_part(monkeypatch: pytest.MonkeyPatch) 
     advantages = compute_advantages(parts, batch).advantages
     chosen = select_tokens(parts, advantages=advantages, old_logprobs=old, response_mask=mask)
     inputs = LossInputs(lp, advantages, mask, old, selected=chosen.selected)
-    policy_loss(parts, inputs, Counts(*count(parts, mask).tolist())).loss.backward()
+    policy_loss(parts, inputs, Counts(*count_denominators(parts, mask).tolist())).loss.backward()
     assert lp.grad is not None
     assert lp.grad.tolist() == [[-0.75, -0.25], [0.75, 0.25]]
 

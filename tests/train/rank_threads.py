@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.train.batches import backend_of
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train.collate import deal
+from verizero.pipeline.train.collate import rank_micro_batches
 from verizero.pipeline.train.micros import counted, micros_at
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient
@@ -41,7 +41,7 @@ def two_ranks(parts: Parts, groups: list[Group], settings: Settings) -> tuple[So
         backend = backend_of()
         prepared = prepare(backend, parts, groups, settings)
         sizes = counted(prepared.batch)
-        pieces, _ = deal(sizes, settings.micro_batch_tokens, at, 2)
+        pieces, _ = rank_micro_batches(sizes, settings.micro_batch_tokens, at, 2)
         backend.ranks = SimpleNamespace(data=SimpleNamespace(all_reduce=all_reduce), pieces=None)  # type: ignore[assignment]
         micros = micros_at(prepared.batch, pieces, sizes, settings.micro_batch_tokens)
         metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)

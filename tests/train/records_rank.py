@@ -21,7 +21,7 @@ from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train import prepare
-from verizero.pipeline.train.collate import Place, owners, placed_rows, row_lengths
+from verizero.pipeline.train.collate import MemberIndex, members_of_rows, row_lengths, rows_of_ranks
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from verizero.pipeline.train.records import with_own_records, with_records_on_first, without_records
@@ -156,13 +156,13 @@ def received(ranks: Ranks) -> dict[str, Any]:
     mine = with_own_records(ranks, gathered, lengths, [range(len(lengths))])
     trained_on = counted.bytes - by_gather
     before, after = here(gathered), here(mine)
-    place_of = [place for place, _ in placed_rows(groups)]
+    place_of = [place for place, _ in members_of_rows(groups)]
     return {
         "gathered": by_gather / everything,
         "trained on": trained_on / everything,
         "sampled": before,
         "arrived": sorted(set(after) - set(before)),
-        "wanted": sorted(place_of[i] for i in owners(lengths, ranks.size)[ranks.rank]),
+        "wanted": sorted(place_of[i] for i in rows_of_ranks(lengths, ranks.size)[ranks.rank]),
         "on first": with_records_on_first(ranks, gathered) == groups,
         "nothing": [x == [] for x in ranks.exchange([[] for _ in range(ranks.size)])],
         "empty": ranks.exchange([(ranks.rank, r) for r in range(ranks.size)])
@@ -170,7 +170,7 @@ def received(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def here(groups: Sequence[Group]) -> list[Place]:
+def here(groups: Sequence[Group]) -> list[MemberIndex]:
     """The responses of which this rank has the records."""
     return [(g, m) for g, x in enumerate(groups) for m, y in enumerate(x.members) if y.rollout.recorded_by is None]
 
@@ -189,7 +189,7 @@ def records(ranks: Ranks) -> dict[str, bool]:
         micros_of(wanted, rows, settings.micro_batch_tokens, ranks),
         strict=True,
     )
-    places = None if batch.recorded is None else batch.recorded.places
+    places = None if batch.records is None else batch.records.places
     return {
         "some": places is not None and -1 in places,
         "micros": all(torch.equal(at, theirs) and alike(m, other) for (at, m, _), (theirs, other, _) in pairs),
@@ -205,7 +205,7 @@ def alike(micro: Any, other: Any) -> bool:
     return (
         all(torch.equal(getattr(micro, n), getattr(other, n)) for n in names)
         and all(torch.equal(micro.extras[n], other.extras[n]) for n in other.extras)
-        and all(torch.equal(getattr(micro.recorded, n), getattr(other.recorded, n)) for n in record)
+        and all(torch.equal(getattr(micro.records, n), getattr(other.records, n)) for n in record)
     )
 
 
@@ -215,8 +215,8 @@ def sets(ranks: Ranks) -> dict[str, Any]:
     gathered = gathered_of(ranks, groups)
     lengths, _ = row_lengths(gathered)
     mine = with_own_records(ranks, gathered, lengths, [range(len(lengths))])
-    rows = owners(lengths, ranks.data.size)[ranks.data.rank]
-    places = [placed_rows(groups)[i][0] for i in rows]
+    rows = rows_of_ranks(lengths, ranks.row_ranks.size)[ranks.row_ranks.rank]
+    places = [members_of_rows(groups)[i][0] for i in rows]
     return {"rows": rows, "right": all(mine[g].members[m] == groups[g].members[m] for g, m in places)}
 
 

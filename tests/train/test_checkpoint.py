@@ -18,7 +18,7 @@ from tests.train.checkpoints import FILES, content, edit_manifest, flip, saved, 
 from verizero.pipeline.errors import CheckpointError, RunError
 from verizero.pipeline.files import PARTIAL
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, path_of, require, save
+from verizero.pipeline.train.checkpoint import MANIFEST, FinishWriting, Unusable, damage_of, path_of, require, save
 
 CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
 
@@ -69,8 +69,8 @@ def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
 def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> None:
     two_before(tmp_path)
 
-    def begin(fails: bool) -> Rest:
-        def write(folder: Path) -> Rest:
+    def begin(fails: bool) -> FinishWriting:
+        def write(folder: Path) -> FinishWriting:
             writer(3)(folder)
             (folder / "empty").unlink()
 
@@ -208,9 +208,9 @@ def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
             changed = bytearray(data)
             changed[at] ^= 1 << (at % 8)
             (path / name).write_bytes(changed)
-            assert fault(path) == Refused(path, f"{name} was changed after it was written (SHA-256 differs)")
+            assert damage_of(path) == Unusable(path, f"{name} was changed after it was written (SHA-256 differs)")
         (path / name).write_bytes(data)
-        assert fault(path) is None
+        assert damage_of(path) is None
 
 
 def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "100000001")
     assert newest_whole(tmp_path) == (
         tmp_path / "00000003",
-        [Refused(tmp_path / "9", "it is checkpoint 00000003 under another name")],
+        [Unusable(tmp_path / "9", "it is checkpoint 00000003 under another name")],
     )
 
 

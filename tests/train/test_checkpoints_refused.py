@@ -13,7 +13,7 @@ import pytest
 from tests.train.checkpoints import edit_manifest, flip, saved, writer
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.train.checkpoint import MANIFEST, fault, save
+from verizero.pipeline.train.checkpoint import MANIFEST, damage_of, save
 
 
 def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
@@ -50,7 +50,7 @@ def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp
     with pytest.raises(CheckpointError, match=f"the newest checkpoint in .* cannot be used: 00000003: .*{reason}") as e:
         newest_whole(tmp_path)
     assert re.search(r"make them readable .*out of .* to continue from the older 00000002", str(e.value))
-    bad = fault(tmp_path / "00000003")
+    bad = damage_of(tmp_path / "00000003")
     assert bad is not None
     assert not bad.is_damaged
     (tmp_path / "00000003").rename(tmp_path / "00000003.aside")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.train.batches import groups_of
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.models.widths import ALIKE
-from verizero.pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
+from verizero.pipeline.train.collate import MIN_FILLED_SHARE, collate, micro_batches, padded_ids, rows_of
 from verizero.pipeline.types import Group, Prompt
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -33,7 +33,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengt
     for piece, after in itertools.pairwise(found):  # none ended without a reason
         longest, next_row = lengths[piece[0]], lengths[after[0]]
         no_room = (len(piece) + 1) * longest > budget
-        would_pad = next_row < ALIKE * longest and len(piece) * longest >= FILLED * budget
+        would_pad = next_row < ALIKE * longest and len(piece) * longest >= MIN_FILLED_SHARE * budget
         assert no_room or would_pad
 
 

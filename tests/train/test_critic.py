@@ -15,7 +15,7 @@ from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, distance, g
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, NonFiniteError, RunError
 from verizero.pipeline.train.collate import collate
-from verizero.pipeline.train.critic import TorchCritic, own_backbone, predict
+from verizero.pipeline.train.critic import TorchCritic, critic_values_of, own_backbone
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -68,12 +68,12 @@ def test_values_are_of_the_state_before_each_token(shared: bool, tokens: int) ->
     backend, groups = with_critic(shared), groups_of()
     batch = collate(groups, 0)
     micros = micros_of(batch, list(range(len(batch.rewards))), tokens)
-    found = predict(critic_of(backend), batch, micros, with_final=True)
-    assert found.final is not None
+    found = critic_values_of(critic_of(backend), batch, micros, with_final=True)
+    assert found.final_values is not None
     for i, wanted in enumerate(slow_values(backend, groups)):
         values = found.values[i][batch.response_mask[i] > 0]
         torch.testing.assert_close(values, torch.stack(wanted[:-1]).detach(), rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(found.final[i], wanted[-1].detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.final_values[i], wanted[-1].detach(), rtol=1e-9, atol=1e-12)
         assert float(found.values[i][batch.response_mask[i] == 0].abs().sum()) == 0
 
 

@@ -186,15 +186,15 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name: 
 def test_kept_sets_are_those_of_trained_tokens_alone() -> None:
     groups = apart(groups_of(model_of("qwen2"), Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB)), 0)
     batch = collate(groups, 0)
-    assert batch.recorded is not None
-    assert batch.recorded.kept_sizes is not None
-    assert batch.recorded.kept_ids is not None
-    sizes = batch.recorded.kept_sizes
+    assert batch.records is not None
+    assert batch.records.kept_sizes is not None
+    assert batch.records.kept_ids is not None
+    sizes = batch.records.kept_sizes
     assert bool((sizes[batch.response_mask == 0] == 0).all())
     sets = [t.kept for g in groups for m in g.members for t in m.rollout.turns if t.kept is not None]
     assert sizes[batch.response_mask > 0].tolist() == [n for kept in sets for n in kept.sizes]
     joined = array("i", b"".join(kept.ids for kept in sets))
-    assert batch.recorded.kept_ids.tolist() == list(joined)
+    assert batch.records.kept_ids.tolist() == list(joined)
 
 
 def test_a_replayed_update_does_not_see_the_cut_into_micro_batches() -> None:

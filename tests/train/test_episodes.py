@@ -301,7 +301,7 @@ def test_between_versions_each_token_has_its_own_share() -> None:
     parts = parts_of("grpo", num_minibatches=2, mismatch_prox="loglinear", mismatch_stale="decoupled", kl_coef=0.0)
     batch = collate(groups, 0)
     now = torch.full(batch.response_mask.shape, -1.5, dtype=torch.float64)
-    before = prepare_module.Before(None, None, None, None, None)
+    before = prepare_module.BatchStart(None, None, None, None, None)
     (micro,) = micros_at(batch, [range(len(batch.rewards))], counted(batch), 10_000)
     found = before.old_for(parts, settings_of(parts), micro, now, 0.5)
     assert found is not None

@@ -14,8 +14,8 @@ from tests.train.zero_rank import IN_BFLOAT16, OF_SIZE, begun, steps
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.fsdp_offload import OffloadedShards
 from verizero.pipeline.train.fsdp_shards import _answered_amid
-from verizero.pipeline.train.fsdp_waiting import Waiting
 
 RANK = "tests.train.zero_rank"
 PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
@@ -93,7 +93,7 @@ def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
     backend = begun(FsdpBackend(two_layers(), config))
     shards, reference = backend.sharded, backend.reference
-    assert isinstance(reference, Waiting)
+    assert isinstance(reference, OffloadedShards)
     steps(backend, 0, 1)
     for name, p in shards.model.named_parameters():
         row = shards._rows[name]

@@ -25,8 +25,8 @@ class Counting(TorchBackend):
     forwards: Counter[str]
 
     def logprobs(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
-        who = args[3] if len(args) > 3 else named.get("who", "policy")
-        self.forwards[f"{who}, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
+        which = args[3] if len(args) > 3 else named.get("which", "policy")
+        self.forwards[f"{which}, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
         return super().logprobs(*args, **named)
 
 
@@ -56,7 +56,7 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
     update(backend, parts, groups, settings_of(parts, TOKENS))
     batch = prepare.prepare(begun(parts), parts, groups, settings_of(parts, TOKENS)).batch
     num = len(prepare.micros_of(batch, list(range(16)), TOKENS))
-    return {who: times / num for who, times in backend.forwards.items()}, num
+    return {which: times / num for which, times in backend.forwards.items()}, num
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
 def test_each_forward_is_read(name: str, params: dict[str, Any], wanted: dict[str, float]) -> None:
     found, num = counted(name, **params)
     assert found == wanted
-    assert ("policy, before" in found) == parts_of(name, **params).has_old_pass
+    assert ("policy, before" in found) == parts_of(name, **params).has_old_forward
     assert num > 2
 
 
@@ -98,7 +98,7 @@ def test_minibatches_compare_to_a_pass_before_the_first_of_them(name: str) -> No
     """Two minibatches have more micro-batches than the whole, so the pass before is counted alone."""
     found, _ = counted(name, kl_coef=0.0, num_minibatches=2)
     assert found["policy, before"] == 1
-    assert parts_of(name, kl_coef=0.0, num_minibatches=2).has_old_pass
+    assert parts_of(name, kl_coef=0.0, num_minibatches=2).has_old_forward
     assert found["policy, training"] >= 1
     assert "reference, before" not in found
 
@@ -106,9 +106,9 @@ def test_minibatches_compare_to_a_pass_before_the_first_of_them(name: str) -> No
 def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs, with rows of an older policy: the same metrics and weights, bit for bit."""
     parts = parts_of("grpo", kl_coef=0.05, num_epochs=2)
-    plain, ends = prepare.Before.of, []
+    plain, ends = prepare.BatchStart.of, []
 
-    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> prepare.Before:
+    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> prepare.BatchStart:
         before = plain(backend, parts, batch, settings)
         assert before.first is not None
         old, _ = prepare._logprobs_of(backend, batch, "policy", settings)
@@ -116,7 +116,7 @@ def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pyte
 
     for early in (False, True):
         if early:
-            monkeypatch.setattr(prepare.Before, "of", whole)
+            monkeypatch.setattr(prepare.BatchStart, "of", whole)
         backend = begun(parts)
         metrics = update(backend, parts, stale(groups_of(), 2, 1, 2), settings_of(parts, TOKENS))
         assert metrics["updates"] == 2

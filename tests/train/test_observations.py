@@ -23,7 +23,7 @@ from tests.train.test_episodes import cut_groups, same
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rows import observed_spans, trained_rows
-from verizero.pipeline.train.collate import collate, untrained
+from verizero.pipeline.train.collate import collate, idle_micro_batch
 from verizero.pipeline.train.micros import counted, micros_at, micros_of
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.replay import replay_at
@@ -188,7 +188,7 @@ def test_idle_micro_batches_train_no_observation() -> None:
     batch = collate(episodes_of(), 0, observations=True)
     assert float(batch.extras["observation_mask"].sum()) > 0
     assert float((batch.extras["observation_mask"] * batch.response_mask).sum()) == 0
-    assert float(untrained(batch).extras["observation_mask"].sum()) == 0
+    assert float(idle_micro_batch(batch).extras["observation_mask"].sum()) == 0
     micros = micros_of(batch, [0, 1, 2], 10_000)
     assert [float(m.extras["observation_mask"].sum()) for _, m, _ in micros] == [
         float(batch.extras["observation_mask"][:3].sum())
@@ -206,7 +206,7 @@ def test_records_of_sampling_stay_those_of_sampled_tokens(name: str) -> None:
 
     def at(where: Tensor) -> Tensor:
         with torch.no_grad():
-            return backend.logprobs(batch.input_ids, where, 0.8, replay=replay_at(batch.recorded, where))[0]
+            return backend.logprobs(batch.input_ids, where, 0.8, replay=replay_at(batch.records, where))[0]
 
     both, alone = at(trains | observed), at(observed)
     torch.testing.assert_close(both[trains], at(trains)[trains], rtol=1e-6, atol=1e-6)

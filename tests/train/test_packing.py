@@ -23,11 +23,11 @@ from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train.collate import deal, packed_batches
+from verizero.pipeline.train.collate import packed_batches, rank_micro_batches
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.sharing import alone_of, packs_rows
+from verizero.pipeline.train.sharing import packs_rows, unshared_prompts
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import Group, PromptOf
@@ -190,7 +190,7 @@ def rows(draw: st.DrawFn) -> tuple[list[int], list[PromptOf]]:
 @given(rows(), st.integers(1, 120), st.integers(1, 4))
 def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[PromptOf]], budget: int, size: int) -> None:
     lengths, prompts = drawn
-    hands = [deal(lengths, budget, rank, size, prompts) for rank in range(size)]
+    hands = [rank_micro_batches(lengths, budget, rank, size, prompts) for rank in range(size)]
     assert len({len(own) + idle for own, idle in hands}) == 1
     assert sorted(i for own, _ in hands for piece in own for i in piece) == list(range(len(lengths)))
     for piece in (piece for own, _ in hands for piece in own):
@@ -199,8 +199,8 @@ def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[Prom
 
 
 def test_rows_fill_the_gaps_that_longer_ones_leave() -> None:
-    assert packed_batches([70, 60, 40, 30], alone_of([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
-    assert packed_batches([100], alone_of([100]), 64) == [[0]], "a row that is too long is alone"
+    assert packed_batches([70, 60, 40, 30], unshared_prompts([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
+    assert packed_batches([100], unshared_prompts([100]), 64) == [[0]], "a row that is too long is alone"
     shared = [PromptOf(0, 20, 50), PromptOf(0, 20, 50), PromptOf(1, 0, 45), PromptOf(0, 20, 40)]
     assert packed_batches([50, 50, 45, 40], shared, 100) == [[0, 1, 3], [2]], "a row goes where its prompt is"
 

@@ -11,8 +11,8 @@ from tests.train.batches import groups_of
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.dealing import share_of, sum_of_tallies
 from verizero.pipeline.scoring.score import GradingTally
-from verizero.pipeline.train.collate import collate, deal, micro_batches, untrained
-from verizero.pipeline.train.ranks import ALONE, Ranks, told_ranks
+from verizero.pipeline.train.collate import collate, idle_micro_batch, micro_batches, rank_micro_batches
+from verizero.pipeline.train.ranks import ALONE, Ranks, ranks_of_environment
 from verizero.pipeline.types import Prompt
 
 
@@ -20,7 +20,7 @@ from verizero.pipeline.types import Prompt
 def test_every_row_is_dealt_once_and_all_ranks_have_as_many_micro_batches(
     lengths: list[int], budget: int, size: int
 ) -> None:
-    hands = [deal(lengths, budget, rank, size) for rank in range(size)]
+    hands = [rank_micro_batches(lengths, budget, rank, size) for rank in range(size)]
     assert sorted(i for pieces, _ in hands for piece in pieces for i in piece) == list(range(len(lengths)))
     assert len({len(pieces) + idle for pieces, idle in hands}) == 1
     assert min(idle for _, idle in hands) == 0
@@ -30,12 +30,12 @@ def test_every_row_is_dealt_once_and_all_ranks_have_as_many_micro_batches(
 
 def test_one_rank_has_the_micro_batches_of_a_single_process() -> None:
     lengths = [3, 9, 4, 9, 1, 7]
-    assert deal(lengths, 12, 0, 1) == (micro_batches(lengths, 12), 0)
+    assert rank_micro_batches(lengths, 12, 0, 1) == (micro_batches(lengths, 12), 0)
 
 
 def test_an_idle_micro_batch_trains_on_nothing() -> None:
     batch = collate(groups_of(), 0)
-    idle = untrained(batch)
+    idle = idle_micro_batch(batch)
     assert idle.input_ids.shape[0] == 1
     assert idle.input_ids.shape[1] == int(batch.attention_mask.sum(1).min())
     assert float(idle.response_mask.sum()) == 0
@@ -69,13 +69,13 @@ def test_alone_everything_stays_as_it_is() -> None:
     values = torch.arange(3.0)
     assert ALONE.all_reduce(values) is values
     assert ALONE.gather("x") == ["x"]
-    assert ALONE.agree(lambda: 4) == 4
+    assert ALONE.decide_on_first(lambda: 4) == 4
     assert ALONE.any(True)
     assert not ALONE.any(False)
 
 
 def test_a_place_outside_the_group_is_refused() -> None:
-    assert told_ranks({"RANK": "1", "WORLD_SIZE": "2"}) == Ranks(1, 2)
-    assert told_ranks({}) == ALONE
+    assert ranks_of_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Ranks(1, 2)
+    assert ranks_of_environment({}) == ALONE
     with pytest.raises(RunError, match="RANK=2 is not among WORLD_SIZE=2"):
-        told_ranks({"RANK": "2", "WORLD_SIZE": "2"})
+        ranks_of_environment({"RANK": "2", "WORLD_SIZE": "2"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.train import episodes
 from tests.train.batches import groups_of
 from tests.train.rank_group import run
-from verizero.pipeline.train.collate import collate, deal, owners, row_lengths
+from verizero.pipeline.train.collate import collate, rank_micro_batches, row_lengths, rows_of_ranks
 
 Found = Callable[[int], list[dict[str, Any]]]
 
@@ -26,8 +26,8 @@ def found() -> Found:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 5))
 def test_the_owners_are_those_to_whom_rows_are_dealt(lengths: list[int], budget: int, size: int) -> None:
-    for rank, own in enumerate(owners(lengths, size)):
-        assert sorted(i for piece in deal(lengths, budget, rank, size)[0] for i in piece) == sorted(own)
+    for rank, own in enumerate(rows_of_ranks(lengths, size)):
+        assert sorted(i for piece in rank_micro_batches(lengths, budget, rank, size)[0] for i in piece) == sorted(own)
 
 
 @settings(max_examples=30, deadline=None)

@@ -16,9 +16,22 @@ from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare
-from verizero.pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, packed_batches, row_lengths
+from verizero.pipeline.train.collate import (
+    MIN_PROMPTS_PER_RANK,
+    collate,
+    packed_batches,
+    rank_micro_batches,
+    row_lengths,
+    rows_of_ranks,
+)
 from verizero.pipeline.train.ranks import ALONE
-from verizero.pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, packed_prompts, row_prompts, share_spared
+from verizero.pipeline.train.sharing import (
+    MIN_SHARED_SHARE,
+    MIN_SHARED_SHARE_ON_GPU,
+    packed_prompts,
+    prompts_of_rows,
+    shared_share,
+)
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import PromptOf
@@ -86,7 +99,7 @@ def test_where_prompts_are_shared() -> None:
     assert shares(episodes.wrapped(longer(groups_of())), grpo, backend), "episodes of one turn are single responses"
 
 
-@pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SPARED), ("cuda", MIN_SPARED_ON_GPU)])
+@pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SHARED_SHARE), ("cuda", MIN_SHARED_SHARE_ON_GPU)])
 def test_the_least_that_is_spared_depends_on_the_device(device: str, least: float) -> None:
     class Elsewhere(TorchBackend):
         def can_pack(self) -> bool:
@@ -103,16 +116,16 @@ def test_the_least_that_is_spared_depends_on_the_device(device: str, least: floa
     decided = {}
     for num, size, tokens in ((1, 2, 0), (8, 2, 0), (4, 4, 0), (4, 4, 5), (8, 8, 5)):
         groups = longer(groups_of(num, size, seed=5, lost=False), tokens)
-        prompts = row_prompts(groups)
+        prompts = prompts_of_rows(groups)
         assert prompts is not None
-        decided[share_spared(prompts)] = packed_prompts(backend, grpo, groups) is not None
+        decided[shared_share(prompts)] = packed_prompts(backend, grpo, groups) is not None
     assert decided == {spared: spared >= least for spared in decided}
     assert set(decided.values()) == {True, False}
 
 
 def test_prompts_of_rows() -> None:
     groups = longer(groups_of(3))
-    prompts = row_prompts(groups)
+    prompts = prompts_of_rows(groups)
     assert prompts is not None
     batch = collate(groups, 0)
     lengths, group_of = row_lengths(groups)
@@ -121,15 +134,15 @@ def test_prompts_of_rows() -> None:
     for row, p in enumerate(prompts):
         assert not bool(batch.response_mask[row, : p.tokens].any())
         assert bool(batch.response_mask[row, p.tokens : p.row_tokens].all())
-    twice = row_prompts([*groups, *groups])
+    twice = prompts_of_rows([*groups, *groups])
     assert twice is not None
     assert [p.number for p in twice] == group_of * 2, "groups with equal prompts share them"
 
 
 def test_the_share_that_is_spared() -> None:
     prompts = [PromptOf(0, 6, 10), PromptOf(0, 6, 8), PromptOf(1, 2, 12)]
-    assert share_spared(prompts) == pytest.approx(6 / 30)
-    assert share_spared([]) == 0.0
+    assert shared_share(prompts) == pytest.approx(6 / 30)
+    assert shared_share([]) == 0.0
 
 
 @st.composite
@@ -146,12 +159,12 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(
     drawn: tuple[list[int], list[PromptOf]], budget: int, size: int
 ) -> None:
     lengths, prompts = drawn
-    owned = owners(lengths, size, prompts)
+    owned = rows_of_ranks(lengths, size, prompts)
     assert sorted(i for own in owned for i in own) == list(range(len(lengths)))
-    if len({p.number for p in prompts}) >= MIN_PROMPTS * size:
+    if len({p.number for p in prompts}) >= MIN_PROMPTS_PER_RANK * size:
         ranks_of = [{prompts[i].number for i in own} for own in owned]
         assert sum(map(len, ranks_of)) == len({p.number for p in prompts}), "a prompt is on one rank"
-    hands = [deal(lengths, budget, rank, size, prompts) for rank in range(size)]
+    hands = [rank_micro_batches(lengths, budget, rank, size, prompts) for rank in range(size)]
     assert len({len(own) + idle for own, idle in hands}) == 1
     for (own, _), mine in zip(hands, owned, strict=True):
         assert sorted(i for piece in own for i in piece) == sorted(mine)

@@ -11,7 +11,7 @@ from tests.train.batches import backend_of, distance, groups_of, parts_of, setti
 from verizero.pipeline.rl.ratios import proximal
 from verizero.pipeline.train.collate import collate
 from verizero.pipeline.train.micros import counted, micros_at
-from verizero.pipeline.train.prepare import Before
+from verizero.pipeline.train.prepare import BatchStart
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group
 
@@ -143,7 +143,7 @@ def test_an_approximation_saves_the_forward_and_is_exact_at_the_first_update(met
     batch = collate(groups, 0)
     (micro,) = micros_at(batch, [[0, 1]], counted(batch), 10_000)  # of versions 2 and 3, under policy 3
     now = torch.full(micro.batch.response_mask.shape, -1.5)
-    before, settings = Before(None, None, None, None, None), settings_of(parts)
+    before, settings = BatchStart(None, None, None, None, None), settings_of(parts)
     first, half = (before.old_for(parts, settings, micro, now, done) for done in (0.0, 0.5))
     assert first is not None
     assert half is not None

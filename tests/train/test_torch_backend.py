@@ -129,8 +129,8 @@ def test_logprobs_and_entropies_are_those_of_the_distribution() -> None:
     backend = backend_of()
     ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
     where = torch.tensor([[False, True, False, True], [False, True, False, False]])
-    for who, model in (("policy", backend.model), ("reference", backend.reference)):
-        logprobs, entropy = backend.logprobs(ids, where, 0.7, who, True)  # type: ignore[arg-type]
+    for which, model in (("policy", backend.model), ("reference", backend.reference)):
+        logprobs, entropy = backend.logprobs(ids, where, 0.7, which, True)  # type: ignore[arg-type]
         assert entropy is not None
         table = (model(input_ids=ids).logits / 0.7).log_softmax(-1)
         for i, t in [(0, 1), (0, 3), (1, 1)]:
@@ -138,7 +138,7 @@ def test_logprobs_and_entropies_are_those_of_the_distribution() -> None:
             assert logprobs[i, t].item() == pytest.approx(row[ids[i, t]].item(), abs=1e-9)
             assert entropy[i, t].item() == pytest.approx(-(row.exp() * row).sum().item(), abs=1e-9)
         assert float(logprobs[~where].detach().abs().sum()) == 0.0
-        plain, none = backend.logprobs(ids, where, 0.7, who)  # type: ignore[arg-type]
+        plain, none = backend.logprobs(ids, where, 0.7, which)  # type: ignore[arg-type]
         assert none is None
         assert torch.equal(plain, logprobs)
 
@@ -173,7 +173,7 @@ def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path:
 
     checkpoint.save(tmp_path, 1, write, keep=1)
     path = checkpoint.path_of(tmp_path, 1)
-    assert checkpoint.fault(path) is None
+    assert checkpoint.damage_of(path) is None
     second = TorchBackend(load_model(str(path / "model")))
     second.load(path)
     again = Controllers(parts)

@@ -85,10 +85,10 @@ def seconds(work: Work) -> dict[str, float]:
     forward = shape.forward_flops(work.tokens, work.lengths.prompt + work.lengths.response)
     one_forward = forward / (rate * work.share("forward").value)
     phases = {"generate": decoding(work)}
-    if parts.has_old_pass:
+    if parts.has_old_forward:
         phases["old log-probs"] = one_forward
     if parts.needs_score_norms:  # a forward at half the temperature, and one at the temperature if there is none yet
-        phases["score norms"] = one_forward * (1 if parts.has_old_pass else 2)
+        phases["score norms"] = one_forward * (1 if parts.has_old_forward else 2)
     if has_reference(config):
         phases["reference"] = one_forward
     # A backward has two products for each of the forward's: for the inputs and, unless frozen, for the weights.

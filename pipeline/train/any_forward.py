@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Computing(torch.nn.Module):
+class AnyForward(torch.nn.Module):
     """A root whose forward is any computation with the model, inside which the model is plain."""
 
     def __init__(self, model: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from verizero.pipeline.train.fsdp_shards import FsdpShards
 
 
-class Waiting(FsdpShards):
+class OffloadedShards(FsdpShards):
     """An `FsdpShards` without an optimiser, whose device memory is free outside `present`."""
 
     def __init__(self, *arguments: Any) -> None:
