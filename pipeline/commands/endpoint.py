@@ -51,11 +51,11 @@ def served_by(arguments: argparse.Namespace) -> Any:
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.run.serving import load_served
-    from verizero.pipeline.train.device import present
+    from verizero.pipeline.train.device import existing_device
 
     quiet()
     sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_p)
-    return load_served(arguments.model, arguments.template, sampling, present(arguments.device, "--device"))
+    return load_served(arguments.model, arguments.template, sampling, existing_device(arguments.device, "--device"))
 
 
 def key_of(file: Path | None) -> str | None:

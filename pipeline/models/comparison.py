@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from verizero.pipeline.models.chunked_logprobs import within
 from verizero.pipeline.models.cpu import linear
 from verizero.pipeline.models.forward import logits_at, states_at
-from verizero.pipeline.rl.distillation import Compared, Told, compare
+from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 
@@ -56,7 +56,7 @@ def compare_at(
     model: Any,
     input_ids: Tensor,
     where: Tensor,
-    teacher: Readout | Told,
+    teacher: Readout | ServedLogprobs,
     objective: Objective,
     chunk_tokens: int | None = None,
 ) -> Compared:
@@ -82,7 +82,7 @@ def _in_chunks(
     weight: Tensor | None,
     bias: Tensor | None,
     targets: Tensor,
-    teacher: Readout | Told,
+    teacher: Readout | ServedLogprobs,
     objective: Objective,
     chunk_tokens: int | None,
 ) -> Compared:
@@ -94,8 +94,8 @@ def _in_chunks(
 
     def compared(own: Tensor, start: int) -> tuple[Tensor, ...]:
         rows = slice(start, start + size)
-        if isinstance(teacher, Told):
-            theirs: Tensor | Told = Told(teacher.ids[rows], teacher.logprobs[rows])
+        if isinstance(teacher, ServedLogprobs):
+            theirs: Tensor | ServedLogprobs = ServedLogprobs(teacher.ids[rows], teacher.logprobs[rows])
         else:
             with torch.no_grad():
                 theirs = teacher.logits(rows)

@@ -33,7 +33,7 @@ LEAST_REST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServedLogprobs:
     """A teacher's answer without its logits: log-probs [N, K], at its temperature, of the tokens `ids` [N, K]."""
 
     ids: Tensor
@@ -54,13 +54,13 @@ class Compared(NamedTuple):
     """The policy's probability of all tokens that are not compared one by one; 0 over the vocabulary."""
 
 
-def compare(logits: Tensor, targets: Tensor, teacher: Tensor | Told, objective: Objective) -> Compared:
+def compare(logits: Tensor, targets: Tensor, teacher: Tensor | ServedLogprobs, objective: Objective) -> Compared:
     """Return the divergences of the policy's logits [N, V] from the teacher at the sampled tokens `targets` [N].
 
     `teacher`: its logits [N, V'], or what it told. Where V and V' differ, because the same vocabulary was padded to two
     sizes, both are cut to the smaller: no text has the tokens behind it. Log-probs of -inf count as -10,000.
     """
-    if isinstance(teacher, Told):
+    if isinstance(teacher, ServedLogprobs):
         log_p, log_q = distribution(logits, objective.temperature), None
     else:
         width = min(logits.shape[-1], teacher.shape[-1])
@@ -70,7 +70,7 @@ def compare(logits: Tensor, targets: Tensor, teacher: Tensor | Told, objective: 
     picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
     outside = torch.zeros_like(picked, requires_grad=False)
     if objective.over == "sampled":
-        theirs = teacher.logprobs[:, 0] if isinstance(teacher, Told) else at(log_q, targets)
+        theirs = teacher.logprobs[:, 0] if isinstance(teacher, ServedLogprobs) else at(log_q, targets)
         values = sampled_reverse_kl(picked, theirs.to(picked.dtype))
         kl = values.detach()
     else:
@@ -156,10 +156,10 @@ def at(log_probs: Tensor | None, ids: Tensor) -> Tensor:
 
 
 def _outcomes(
-    log_p: Tensor, log_q: Tensor | None, teacher: Tensor | Told, objective: Objective
+    log_p: Tensor, log_q: Tensor | None, teacher: Tensor | ServedLogprobs, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs of policy and teacher over the outcomes that are compared."""
-    if isinstance(teacher, Told):
+    if isinstance(teacher, ServedLogprobs):
         named = teacher.logprobs.to(log_p.dtype)
         if teacher.ids.shape[1] == log_p.shape[1]:
             return with_rest(log_p, teacher.ids), named

@@ -35,7 +35,7 @@ from verizero.pipeline.run.session import Run
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deadline import SPARE_S, START_S
-from verizero.pipeline.train.device import present
+from verizero.pipeline.train.device import existing_device
 from verizero.pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -45,7 +45,7 @@ def device_of(config: RunConfig) -> str:
 
     Raise ConfigError for a GPU that is not there.
     """
-    return present(config.train.device, "train.device")
+    return existing_device(config.train.device, "train.device")
 
 
 def first_model_path(config: RunConfig) -> str:

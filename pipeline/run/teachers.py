@@ -13,7 +13,7 @@ from verizero.pipeline.models.load import load_model
 from verizero.pipeline.run.session import Run, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
-from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
 from verizero.pipeline.types import Prompt
 
 
@@ -74,7 +74,7 @@ def stage_teachers(run: Run, workers: Workers, setup: StageSetup, state: RunStat
 def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teacher: TeacherConfig) -> Teacher:
     backend, config = workers.backend, setup.config
     if teacher.is_policy:
-        return OwnTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
+        return ReferenceTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
     if teacher.url is not None and teacher.model is not None:
         limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
         section = setup.section
@@ -82,7 +82,7 @@ def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teache
             Server(teacher.url, teacher.model, **limits), section.top_k or 0, backend.model.config.vocab_size
         )
     path = teacher.path or str(_policy_of(run, state, teacher.stage or ""))
-    return HeldTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
+    return ModelTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
 
 
 def _policy_of(run: Run, state: RunState, stage: str) -> Path:

@@ -1,4 +1,4 @@
-"""The root module that FSDP and DeepSpeed wrap: any computation with a model is its forward."""
+"""A module whose forward runs any function of the model, because FSDP and DeepSpeed only hook forwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class AnyForward(torch.nn.Module):
-    """A root whose forward is any computation with the model, inside which the model is plain."""
+    """The root module that FSDP and DeepSpeed wrap; within its forward the weights outside blocks are whole."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

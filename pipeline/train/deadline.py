@@ -1,4 +1,4 @@
-"""A watchdog for each rank: it writes the present phase to disk, and ends a process that passes a phase's deadline."""
+"""A watchdog in each rank: it writes the present phase to disk, and ends the process at the phase's deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START_S = 1800.0
-"""The start has at least so many seconds: reading a large model may take longer than any phase."""
+"""The start may take at least so many seconds: to read a large model may take longer than any phase."""
 SPARE_S = 10.0
 """Seconds that other watchdogs wait past the deadline, so that this one reports first."""
 PAST_DEADLINE = 75
@@ -36,7 +36,7 @@ class Watch:
         threading.Thread(target=self._look, args=(file,), name="deadline", daemon=True).start()
 
     def begins(self, phase: str) -> None:
-        """Note that a phase begins. If no other begins before its deadline, write all stacks and end the process."""
+        """Begin a phase. If no other begins before its deadline, write all stacks and end the process."""
         self._arm(phase, self.timeout_s)
 
     def _arm(self, phase: str, timeout_s: float) -> None:

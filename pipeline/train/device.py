@@ -1,4 +1,4 @@
-"""The GPU of this process: its number, and torch's switches, which are set before it is used."""
+"""The device of this process: which GPU it is, and torch's switches for training on it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def device_index(size: int, num_seen: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this rank's GPU among the `num_seen` that this process sees; `size`: ranks in all.
+    """Return the number of this rank's GPU among the `num_seen` that this process sees, of `size` ranks.
 
     A task of Slurm or a pod may see its own GPU only, which is number 0 for each of them: so LOCAL_RANK counts modulo
     the GPUs seen. Raises: RunError for several ranks that do not say which of several GPUs is theirs.
     """
-    told = environment.get("LOCAL_RANK")
-    if told is None and size > 1 and num_seen > 1:
+    local_rank = environment.get("LOCAL_RANK")
+    if local_rank is None and size > 1 and num_seen > 1:
         raise RunError(
             f"WORLD_SIZE={size} and {num_seen} GPUs are seen, but LOCAL_RANK is not set: all ranks of this machine "
             "would share one GPU. Set LOCAL_RANK to the rank's number on its machine, or start the ranks by `launch`"
         )
-    return int(told or 0) % max(1, num_seen)
+    return int(local_rank or 0) % max(1, num_seen)
 
 
-def present(asked: str, field: str) -> str:
-    """Return the device asked for; "auto" is a GPU if there is one. Raises: ConfigError for a GPU that is not there."""
+def existing_device(name: str, field: str) -> str:
+    """Return the device of that name; "auto" is a GPU if there is one. Raises: ConfigError for a missing GPU."""
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if asked == "auto":
+    if name == "auto":
         return "cuda" if num else "cpu"
-    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= num:
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= num:
         seen = f"torch sees {num} GPU{'s' * (num > 1)} here, from cuda:0 on" if num else "torch sees no GPU here"
-        raise ConfigError(f"{field}={asked!r}, but {seen}; give auto or cpu")
-    return asked
+        raise ConfigError(f"{field}={name!r}, but {seen}; give auto or cpu")
+    return name
 
 
 @contextmanager
@@ -91,11 +91,11 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def fixed_order() -> Iterator[None]:
-    """Within the block, a backward pass adds up in one order, if `switched` made kernels deterministic.
+    """Within the block, a backward pass must be deterministic, if `switched` made kernels deterministic.
 
-    Attention has a backward kernel that does so, and torch takes it only where an operation without one is an error. In
-    a forward pass such an operation may be one that torch cannot prove repeatable, as a sum along rows, so there it
-    only warns. Raises: RunError for an operation whose backward has no such kernel.
+    Attention has a deterministic backward kernel, which torch takes only if an operation without one is an error. In a
+    forward pass that would refuse operations that torch only cannot prove deterministic, such as a sum along rows, so
+    there torch warns. Raises: RunError for an operation whose backward has no such kernel.
     """
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         yield

@@ -1,4 +1,4 @@
-"""The update of distillation: responses and their teachers to one optimiser step, with its metrics."""
+"""The update of distillation: one optimiser step on responses, by the divergence from teachers, with its metrics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.comparison import Readout, compare_at
 from verizero.pipeline.models.forward import spread
 from verizero.pipeline.models.widths import padded_width
-from verizero.pipeline.rl.distillation import Compared, Told, distillation_loss
+from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, distillation_loss
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
-from verizero.pipeline.train.teachers import Reading, Teacher
+from verizero.pipeline.train.teachers import ResponseBatch, Teacher
 from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
@@ -27,7 +27,7 @@ SUMS = ("divergence", "kl", "entropy", "outside", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class DistillRow:
-    """One response, after the prompt that the policy had and after the one that its teacher reads."""
+    """A response with its two prompts: the policy's, and the one that the teacher gets."""
 
     teacher: str
     """Key of the teacher."""
@@ -37,7 +37,7 @@ class DistillRow:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longer of both rows."""
+        """Tokens of the response with the longer prompt."""
         return max(len(self.prompt_ids), len(self.teacher_prompt_ids)) + len(self.response_ids)
 
 
@@ -48,7 +48,7 @@ class DistillSettings:
     pad_id: int
     micro_batch_tokens: int
     chunk_tokens: int | None = None
-    """Most rows of logits in memory at a time; None: as many as take 128 MiB."""
+    """At most so many rows of logits are in memory at a time; None: as many as take 128 MiB."""
 
 
 def distill_update(
@@ -70,11 +70,11 @@ def distill_update(
     names = sorted({r.teacher for r in rows})
     stats = torch.zeros(len(names), len(SUMS), dtype=torch.float64)
     for number, name in enumerate(names):
-        own = [r for r in rows if r.teacher == name]
-        for reading, answer in _with_teacher(backend, teachers[name], own, settings):
-            compared = _compared(backend, reading, answer, objective, settings.chunk_tokens)
-            each, logprobs = (spread(x, reading.where) for x in (compared.divergence, compared.logprobs))
-            backend.backward(distillation_loss(each, logprobs, reading.where, objective.discount, total))
+        rows_of_teacher = [r for r in rows if r.teacher == name]
+        for batch, answer in _with_answers(backend, teachers[name], rows_of_teacher, settings):
+            compared = _compared(backend, batch, answer, objective, settings.chunk_tokens)
+            divergences, logprobs = (spread(x, batch.mask) for x in (compared.divergence, compared.logprobs))
+            backend.backward(distillation_loss(divergences, logprobs, batch.mask, objective.discount, total))
             stats[number] += _sums(compared)
     stats = backend.ranks.row_ranks.all_reduce(stats)
     loss = float(stats[:, 0].sum()) / total
@@ -87,21 +87,25 @@ def distill_update(
 
 
 def _compared(
-    backend: Backend, reading: Reading, answer: Readout | Told, objective: Objective, chunk_tokens: int | None
+    backend: Backend,
+    batch: ResponseBatch,
+    answer: Readout | ServedLogprobs,
+    objective: Objective,
+    chunk_tokens: int | None,
 ) -> Compared:
-    """Return the policy's divergences from what a teacher said of a micro-batch."""
+    """Return the policy's divergences from a teacher's answer for a micro-batch."""
 
     def compute(model: Any) -> tuple[Tensor, ...]:
         # A plain tuple, which the hooks of sharded modules can take apart and put together again.
-        return tuple(compare_at(model, reading.input_ids, reading.where, answer, objective, chunk_tokens))
+        return tuple(compare_at(model, batch.input_ids, batch.mask, answer, objective, chunk_tokens))
 
     return Compared(*backend.compute(compute))
 
 
-def _with_teacher(
+def _with_answers(
     backend: Backend, teacher: Teacher, rows: Sequence[DistillRow], settings: DistillSettings
-) -> Iterator[tuple[Reading, Readout | Told]]:
-    """Yield this rank's micro-batches of the rows, each with what the teacher says of them.
+) -> Iterator[tuple[ResponseBatch, Readout | ServedLogprobs]]:
+    """Yield this rank's micro-batches of the rows, each with the teacher's answer for it.
 
     All ranks have as many; the last may be idle, a row of which nothing trains.
     """
@@ -109,24 +113,26 @@ def _with_teacher(
     widths = [padded_width(r.longest, backend.model.device) for r in rows]
     pieces, num_idle = rank_micro_batches(widths, settings.micro_batch_tokens, ranks.rank, ranks.size)
     pieces += [[]] * num_idle
-    spare = min(rows, key=lambda r: r.longest)
+    shortest = min(rows, key=lambda r: r.longest)
 
-    def readings(of_teacher: bool) -> list[Reading]:
-        return [_reading(backend, [rows[i] for i in piece], spare, of_teacher, settings.pad_id) for piece in pieces]
+    def batches(of_teacher: bool) -> list[ResponseBatch]:
+        return [_batch(backend, [rows[i] for i in piece], shortest, of_teacher, settings.pad_id) for piece in pieces]
 
-    yield from zip(readings(False), teacher.read(readings(True)), strict=True)
+    yield from zip(batches(False), teacher.read(batches(True)), strict=True)
 
 
-def _reading(backend: Backend, rows: Sequence[DistillRow], spare: DistillRow, of_teacher: bool, pad_id: int) -> Reading:
-    """Return the rows as the policy had them or as the teacher reads them; without rows an idle micro-batch."""
+def _batch(
+    backend: Backend, rows: Sequence[DistillRow], shortest: DistillRow, of_teacher: bool, pad_id: int
+) -> ResponseBatch:
+    """Return the rows with the policy's prompts or the teacher's; without rows an idle micro-batch."""
     device = backend.model.device
-    prompts = [r.teacher_prompt_ids if of_teacher else r.prompt_ids for r in rows or [spare]]
-    responses = [r.response_ids for r in rows or [spare]]
+    prompts = [r.teacher_prompt_ids if of_teacher else r.prompt_ids for r in rows or [shortest]]
+    responses = [r.response_ids for r in rows or [shortest]]
     ids = padded_ids([(*p, *y) for p, y in zip(prompts, responses, strict=True)], pad_id, device)
-    where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
+    mask = torch.zeros(ids.shape, dtype=torch.bool, device=device)
     for k in range(len(rows)):
-        where[k, len(prompts[k]) : len(prompts[k]) + len(responses[k])] = True
-    return Reading(ids, where)
+        mask[k, len(prompts[k]) : len(prompts[k]) + len(responses[k])] = True
+    return ResponseBatch(ids, mask)
 
 
 def _sums(compared: Compared) -> Tensor:
@@ -154,6 +160,8 @@ def _summary(stats: Tensor, names: Sequence[str], objective: Objective) -> StepM
     if objective.over == "top_k":
         out["distill/outside"] = sums["outside"] / tokens
     if len(names) > 1:
-        of_each = zip(names, stats.tolist(), strict=True)
-        out |= {f"distill/kl/{name}": own[1] / max(own[4], 1.0) for name, own in of_each}
+        by_teacher = {
+            name: dict(zip(SUMS, sums, strict=True)) for name, sums in zip(names, stats.tolist(), strict=True)
+        }
+        out |= {f"distill/kl/{name}": sums["kl"] / max(sums["tokens"], 1.0) for name, sums in by_teacher.items()}
     return out

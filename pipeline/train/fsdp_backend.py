@@ -192,7 +192,7 @@ class FsdpBackend(Backend):
             self.adapted.save(folder, self.ranks.is_first, whole)
         if in_background and self._writers is None:
             self._writers = own_group()
-        with self._reference_present():
+        with self._reference_on_device():
             group = self._writers if in_background else None
             finish_writing = write_tensors(self._tensors(), folder / SHARDS, group)
         if not self.ranks.is_first:
@@ -232,7 +232,7 @@ class FsdpBackend(Backend):
             self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, note["total_steps"])
             self.critic.num_updates = note["num_updates"]
         self.num_updates = state["num_updates"]
-        with self._reference_present():
+        with self._reference_on_device():
             read_tensors(self._tensors(), folder / SHARDS)
         if self.config is not None:
             self.sharded.set_step(self.num_updates)
@@ -276,9 +276,9 @@ class FsdpBackend(Backend):
         kind = OffloadedShards if self._offloads else FsdpShards
         return kind(module, "reference", self.ranks, None, self.device, False)
 
-    def _reference_present(self) -> AbstractContextManager[None]:
+    def _reference_on_device(self) -> AbstractContextManager[None]:
         """Return a context in which the weights of a reference of its own are on the device."""
-        return self.reference.present() if isinstance(self.reference, FsdpShards) else nullcontext()
+        return self.reference.on_device() if isinstance(self.reference, FsdpShards) else nullcontext()
 
     def _divided_in_place(self, model: Any, adapted: Adapted) -> FsdpShards:
         """Divide a model with adapters in place: its layers are known by their modules. Number types stay."""

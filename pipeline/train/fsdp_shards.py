@@ -61,7 +61,7 @@ class FsdpShards:
         self.shell = divided(model, ranks, dtype, device, recompute)
         self._mesh = mesh_of(ranks, torch.device("cpu")) if offload else None
 
-    def present(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         """Return a context in which the weights are on the device, as they always are here."""
         return nullcontext()
 

@@ -1,4 +1,4 @@
-"""The rows of each optimiser step of an update: whole groups, reshuffled for each epoch."""
+"""Divide a batch into minibatches of whole groups, reshuffled for each epoch; each is one optimiser step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verizero.pipeline.seeds import stream
 
 
 def minibatches(updates: Updates, group_of: Sequence[int], seed: int, step: int) -> Iterator[list[int]]:
-    """Yield the rows of each optimiser step. `group_of`: the group of each row, in the order of the rows."""
+    """Yield the rows of each optimiser step, as indices. `group_of`: the group of each row."""
     groups: dict[int, list[int]] = {}
     for row, group in enumerate(group_of):
         groups.setdefault(group, []).append(row)
@@ -19,5 +19,5 @@ def minibatches(updates: Updates, group_of: Sequence[int], seed: int, step: int)
         if num > 1:
             stream(seed, "minibatches", step, epoch).shuffle(order)
         for i in range(num):
-            # By strides: the minibatches differ by one group at most.
+            # By strides, so that minibatches differ by one group at most.
             yield [row for group in order[i::num] for row in groups[group]]

@@ -1,4 +1,4 @@
-"""AdamW as a recipe's `optimizer` section describes it: schedule, masters, clipped step, gradients not finite."""
+"""AdamW by a recipe's `optimizer` section: learning-rate schedule, float32 masters, gradient norm, clipped step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
         begin = max(begin, total_steps - math.ceil(total_steps * config.decay_share))
     span = max(1, total_steps - begin)
     # Clamped: before `begin` the rate is whole, and a stage that goes past its plan keeps the final rate.
-    done = min(1.0, max(0.0, (step - begin) / span))
-    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
-    return config.learning_rate * (config.final_share + (1 - config.final_share) * left)
+    share_done = min(1.0, max(0.0, (step - begin) / span))
+    share_left = 0.5 * (1 + math.cos(math.pi * share_done)) if config.schedule == "cosine" else 1 - share_done
+    return config.learning_rate * (config.final_share + (1 - config.final_share) * share_left)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -99,7 +99,7 @@ def with_masters(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors that the optimiser moves and in which gradients add up: the parameters or their masters."""
+    """Return the tensors that the optimiser updates and that have the gradients: the parameters, or their masters."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -140,7 +140,7 @@ def checked_norm(norm: Tensor, whose: str, update: int) -> Tensor:
 def clipped_step(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, parameters: Sequence[Tensor], norm: Tensor, rate: float
 ) -> None:
-    """Take one update at the learning rate `rate`, with gradients scaled down to the config's greatest norm."""
+    """Take one update at the learning rate `rate`, with gradients clipped to the config's `max_grad_norm`."""
     if config.max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_([p for p in parameters if p.grad is not None], config.max_grad_norm, norm)
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The update of a preference loss: pairs or labelled responses to one optimiser step, with its metrics."""
+"""The update of a preference loss: one optimiser step on pairs or labelled responses, with its metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
 ABSENT = float("nan")
-"""In a table of log-probs: the row has no response on this side."""
+"""In a table of log-probs: the row has no response on that side."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRow:
-    """A prompt with a better and a worse response, in tokens; losses of labels may have only one of the two."""
+    """A prompt with a better and a worse response, in tokens; for losses of labels one of them may be None."""
 
     prompt_ids: Ids
     chosen_ids: Ids | None
@@ -34,7 +34,7 @@ class PreferenceRow:
 
     @property
     def sides(self) -> tuple[Ids | None, Ids | None]:
-        """Both responses, chosen first."""
+        """Both responses, the chosen one first."""
         return self.chosen_ids, self.rejected_ids
 
     @property
@@ -65,30 +65,26 @@ class PreferenceBatch:
     ref: Tensor | None = None
     """[rows, 2] log-probs of the sides under the reference; None for a loss without one."""
     mismatched: Sequence[PreferenceRow] = ()
-    """Prompts with responses to other prompts, for the estimate of the KL."""
+    """Prompts with responses to other prompts, for KTO's estimate of the KL."""
     mismatched_ref: Tensor | None = None
 
 
 def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
-    """Return each row's prompt with the responses of the next row that has another prompt.
+    """Return each row's prompt with the responses of the next row that has another prompt; after the last, the first.
 
     Raises: DataError if all prompts are the same.
     """
-    last = len(rows)
-    # following[i]: the next index with another prompt than row i. Indices go round: they may exceed `last`.
-    # From the end to the start, twice round, each is known from its successor, so that equal prompts cost no search.
-    following = [last] * last
-    for i in range(2 * last - 1, -1, -1):
-        here, after = rows[i % last], rows[(i + 1) % last]
-        index = i + 1 if after.prompt_ids != here.prompt_ids else following[(i + 1) % last]
-        following[i % last] = index
-    if any(rows[j % last].prompt_ids == row.prompt_ids for row, j in zip(rows, following, strict=True)):
-        raise DataError(
-            f"the {last} responses all answer one prompt, and kto compares each with responses to other prompts; "
-            "give it more prompts a step (batch_size, prompts_per_step), or use dpo"
-        )
-    others = [rows[j % last] for j in following]
-    return [PreferenceRow(row.prompt_ids, o.chosen_ids, o.rejected_ids) for row, o in zip(rows, others, strict=True)]
+    out, num = [], len(rows)
+    for i, row in enumerate(rows):
+        following = (rows[(i + k) % num] for k in range(1, num))
+        other = next((r for r in following if r.prompt_ids != row.prompt_ids), None)
+        if other is None:
+            raise DataError(
+                f"the {num} responses all answer one prompt, and kto compares each with responses to other "
+                "prompts; give it more prompts a step (batch_size, prompts_per_step), or use dpo"
+            )
+        out.append(PreferenceRow(row.prompt_ids, other.chosen_ids, other.rejected_ids))
+    return out
 
 
 @torch.no_grad()
@@ -97,15 +93,15 @@ def side_logprobs(
 ) -> Tensor:
     """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows."""
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
-    for piece in _pieces(backend, rows, settings):
-        sums, _ = _summed(backend, rows, piece, which, settings)
-        if piece:
-            for (row, side), value in zip(_places(rows, piece), sums.tolist(), strict=True):
+    for micro_rows in _micro_batches(backend, rows, settings):
+        sums, _ = _summed_logprobs(backend, rows, micro_rows, which, settings)
+        if micro_rows:
+            for (row, side), value in zip(_sequences(rows, micro_rows), sums.tolist(), strict=True):
                 out[row, side] = value
-    # Each rank has 0 in the places of the others. Absent sides are marked after the sum, which NaN would survive.
+    # Each rank has 0 in the rows of the others. Absent sides become NaN after the sum, which would spread it.
     out = backend.ranks.row_ranks.all_reduce(out)
-    there = torch.tensor([[s is not None for s in r.sides] for r in rows])
-    return torch.where(there, out, torch.full_like(out, ABSENT))
+    exists = torch.tensor([[s is not None for s in r.sides] for r in rows])
+    return torch.where(exists, out, torch.full_like(out, ABSENT))
 
 
 def preference_update(
@@ -122,20 +118,20 @@ def preference_update(
     rows = batch.rows
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
-    seen = _Seen()
-    for piece in _pieces(backend, rows, settings):
-        sharpened = _sharpened(backend, rows, piece, settings) if params.needs_weights else None
-        sums, lengths = _summed(backend, rows, piece, "policy", settings)
-        if not piece:  # an idle micro-batch: the backward keeps in step with the other ranks
-            backend.backward(sums.sum() * 0.0)
+    sums_of_rank = _Sums()
+    for micro_rows in _micro_batches(backend, rows, settings):
+        sharpened = _sharpened_logprobs(backend, rows, micro_rows, settings) if params.needs_weights else None
+        logprobs, lengths = _summed_logprobs(backend, rows, micro_rows, "policy", settings)
+        if not micro_rows:  # an idle micro-batch: the backward keeps in step with the other ranks
+            backend.backward(logprobs.sum() * 0.0)
             continue
-        weights = None if sharpened is None else _pair_weights(sums, sharpened, lengths)
-        sides = replace(_sides(batch, piece, sums, lengths, z), weights=weights)
+        weights = None if sharpened is None else _pair_weights(logprobs, sharpened, lengths)
+        sides = replace(_sides(batch, micro_rows, logprobs, lengths, z), weights=weights)
         losses = weighed(loss(params, sides), sides)
         share = losses.values.sum() / total
         backend.backward(share)
-        seen.add(losses, sides, params.from_labels)
-    stats = backend.ranks.row_ranks.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
+        sums_of_rank.add(losses, sides, params.from_labels)
+    stats = backend.ranks.row_ranks.all_reduce(torch.tensor(sums_of_rank.numbers, dtype=torch.float64)).tolist()
     mean = stats[0] / total
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
@@ -147,17 +143,17 @@ def preference_update(
 
 
 @dataclass
-class _Seen:
-    """Sums over a rank's micro-batches, in the order in which `_summary` reads them."""
+class _Sums:
+    """Statistics summed over a rank's micro-batches, in the order in which `_summary` reads them."""
 
     numbers: list[float] = field(default_factory=lambda: [0.0] * 12)
 
     def add(self, losses: Losses, sides: Sides, from_labels: bool) -> None:
-        """Count a micro-batch."""
+        """Add the statistics of a micro-batch."""
         good, bad = losses.chosen_rewards.detach().double(), losses.rejected_rewards.detach().double()
         wins = 0.0 if from_labels else float((good > bad).sum() + 0.5 * (good == bad).sum())
         # The order is that of `_summary`.
-        each: list[Tensor | float] = [
+        numbers: list[Tensor | float] = [
             *(losses.values.detach().double().sum(), good.sum(), len(good), bad.sum(), len(bad)),
             *(wins, 0 if from_labels else len(good)),
             *(sides.chosen.logprobs.detach().double().sum(), sides.rejected.logprobs.detach().double().sum()),
@@ -165,7 +161,7 @@ class _Seen:
             0.0 if sides.weights is None else sides.weights.double().sum(),
             0.0 if losses.clamped is None else losses.clamped,
         ]
-        self.numbers = [a + float(b) for a, b in zip(self.numbers, each, strict=True)]
+        self.numbers = [a + float(b) for a, b in zip(self.numbers, numbers, strict=True)]
 
 
 def _summary(stats: Sequence[float]) -> StepMetrics:
@@ -193,8 +189,13 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
     return max(0.0, float(drift[~drift.isnan()].mean()))
 
 
-def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
-    """Yield this rank's micro-batches, both sides of a pair in one. All ranks have as many; the last may be idle."""
+def _micro_batches(
+    backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings
+) -> Iterator[list[int]]:
+    """Yield this rank's micro-batches as row indices, both sides of a pair in one; empty for an idle one.
+
+    All ranks have as many.
+    """
     # Both sides are padded to the longer one.
     sizes = [r.num_sides * padded_width(r.longest, backend.model.device) for r in rows]
     pieces, num_idle = rank_micro_batches(
@@ -203,43 +204,43 @@ def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: Preferenc
     yield from (*pieces, *([[]] * num_idle))
 
 
-def _places(rows: Sequence[PreferenceRow], piece: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (row, side) of each sequence of a micro-batch: the chosen ones, then the rejected ones."""
-    return [(i, side) for side in (0, 1) for i in piece if rows[i].sides[side] is not None]
+def _sequences(rows: Sequence[PreferenceRow], micro_rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (row, side) of each of the N sequences of a micro-batch: the chosen ones, then the rejected ones."""
+    return [(i, side) for side in (0, 1) for i in micro_rows if rows[i].sides[side] is not None]
 
 
-def _summed(
+def _summed_logprobs(
     backend: Backend,
     rows: Sequence[PreferenceRow],
-    piece: Sequence[int],
+    micro_rows: Sequence[int],
     which: WhichModel,
     settings: PreferenceSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Return summed log-probs [N] and lengths [N] of the sequences at `_places`.
+    """Return the sum of the log-probs [N] and the length [N] of each response of a micro-batch; see `_sequences`.
 
-    An idle micro-batch computes a row of which nothing trains, to keep in step with the other ranks.
+    An idle micro-batch computes the shortest row, of which nothing trains, to keep in step with the other ranks.
     """
-    spare = min(rows, key=lambda r: r.longest)
-    texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _places(rows, piece)]
+    shortest = min(rows, key=lambda r: r.longest)
+    texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _sequences(rows, micro_rows)]
     device = backend.model.device
-    # The shortest row, with `where` False throughout: its sum is 0, its gradient too.
-    idle = [(*spare.prompt_ids, *(spare.chosen_ids or spare.rejected_ids or ()))]
-    ids = padded_ids([(*p, *y) for p, y in texts] or idle, settings.pad_id, device)
-    where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
+    # Its mask stays empty, so its sum and its gradient are 0.
+    idle = [(*shortest.prompt_ids, *(shortest.chosen_ids or shortest.rejected_ids or ()))]
+    ids_N_T = padded_ids([(*prompt, *response) for prompt, response in texts] or idle, settings.pad_id, device)
+    mask_N_T = torch.zeros(ids_N_T.shape, dtype=torch.bool, device=device)
     for k, (prompt, response) in enumerate(texts):
-        where[k, len(prompt) : len(prompt) + len(response)] = True
-    logprobs, _ = backend.logprobs(ids, where, settings.temperature, which, False)
-    sums = logprobs.sum(1)
-    return sums, where.sum(1).to(sums.dtype)
+        mask_N_T[k, len(prompt) : len(prompt) + len(response)] = True
+    logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False)
+    sums_N = logprobs_N_T.sum(1)
+    return sums_N, mask_N_T.sum(1).to(sums_N.dtype)
 
 
-def _sharpened(
-    backend: Backend, rows: Sequence[PreferenceRow], piece: Sequence[int], settings: PreferenceSettings
+def _sharpened_logprobs(
+    backend: Backend, rows: Sequence[PreferenceRow], micro_rows: Sequence[int], settings: PreferenceSettings
 ) -> Tensor:
     """Return [N] summed log-probs of the policy at half the temperature, without gradient; see `_pair_weights`."""
     halved = replace(settings, temperature=settings.temperature / 2)
     with torch.no_grad():
-        return _summed(backend, rows, piece, "policy", halved)[0]
+        return _summed_logprobs(backend, rows, micro_rows, "policy", halved)[0]
 
 
 def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
@@ -249,22 +250,22 @@ def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
     sample at t, however flat its distribution is there. Half the temperature makes the distribution
     p(v)^2 / sum_u p(u)^2, so the logarithm is the log-prob at half the temperature less the one at the temperature.
     """
-    each = ((sharpened - sums.detach()) / lengths).exp()
-    chosen, rejected = each.chunk(2)  # `_places` lists all chosen ones first, and each row has both
+    weights = ((sharpened - sums.detach()) / lengths).exp()
+    chosen, rejected = weights.chunk(2)  # `_sequences` lists all chosen ones first, and each row has both
     return chosen * rejected
 
 
-def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:
-    places = _places(batch.rows, piece)
-    cut = sum(side == 0 for _, side in places)  # `_places` lists all chosen ones first
+def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:
+    sequences = _sequences(batch.rows, micro_rows)
+    num_chosen = sum(side == 0 for _, side in sequences)  # `_sequences` lists all chosen ones first
     ref: Tensor | None = None
     if batch.ref is not None:
-        ref = torch.stack([batch.ref[i, side] for i, side in places]).to(sums)
+        ref = torch.stack([batch.ref[i, side] for i, side in sequences]).to(sums)
 
-    def of(part: slice) -> Responses:
+    def responses(part: slice) -> Responses:
         return Responses(sums[part], lengths[part], None if ref is None else ref[part])
 
-    return Sides(of(slice(0, cut)), of(slice(cut, None)), z)
+    return Sides(responses(slice(0, num_chosen)), responses(slice(num_chosen, None)), z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,26 +281,26 @@ class ReferenceTable:
     def computed(
         cls, backend: Backend, params: PreferenceParams, rows: Sequence[PreferenceRow], settings: PreferenceSettings
     ) -> ReferenceTable:
-        """Return the table of the present policy; for a loss without a reference it is empty."""
+        """Compute the table with the present policy; for a loss without a reference it is empty."""
         others = mismatched(rows) if params.needs_divergence else []
-        # Of the policy: it has not moved yet, so it is the reference.
+        # By the policy, which is the reference as long as it has not been updated.
         ref = side_logprobs(backend, rows, "policy", settings) if params.needs_reference else None
         return cls(rows, ref, others, side_logprobs(backend, others, "policy", settings) if others else None)
 
-    def batch(self, at: Sequence[int]) -> PreferenceBatch:
+    def batch(self, indices: Sequence[int]) -> PreferenceBatch:
         """Return the rows at those indices, for one optimiser step."""
-        places = list(at)
+        indices = list(indices)
         return PreferenceBatch(
-            [self.rows[i] for i in places],
-            None if self.ref is None else self.ref[places],
-            [self.mismatched[i] for i in places] if self.mismatched else (),
-            None if self.mismatched_ref is None else self.mismatched_ref[places],
+            [self.rows[i] for i in indices],
+            None if self.ref is None else self.ref[indices],
+            [self.mismatched[i] for i in indices] if self.mismatched else (),
+            None if self.mismatched_ref is None else self.mismatched_ref[indices],
         )
 
     def to_bytes(self) -> bytes:
-        """Return the numbers, for a file."""
-        named = {"ref": self.ref, "mismatched_ref": self.mismatched_ref}
-        content: bytes = save_tensors({k: v for k, v in named.items() if v is not None})
+        """Return the log-probs as the bytes of a file."""
+        tensors = {"ref": self.ref, "mismatched_ref": self.mismatched_ref}
+        content: bytes = save_tensors({k: v for k, v in tensors.items() if v is not None})
         return content
 
     @classmethod

@@ -38,13 +38,13 @@ class Ranks:
     group: Any = None
     """torch's process group; None for that of all ranks."""
     pieces: Pieces | None = None
-    """The ranks that hold each sequence together with this one; None if every rank holds whole sequences."""
+    """The set of ranks, this one included, that share each sequence; None if ranks have whole sequences."""
     columns: Ranks | None = None
-    """One rank of each such set; None if every rank holds whole sequences."""
+    """This rank and one of each other such set; None if ranks have whole sequences."""
 
     @property
     def row_ranks(self) -> Ranks:
-        """The ranks among which rows are divided: all, or one of each set that holds sequences together."""
+        """The ranks among which rows are divided: all, or one of each set that shares sequences."""
         return self.columns or self
 
     @property
@@ -74,25 +74,27 @@ class Ranks:
         return values
 
     def exchange(self, values: Sequence[T]) -> list[T]:
-        """Return what each rank has for this one, by rank; `values` are what this rank has for each of them.
+        """Send `values[i]` to rank i, and return the value that each rank sent to this one, by rank.
 
         Each pair of ranks exchanges only its own values, as bytes on the CPU.
         """
         if self.size == 1:
             return list(values)
         data = [b"" if rank == self.rank else pickle.dumps(value) for rank, value in enumerate(values)]
-        sizes = torch.tensor([len(d) for d in data])
-        theirs = torch.empty_like(sizes)
+        sent_sizes = torch.tensor([len(d) for d in data])
+        received_sizes = torch.empty_like(sent_sizes)
         with collective_errors():
-            dist.all_to_all_single(theirs, sizes, group=self.group)
-            received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
+            dist.all_to_all_single(received_sizes, sent_sizes, group=self.group)
+            received = torch.empty(int(received_sizes.sum()), dtype=torch.uint8)
             sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
-            dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist(), group=self.group)
-        parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
-        return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
+            dist.all_to_all_single(received, sent, received_sizes.tolist(), sent_sizes.tolist(), group=self.group)
+        parts = torch.split(received, received_sizes.tolist())
+        return [
+            values[rank] if rank == self.rank else pickle.loads(part.numpy().data) for rank, part in enumerate(parts)
+        ]
 
     def decide_on_first(self, decide: Callable[[], T]) -> T:
-        """Return the result of `decide` on rank 0, which alone calls it."""
+        """Return rank 0's result of `decide` on every rank; only rank 0 calls it."""
         if self.size == 1:
             return decide()
         box: list[Any] = [decide() if self.is_first else None]
@@ -102,11 +104,11 @@ class Ranks:
         return value
 
     def in_own_group(self, timeout_s: float) -> Ranks:
-        """Return the same ranks in a gloo group of their own, so that a second thread may `gather`."""
+        """Return the same ranks with another gloo group, so that a second thread may `gather`."""
         if self.size == 1:
             return self
-        apart = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
-        return replace(self, group=apart)
+        new_group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        return replace(self, group=new_group)
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""
@@ -121,7 +123,7 @@ class Ranks:
         bucket: list[Tensor] = []
         for p in [p for p in parameters if p.grad is not None]:
             assert p.grad is not None
-            # The cut depends on sizes and types alone: all ranks make the same buckets in the same order.
+            # Buckets depend on sizes and types alone, so all ranks make the same ones in the same order.
             if bucket and (sum(g.numel() for g in bucket) > BUCKET_ELEMENTS or bucket[0].dtype != p.grad.dtype):
                 _sum_in_place(bucket)
                 bucket = []
@@ -135,7 +137,7 @@ ALONE = Ranks()
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """Turn the failure of a collective into a RunError: torch's own message names a socket and no remedy."""
+    """Turn the error of a collective into a RunError with a remedy; torch's own message only names a socket."""
     try:
         yield
     except RuntimeError as exc:
@@ -147,7 +149,7 @@ def collective_errors() -> Iterator[None]:
 
 
 def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
-    """Return the ranks in sets of `size` neighbours that hold each sequence together; every rank must call this.
+    """Return the ranks in sets of `size` neighbours that share each sequence; every rank must call this.
 
     Raises: ConfigError if `size` does not divide their number.
     """
@@ -161,7 +163,7 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
     # Every rank makes every group, its own or not: torch requires it.
     rows = [dist.new_group(list(numbers[i : i + size])) for i in range(0, ranks.size, size)]
     columns = [dist.new_group(list(numbers[i::size])) for i in range(size)]
-    # A row holds sequences together; a column has the ranks at the same place of each row, whose data differ.
+    # The ranks as a grid: a row shares sequences; a column has one rank of each row, whose data differ.
     row, column = divmod(ranks.rank, size)
     return replace(
         ranks,
@@ -179,9 +181,9 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
 
 
 def ranks_of_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return this process's rank out of RANK and WORLD_SIZE, which launchers set; a single rank without them.
+    """Return this process's rank by RANK and WORLD_SIZE, which launchers set; a single rank without them.
 
-    Raises: RunError for a place outside the group.
+    Raises: RunError for a rank outside the group.
     """
     size, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     if not 0 <= rank < size:
@@ -217,12 +219,12 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
 
 
 def _store(ranks: Ranks, timeout: datetime.timedelta) -> Any:
-    """Return the store at which the ranks meet, which rank 0 opens at MASTER_ADDR alone; None where torchrun does."""
+    """Return the store at which the ranks meet; rank 0 opens it, at MASTER_ADDR only. None: torchrun opens one."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = listen_at(host, port) if ranks.is_first else None
-    # By itself torch listens at all addresses, and so it does where MASTER_ADDR is none of this machine's.
+    # Without our listener torch would listen at all addresses; it does if MASTER_ADDR is none of this machine's.
     descriptor = None if listener is None else listener.detach()
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     return store(host, port, ranks.size, ranks.is_first, timeout, master_listen_fd=descriptor)
@@ -244,8 +246,8 @@ def use_own_gpu(size: int, device: str) -> None:
 
 
 def collectives(device: str) -> str:
-    """Return torch's name of the libraries by which ranks talk whose weights are on `device`."""
-    # Counts and messages between ranks are on the CPU, even where gradients are not.
+    """Return torch's name of the communication libraries for ranks whose weights are on `device`."""
+    # Counts and messages between ranks are on the CPU even if gradients are not.
     return "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
 
 

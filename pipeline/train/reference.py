@@ -1,4 +1,4 @@
-"""The reference of a policy: a model of its own, or the policy's base while only adapters train."""
+"""The reference of a policy: a separate model, or while only adapters train the policy without them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def refreshed(
 ) -> Any:
     """Return alpha * policy + (1 - alpha) * reference, a frozen model; without a reference, a copy of the policy.
 
-    With adapters that have learned nothing yet it is `adapted` itself: the policy without them, which costs no memory.
-    From the second refresh on it is a model of its own.
+    With untrained adapters the first reference is `adapted` itself, the policy without them, which costs no memory.
+    From the second refresh on it is a separate model.
     """
     if reference is None:
         return adapted if adapted is not None and adapted.is_fresh(whole) else frozen_copy(policy)
@@ -32,5 +32,5 @@ def refreshed(
 
 
 def as_base(reference: Any) -> AbstractContextManager[None]:
-    """Return a context in which the policy computes as the reference, if the reference is its base."""
+    """Return a context with the adapters off, if the reference is the policy without them."""
     return reference.without() if isinstance(reference, Adapted) else nullcontext()

@@ -24,13 +24,13 @@ from verizero.pipeline.train.ranks import ALONE, Ranks
 NORM = "reward model's gradient norm"
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
-"""Tokens of prompt and response: the better side, the worse one."""
+"""Tokens of the prompt with the better response, and with the worse one."""
 
 
 class RewardModel:
     """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
 
-    Every rank holds all of it and computes all pairs; `verizero.pipeline.train.fsdp_classifier` divides both.
+    Every rank has the whole model and computes all pairs; `verizero.pipeline.train.fsdp_classifier` divides both.
     """
 
     ranks: Ranks = ALONE
@@ -45,7 +45,7 @@ class RewardModel:
 
     @classmethod
     def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
-        """Return a reward model with the policy's blocks, which has learned nothing yet."""
+        """Return an untrained reward model with the policy's blocks."""
         return cls(classifier_of(policy), optimizer, total_steps)
 
     @classmethod
@@ -55,11 +55,11 @@ class RewardModel:
 
         with boundary(CheckpointError, f"the reward model of {folder} does not load"):
             model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
-            own = cls(ready(model).to(device), optimizer, total_steps)
+            reward_model = cls(ready(model).to(device), optimizer, total_steps)
             state = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
-            own.optimizer.load_state_dict(state["optimizer"])
-            own.num_updates = state["num_updates"]
-        return own
+            reward_model.optimizer.load_state_dict(state["optimizer"])
+            reward_model.num_updates = state["num_updates"]
+        return reward_model
 
     def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
         """Write model and optimiser into `folder`, by the first rank."""
@@ -93,12 +93,12 @@ class RewardModel:
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
         loss, margins = 0.0, torch.zeros(len(batch), dtype=torch.float64)
-        for at, share in self._own(_places(batch, micro_batch_tokens, self.model.device)):
-            # Shares of the mean: the gradients add up.
-            part, own = self._loss([batch[i] for i in at], len(batch))
-            self._backward(part * share)
-            loss += share * float(part.detach())
-            margins[torch.tensor(at)] += share * own
+        for indices, weight in self._of_rank(_micro_batches(batch, micro_batch_tokens, self.model.device)):
+            # A share of the mean loss: the gradients add up.
+            share, micro_margins = self._loss([batch[i] for i in indices], len(batch))
+            self._backward(share * weight)
+            loss += weight * float(share.detach())
+            margins[torch.tensor(indices)] += weight * micro_margins
         loss = float(self.ranks.all_reduce(torch.tensor([loss], dtype=torch.float64)))
         rate = schedule(self.config, self.num_updates, self.total_steps)
         try:
@@ -108,11 +108,11 @@ class RewardModel:
         finally:
             self._discard()
         self.num_updates += 1
-        seen = self.ranks.all_reduce(margins)
+        margins = self.ranks.all_reduce(margins)
         return {
             "loss": loss,
-            "accuracy": pair_accuracy(seen),
-            "margin": float(seen.mean()),
+            "accuracy": pair_accuracy(margins),
+            "margin": float(margins.mean()),
             "grad_norm": norm,
             "learning_rate": rate,
         }
@@ -121,9 +121,9 @@ class RewardModel:
     def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
         """Return r_w - r_l of each pair, float64 [N], in order."""
         out = torch.zeros(len(pairs), dtype=torch.float64)
-        for at, share in self._own(_places(pairs, micro_batch_tokens, self.model.device)):
-            chosen, rejected = self._both([pairs[i] for i in at])
-            out[torch.tensor(at)] += share * (chosen - rejected).double().cpu()
+        for indices, weight in self._of_rank(_micro_batches(pairs, micro_batch_tokens, self.model.device)):
+            chosen, rejected = self._both([pairs[i] for i in indices])
+            out[torch.tensor(indices)] += weight * (chosen - rejected).double().cpu()
         return self.ranks.all_reduce(out)
 
     def held_out(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
@@ -142,19 +142,19 @@ class RewardModel:
         """Return mean and standard deviation of the rewards of rows."""
         rewards = torch.zeros(len(rows), dtype=torch.float64)
         widths = [padded_width(len(r), self.model.device) for r in rows]
-        for at, share in self._own(micro_batches(widths, micro_batch_tokens)):
-            rewards[torch.tensor(at)] += share * self.rewards([rows[i] for i in at]).double().cpu()
-        every = self.ranks.all_reduce(rewards)
-        return float(every.mean()), float(every.std(correction=0))
+        for indices, weight in self._of_rank(micro_batches(widths, micro_batch_tokens)):
+            rewards[torch.tensor(indices)] += weight * self.rewards([rows[i] for i in indices]).double().cpu()
+        rewards = self.ranks.all_reduce(rewards)
+        return float(rewards.mean()), float(rewards.std(correction=0))
 
-    def _own(self, places: Sequence[list[int]]) -> list[tuple[list[int], float]]:
-        """Return this rank's micro-batches, each with its share of the sum over ranks.
+    def _of_rank(self, batches: Sequence[list[int]]) -> list[tuple[list[int], float]]:
+        """Return this rank's micro-batches, each with its weight in the sum over ranks.
 
-        The share is 1, or 0 for one that only keeps this rank in step with the others.
+        The weight is 1, or 0 for one that only keeps this rank in step with the others.
         """
-        own = [(at, 1.0) for at in places[self.ranks.rank :: self.ranks.size]]
-        most = -(-len(places) // self.ranks.size)
-        return own + [(places[0], 0.0)] * (most - len(own))
+        of_rank = [(indices, 1.0) for indices in batches[self.ranks.rank :: self.ranks.size]]
+        num = -(-len(batches) // self.ranks.size)  # of the rank with the most
+        return of_rank + [(batches[0], 0.0)] * (num - len(of_rank))
 
     def _start(self) -> None:
         self.optimizer = with_masters(self.model.parameters(), self.config)
@@ -196,11 +196,10 @@ def classifier_of(policy: Any) -> Any:
 
 
 def no_reward_model_message(policy: Any) -> str:
-    """Return the beginning of the message for a policy that has no sequence classifier."""
-    what = f"a reward model of model type {policy.config.model_type!r}"
-    return f"{what} (use a policy that has a sequence classifier)"
+    """Return the beginning of the error message for a policy that has no sequence classifier."""
+    return f"a reward model of model type {policy.config.model_type!r} (use a policy that has a sequence classifier)"
 
 
-def _places(pairs: Sequence[Sides], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
-    """Cut pairs into micro-batches, as indices; a pair counts as two rows of its longer side."""
+def _micro_batches(pairs: Sequence[Sides], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
+    """Divide pairs, as indices, into micro-batches; a pair counts as two rows of its longer side."""
     return micro_batches([2 * padded_width(max(map(len, sides)), device) for sides in pairs], micro_batch_tokens)

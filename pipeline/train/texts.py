@@ -1,4 +1,4 @@
-"""The next-token loss of texts: supervised fine-tuning, and its share in a reinforcement learning update."""
+"""The next-token loss of texts: for supervised fine-tuning, and as a term (ptx) of an RL update."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def text_gradient(
 ) -> dict[str, float]:
     """Accumulate `coef` times the gradient of the mean negative log-likelihood of all trained tokens of the batch.
 
-    Return that loss and the number of tokens. Every rank gets the whole batch and takes its share of the rows.
-    `packs`: rows are computed without padding; the loss and its gradient are the same.
+    Return that mean without `coef`, and the number of tokens. Every rank gets the whole batch and takes its share of
+    the rows. `packs`: rows are packed, without padding; the loss and its gradient are the same.
 
-    Raises: NonFiniteError if the loss is not finite; ConfigError if a policy cannot be packed that is to be.
+    Raises: NonFiniteError if the loss is not finite; ConfigError for `packs` with a policy that cannot be packed.
     """
     device, total = backend.model.device, float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64, device=device)
     for ids, targets in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
-        where = torch.zeros(ids.numel(), dtype=torch.bool, device=device)
-        where = where.index_fill_(0, targets.at, True).view_as(ids)
-        logprobs, _ = backend.logprobs(ids, where, 1.0, targets=targets)
-        share = ptx_loss(logprobs, where, total, 1.0)
+        mask = torch.zeros(ids.numel(), dtype=torch.bool, device=device)
+        mask = mask.index_fill_(0, targets.at, True).view_as(ids)
+        logprobs, _ = backend.logprobs(ids, mask, 1.0, targets=targets)
+        share = ptx_loss(logprobs, mask, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
         loss += share.detach()
     mean = float(backend.ranks.row_ranks.all_reduce(loss.cpu())[0])
@@ -67,9 +67,9 @@ def text_gradient(
 
 
 def _micros(
-    backend: Backend, batch: Sequence[Row], pad_id: int, most: int, packs: bool
+    backend: Backend, batch: Sequence[Row], pad_id: int, max_tokens: int, packs: bool
 ) -> list[tuple[Tensor, Targets]]:
-    """Return this rank's micro-batches on the device: int64 [B, T], padded on the right, and the tokens that train."""
+    """Return this rank's micro-batches on the device: ids [b, t], padded on the right, and the tokens that train."""
     device, ranks, lengths = backend.model.device, backend.ranks.row_ranks, [len(row.ids) for row in batch]
     if packs and not backend.can_pack():  # every rank must ask
         raise ConfigError(
@@ -77,15 +77,15 @@ def _micros(
             "packed texts would not be what they are alone; set packing: false"
         )
     prompts = unshared_prompts(lengths) if packs else None
-    sizes = lengths if packs else [padded_width(n, device) for n in lengths]
-    pieces, num_idle = rank_micro_batches(sizes, most, ranks.rank, ranks.size, prompts)
+    costs = lengths if packs else [padded_width(n, device) for n in lengths]
+    pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, prompts)
     shortest = min(range(len(batch)), key=lengths.__getitem__)
-    made = []
+    micros = []
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
         rows = piece or [shortest]
         width = padded_width(max(lengths[i] for i in rows), device)
         ids = padded_ids([batch[i].ids for i in rows], pad_id, width=width)
-        runs = None if prompts is None else Runs.of([prompts[i] for i in rows], width, most=most, device=device)
-        made.append((ids, Targets(span_indices([batch[i].spans for i in piece], width), runs)))
-    tensors = moved([x for ids, targets in made for x in (ids, *targets.tensors())], device)
-    return [(next(tensors), targets.with_tensors(tensors)) for _, targets in made]
+        runs = None if prompts is None else Runs.of([prompts[i] for i in rows], width, most=max_tokens, device=device)
+        micros.append((ids, Targets(span_indices([batch[i].spans for i in piece], width), runs)))
+    on_device = moved([x for ids, targets in micros for x in (ids, *targets.tensors())], device)
+    return [(next(on_device), targets.with_tensors(on_device)) for _, targets in micros]

@@ -14,7 +14,7 @@ from tests.models.test_forward import batch
 from verizero.pipeline.models.comparison import compare_at, readout
 from verizero.pipeline.models.cpu.onednn import use_onednn
 from verizero.pipeline.models.forward import logits_at
-from verizero.pipeline.rl.distillation import Told, compare, distribution
+from verizero.pipeline.rl.distillation import ServedLogprobs, compare, distribution
 from verizero.pipeline.rl.divergences import Objective
 
 OBJECTIVES = [
@@ -57,13 +57,13 @@ def test_chunks_are_the_whole(objective: Objective, name: str) -> None:
         assert all(p.grad is None for p in teacher.parameters())
 
 
-def _told(logits: torch.Tensor, targets: torch.Tensor, objective: Objective) -> list[Told]:
+def _told(logits: torch.Tensor, targets: torch.Tensor, objective: Objective) -> list[ServedLogprobs]:
     """What a server would say, for the objectives that one can serve."""
     if objective.over == "vocabulary":
         return []
     log_q = distribution(logits, objective.temperature)
     ids = targets[:, None] if objective.over == "sampled" else log_q.topk(objective.top_k, dim=1).indices
-    return [Told(ids, log_q.gather(1, ids))]
+    return [ServedLogprobs(ids, log_q.gather(1, ids))]
 
 
 def test_in_float32_through_onednn_it_is_the_same_but_for_rounding() -> None:

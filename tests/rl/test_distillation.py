@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.oracles import distillation as slow
 from verizero.pipeline.rl.distillation import (
     Compared,
-    Told,
+    ServedLogprobs,
     compare,
     distillation_loss,
     distribution,
@@ -37,7 +37,7 @@ def logits_of(num: int, seed: int, words: int = WORDS) -> Tensor:
 
 
 def asked(
-    logits: Tensor, teacher: Tensor | Told, objective: Objective, seed: int = 0
+    logits: Tensor, teacher: Tensor | ServedLogprobs, objective: Objective, seed: int = 0
 ) -> tuple[Compared, Tensor, Tensor]:
     """What was compared at sampled tokens, the tokens, and the gradient of the sum of divergences."""
     own = logits.detach().clone().requires_grad_(True)
@@ -118,14 +118,14 @@ def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> Non
     held, targets, wanted = asked(logits, teacher, objective)
     log_q = distribution(teacher, 1.0)
     ids = targets[:, None] if objective.over == "sampled" else log_q.topk(3, dim=1).indices
-    told, _, gradient = asked(logits, Told(ids, log_q.gather(1, ids)), objective)
+    told, _, gradient = asked(logits, ServedLogprobs(ids, log_q.gather(1, ids)), objective)
     for mine, theirs in zip(told, held, strict=True):
         torch.testing.assert_close(mine, theirs, **NEAR)
     torch.testing.assert_close(gradient, wanted, **NEAR)
 
 
 def test_a_server_whose_numbers_add_up_to_more_than_one_has_a_small_rest() -> None:
-    told = Told(torch.tensor([[0, 1]]), torch.tensor([[0.7, 0.300001]]).log())
+    told = ServedLogprobs(torch.tensor([[0, 1]]), torch.tensor([[0.7, 0.300001]]).log())
     found, _, gradient = asked(logits_of(1, 1), told, Objective(over="top_k", top_k=2))
     assert bool(found.divergence.isfinite().all())
     assert bool(gradient.isfinite().all())

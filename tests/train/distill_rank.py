@@ -17,7 +17,7 @@ from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import distill_update
 from verizero.pipeline.train.ranks import ALONE, leave
-from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher
+from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 OBJECTIVES = [Objective("jsd", beta=0.3), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
@@ -27,7 +27,7 @@ CONFIGS["zero 3, offloaded"] = {"zero": 3, "offload": "all"}
 
 def taught(backend: Backend, whole: bool = False) -> dict[str, torch.Tensor]:
     """The weights after some updates by a teacher that is held and by the policy's own reference."""
-    teachers = {"a": HeldTeacher(two_layers(50)), "b": OwnTeacher(backend, whole)}
+    teachers = {"a": ModelTeacher(two_layers(50)), "b": ReferenceTeacher(backend, whole)}
     for step in range(3):
         distill_update(backend, teachers, rows_of(7, step), OBJECTIVES[step % 2], settings(60))
     return weights(backend)

@@ -14,7 +14,7 @@ from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.models import widths
 from verizero.pipeline.models.widths import forward_width, padded_width
 from verizero.pipeline.train.collate import collate
-from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, fixed_order, present, switched
+from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, existing_device, fixed_order, switched
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.ranks import collectives, use_own_gpu
 from verizero.pipeline.train.step import update
@@ -173,6 +173,6 @@ def test_a_gpu_that_is_not_there_is_refused(num: int, asked: str, said: str, mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
     with pytest.raises(ConfigError, match=said):
-        present(asked, "train.device")
-    assert present("auto", "train.device") == ("cuda" if num else "cpu")
-    assert present(f"cuda:{num - 1}" if num else "cpu", "train.device") in ("cuda:0", "cpu")
+        existing_device(asked, "train.device")
+    assert existing_device("auto", "train.device") == ("cuda" if num else "cpu")
+    assert existing_device(f"cuda:{num - 1}" if num else "cpu", "train.device") in ("cuda:0", "cpu")

@@ -21,7 +21,7 @@ from verizero.pipeline.rl.distillation import compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 OBJECTIVES = [
@@ -58,7 +58,7 @@ def backend_of(ranks: Ranks | None = None, dtype: torch.dtype = torch.float64) -
 
 
 def held(dtype: torch.dtype = torch.float64) -> dict[str, Teacher]:
-    return {"a": HeldTeacher(policy(50, dtype)), "b": HeldTeacher(policy(60, dtype))}
+    return {"a": ModelTeacher(policy(50, dtype)), "b": ModelTeacher(policy(60, dtype))}
 
 
 def updated(
@@ -103,7 +103,7 @@ def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:
     rows = [replace(r, teacher_prompt_ids=r.prompt_ids) for r in rows_of(teachers="a")]
     for objective in OBJECTIVES:
         backend = backend_of()
-        metrics = distill_update(backend, {"a": HeldTeacher(policy())}, rows, objective, settings(30))
+        metrics = distill_update(backend, {"a": ModelTeacher(policy())}, rows, objective, settings(30))
         assert metrics["loss"] == pytest.approx(0.0, abs=1e-14)
         assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-13)
 
@@ -144,7 +144,7 @@ def test_the_gradients_of_two_ranks_add_up_to_that_of_one(num: int) -> None:
 def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> None:
     backend, rows = backend_of(), rows_of(teachers="a")
     backend.reference = policy(50).requires_grad_(False)
-    own = {"a": OwnTeacher(backend, whole)}
+    own = {"a": ReferenceTeacher(backend, whole)}
     metrics = distill_update(backend, own, rows, OBJECTIVES[0], settings(30))
     wanted, after = updated(rows, OBJECTIVES[0])
     assert metrics == pytest.approx(wanted, rel=1e-9)
@@ -187,7 +187,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_policy_stays() -> None:
     backend = backend_of()
     before = weights(backend)
     with pytest.raises(NonFiniteError, match="divergence to the teacher is nan"):
-        distill_update(backend, {"a": HeldTeacher(teacher)}, rows_of(teachers="a"), OBJECTIVES[0], settings())
+        distill_update(backend, {"a": ModelTeacher(teacher)}, rows_of(teachers="a"), OBJECTIVES[0], settings())
     assert distance(weights(backend), before) == 0.0
     assert all(p.grad is None for p in backend.model.parameters())
 

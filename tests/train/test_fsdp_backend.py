@@ -102,7 +102,7 @@ def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
         assert "exp_avg" in shards._moments(name)
     resting = [p.to_local().untyped_storage().nbytes() for p in reference.model.parameters()]
     assert set(resting) == {0}
-    with reference.present():
+    with reference.on_device():
         assert all(p.to_local().untyped_storage().nbytes() > 0 for p in reference.model.parameters())
 
 

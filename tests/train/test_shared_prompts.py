@@ -26,11 +26,11 @@ from verizero.pipeline.train.collate import (
 )
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.sharing import (
-    MIN_SHARED_SHARE,
-    MIN_SHARED_SHARE_ON_GPU,
+    MIN_SPARED_SHARE,
+    MIN_SPARED_SHARE_ON_GPU,
     packed_prompts,
     prompts_of_rows,
-    shared_share,
+    spared_share,
 )
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -99,7 +99,7 @@ def test_where_prompts_are_shared() -> None:
     assert shares(episodes.wrapped(longer(groups_of())), grpo, backend), "episodes of one turn are single responses"
 
 
-@pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SHARED_SHARE), ("cuda", MIN_SHARED_SHARE_ON_GPU)])
+@pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SPARED_SHARE), ("cuda", MIN_SPARED_SHARE_ON_GPU)])
 def test_the_least_that_is_spared_depends_on_the_device(device: str, least: float) -> None:
     class Elsewhere(TorchBackend):
         def can_pack(self) -> bool:
@@ -118,7 +118,7 @@ def test_the_least_that_is_spared_depends_on_the_device(device: str, least: floa
         groups = longer(groups_of(num, size, seed=5, lost=False), tokens)
         prompts = prompts_of_rows(groups)
         assert prompts is not None
-        decided[shared_share(prompts)] = packed_prompts(backend, grpo, groups) is not None
+        decided[spared_share(prompts)] = packed_prompts(backend, grpo, groups) is not None
     assert decided == {spared: spared >= least for spared in decided}
     assert set(decided.values()) == {True, False}
 
@@ -141,8 +141,8 @@ def test_prompts_of_rows() -> None:
 
 def test_the_share_that_is_spared() -> None:
     prompts = [PromptOf(0, 6, 10), PromptOf(0, 6, 8), PromptOf(1, 2, 12)]
-    assert shared_share(prompts) == pytest.approx(6 / 30)
-    assert shared_share([]) == 0.0
+    assert spared_share(prompts) == pytest.approx(6 / 30)
+    assert spared_share([]) == 0.0
 
 
 @st.composite
