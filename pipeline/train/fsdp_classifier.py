@@ -22,16 +22,16 @@ from verizero.pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_
 from verizero.pipeline.train.reward_model import NORM, RewardModel, no_reward_model_message
 
 Divide = Callable[[str, Any], FsdpShards]
-"""Divides a model on `meta`; the first argument begins messages about its gradient."""
+"""Divides a model on `meta`; the first argument begins error messages about its gradient."""
 Fill = Callable[[FsdpShards], None]
-"""Sets those weights that the policy has too."""
+"""Sets the weights of the blocks, which the policy has too."""
 STATE, SHARDS = "reward_model.json", "shards"
 
 
 def on_blocks(policy: FsdpShards, head: Head, what: str) -> Any:
-    """Return a classifier of one label without memory, with the blocks of the policy's architecture.
+    """Return a classifier of one label on `meta`, with the blocks of the policy's architecture.
 
-    `what` names it and a remedy. Raises: ConfigError with that text if transformers has no such classifier.
+    `what` begins the message. Raises: ConfigError if transformers has no such classifier.
     """
     import transformers
 
@@ -42,7 +42,7 @@ def on_blocks(policy: FsdpShards, head: Head, what: str) -> Any:
 
 @torch.no_grad()
 def begin(sharded: FsdpShards, fill: Fill) -> None:
-    """Give the classifier the policy's blocks and a head of zero."""
+    """Set the classifier's blocks to the policy's, and its head to zero."""
     for p in sharded.model.parameters():
         p.to_local().zero_()
     fill(sharded)
@@ -62,7 +62,7 @@ class FsdpCritic(DividedCritic[FsdpShards]):
 
 
 class FsdpRewardModel(RewardModel):
-    """A reward model that FSDP divides, as its rows."""
+    """A reward model whose weights and rows are divided among ranks by FSDP."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Divides a module among ranks by torch's FSDP2: its blocks, its input and output embeddings, and the rest."""
+"""Divide a module among ranks by torch's FSDP2: each block, the input and output embeddings, and the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from verizero.pipeline.train.any_forward import AnyForward
 from verizero.pipeline.train.ranks import Ranks, collectives
 
-PARTS = 4
-"""On the CPU a block's gradients are added up over ranks in so many parts."""
+NUM_PARTS = 4
+"""On the CPU a block's gradients are summed over ranks in so many parts."""
 
 
 class _FreedScatter:
-    """FSDP's sum of gradients over ranks; its input is freed at once, where FSDP would keep it until the next block's.
+    """FSDP's sum of gradients over ranks that frees its input at once; FSDP would keep it until the next block's.
 
-    For collectives that are complete when their call returns, as on the CPU. On a GPU others may still read the memory.
+    Only for collectives that are complete when their call returns, as on the CPU.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -29,18 +29,18 @@ class _FreedScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Add up some numbers at a time, as gloo copies what it adds up; then free the input."""
-        each = len(output_tensor)
-        of_ranks = input_tensor.view(-1, each)
-        for start in range(0, each, size := max(1, -(-each // PARTS))):
-            _scatter(output_tensor[start : start + size], of_ranks[:, start : start + size].flatten(), group, op)
+        """Sum some numbers at a time, because gloo copies what it sums; then free the input."""
+        num = len(output_tensor)
+        input_by_rank = input_tensor.view(-1, num)
+        for start in range(0, num, size := max(1, -(-num // NUM_PARTS))):
+            _scatter(output_tensor[start : start + size], input_by_rank[:, start : start + size].flatten(), group, op)
         input_tensor.untyped_storage().resize_(0)
 
 
 def divided(
     model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
 ) -> torch.nn.Module:
-    """Divide `model` in place: each block, each untied embedding, the rest as one; return what computes with it."""
+    """Divide `model` in place: each block, each untied embedding, the rest as one. Return its root, an `AnyForward`."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from verizero.pipeline.models.load import recompute_activations
@@ -52,19 +52,19 @@ def divided(
     if recompute:
         recompute_activations(model)
     mesh = mesh_of(ranks, device)
-    # Inputs are in the right type already: a policy in half precision makes them so.
+    # Inputs have the right type already: the model is in half precision itself.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     shell = AnyForward(model)
     is_empty = any(p.device.type == "meta" for p in model.parameters())
     for block in [*_blocks(model), *_untied(model), shell]:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        # A sum over ranks, not their mean. gloo has no sum that divides on the way, hence both; neither is recursive.
+        # A sum over ranks, not their mean. gloo needs both calls, as it cannot sum and divide in one; neither recurses.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
         if (dtype or model.dtype) == torch.float32:
-            # The next block's weights would come during a block's backward, and what came for the last block would be
-            # kept in the forward: a third block. In 16 bits blocks are half as large, and FSDP may.
-            block.set_modules_to_backward_prefetch([block])  # it is there already, so nothing is fetched
+            # Without this FSDP prefetches, and has the weights of a third block in memory. In 16 bits, where blocks are
+            # half as large, it may.
+            block.set_modules_to_backward_prefetch([block])  # its weights are there already, so nothing is fetched
             block._set_unshard_async_op(True)
         if device.type == "cpu":
             block.set_custom_reduce_scatter(_FreedScatter())
@@ -84,28 +84,28 @@ def mesh_of(ranks: Ranks, device: torch.device) -> Any:
 
 
 def own_rows(p: Any) -> slice:
-    """Return this rank's rows of a divided parameter, which are cut as `torch.chunk` cuts."""
+    """Return this rank's rows of a divided parameter; rows are divided as by `torch.chunk`."""
     mesh = p.device_mesh
     return _rows(p.shape[0], mesh.size(), mesh.get_local_rank())
 
 
 def _rows(num: int, size: int, rank: int) -> slice:
-    each = -(-num // size)
-    start = min(rank * each, num)
-    return slice(start, min(start + each, num))
+    rows_per_rank = -(-num // size)
+    start = min(rank * rows_per_rank, num)
+    return slice(start, min(start + rows_per_rank, num))
 
 
 def _blocks(model: Any) -> list[Any]:
-    """Return the modules that are gathered separately."""
+    """Return the blocks of a model, each of which is gathered separately."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def _untied(model: Any) -> list[Any]:
-    """Return input and output embeddings with weights of their own, each a group by itself.
+    """Return input and output embeddings if they are not tied; each is gathered separately.
 
-    Tied ones must be in one group. It is that of the rest, so their weight is whole throughout forward and backward.
+    Tied ones must be gathered together: they are with the rest, whole throughout forward and backward.
     """
     embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
     if head is None:
@@ -115,7 +115,7 @@ def _untied(model: Any) -> list[Any]:
 
 def gather(whole: Tensor, own: Tensor, group: Any) -> None:
     """Fill `whole` with the tensors `own` of all ranks, one after another."""
-    # Its older name, where torch has no other, warns where it has; so does that of the sum below.
+    # torch renamed this collective, and the one below: the old name warns where there is a new one.
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     call(whole, own, group=group)
 

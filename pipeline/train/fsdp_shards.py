@@ -1,7 +1,7 @@
 """One module whose weights, gradients and optimiser state torch's FSDP2 divides among ranks.
 
-Each rank holds its rows of every weight, in float32. A block's weights are put together while the block computes, in
-the model's own number type, and gradients are added over ranks in float32. Source: arXiv:2304.11277.
+Each rank has its rows of every weight, in float32. A block's weights are gathered while the block computes, in the
+model's own number type, and gradients are summed over ranks in float32. Source: arXiv:2304.11277.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FsdpShards:
-    """A model divided among all ranks, with AdamW over its shards; without `restart` it only computes."""
+    """A model divided among all ranks, with AdamW over its shards after `restart`."""
 
     def __init__(
         self,
@@ -44,46 +44,46 @@ class FsdpShards:
     ) -> None:
         """Divide `model` in place. If its parameters are on `meta`, weights are undefined until something sets them.
 
-        `dtype`: the number type of forward and backward; None for that of each weight. `recompute`: activations are
-        computed again in the backward pass. `offload`: the CPU has the optimiser's state and updates the
-        weights. `whose` begins messages ("gradient norm").
+        `whose` begins error messages ("gradient norm"). `dtype`: the number type of forward and backward; None for that
+        of each weight. `recompute`: activations are computed again in the backward pass. `offload`: the CPU has the
+        optimiser's state and updates the weights.
         """
         self.model = model
         self.whose = whose
         self.ranks = ranks
         self.optimizer: torch.optim.AdamW | None = None
         self._rows: dict[str, Tensor] = {}
-        """This rank's rows of what is trained, by name, as plain tensors: all that the optimiser knows of.
+        """This rank's rows of the trained weights, by name, as plain tensors: the optimiser's parameters.
 
-        They are the weights themselves, or with `offload` copies of them.
+        They are the weights themselves, or with `offload` copies of them on the CPU.
         """
         self.offload = offload
         self.shell = divided(model, ranks, dtype, device, recompute)
         self._mesh = mesh_of(ranks, torch.device("cpu")) if offload else None
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Return a context in which the weights are on the device, as they always are here."""
+        """Return a context in which the weights are on the device; here they always are."""
         return nullcontext()
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
-        """Return compute(model), called where the weights outside blocks are whole; blocks put theirs together."""
+        """Return compute(model), called where the weights outside blocks are whole; blocks gather theirs."""
         with _collective_errors_amid():
             return self.shell(compute)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient, added over ranks: a loss here is a rank's share of a sum."""
+        """Accumulate the gradient, summed over ranks: the loss is a rank's share of a sum."""
         with _collective_errors_amid(), fixed_order():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def restart(self, optimizer: OptimizerConfig) -> None:
         """Make a fresh optimiser."""
-        own = {n: p.to_local().detach() for n, p in self._trained()}
-        self._rows = {n: torch.nn.Parameter(p.to("cpu", copy=True) if self.offload else p) for n, p in own.items()}
+        rows = {n: p.to_local().detach() for n, p in self._trained()}
+        self._rows = {n: torch.nn.Parameter(p.to("cpu", copy=True) if self.offload else p) for n, p in rows.items()}
         self.discard()
         self.optimizer = adamw(self._rows.values(), optimizer)
 
     def require_finite(self, update: int) -> None:
-        """Raise NonFiniteError if the gradient is not finite on some rank; it stays."""
+        """Raise NonFiniteError if the gradient is not finite on some rank; the gradient stays."""
         self._finite_norm(update)
 
     def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
@@ -96,8 +96,8 @@ class FsdpShards:
             norm = self._finite_norm(update)
             for name, gradient in self._gradients().items():
                 self._rows[name].grad = gradient.to(self._rows[name].device)
-            where = norm.to("cpu") if self.offload else norm
-            clipped_step(self.optimizer, config, list(self._rows.values()), where, rate)
+            norm_at_rows = norm.to("cpu") if self.offload else norm
+            clipped_step(self.optimizer, config, list(self._rows.values()), norm_at_rows, rate)
             if self.offload:
                 for name, p in self._trained():
                     p.to_local().detach().copy_(self._rows[name].detach())
@@ -106,30 +106,30 @@ class FsdpShards:
         return float(norm)
 
     def discard(self) -> None:
-        """Forget the gradient."""
+        """Delete the gradient."""
         for p in (*self.model.parameters(), *self._rows.values()):
             p.grad = None
 
     def gathered(self, dtype: torch.dtype | None = None) -> Iterator[dict[str, Tensor]]:
         """Return whole weights by name, a block at a time; every rank must iterate in step.
 
-        They are rounded to `dtype` before they travel. A block takes memory until its tensors are dropped.
+        They are rounded to `dtype` before they are gathered. A block takes memory until its tensors are dropped.
         """
-        own = dict(self.model.named_parameters())
+        shards = dict(self.model.named_parameters())
 
         def block(names: Sequence[str]) -> dict[str, Tensor]:
-            # A reader may be in inference mode, whose tensors could not be trained with afterwards.
+            # The caller may be in inference mode, whose tensors could not be trained with afterwards.
             with torch.inference_mode(False), torch.no_grad(), collective_errors():
-                return {name: _put_together(own[name], dtype or own[name].dtype) for name in names}
+                return {name: _gathered(shards[name], dtype or shards[name].dtype) for name in names}
 
-        return map(block, pieces(own))  # unlike a generator's variable, it holds no block while the next one comes
+        return map(block, pieces(shards))  # a generator's variable would keep a block while the next one is gathered
 
     @torch.no_grad()
     def take(self, source: Any, share: float = 1.0) -> None:
         """Set the weights to share * source + (1 - share) * weights; this rank reads its own rows.
 
-        `source`: a whole module, one that `unloaded` made, or an `FsdpShards`, of which weights with a name in both
-        are taken.
+        `source`: a whole module, a module on `meta` with its weights in files (`models.unloaded`), or an `FsdpShards`,
+        of which only the weights with a name in both are read.
         """
         theirs = dict((source.model if isinstance(source, FsdpShards) else source).named_parameters())
         files = None if isinstance(source, FsdpShards) else weights_of(source)
@@ -144,16 +144,16 @@ class FsdpShards:
 
     @torch.no_grad()
     def take_blocks(self, blocks: Iterable[Mapping[str, Tensor]], share: float = 1.0) -> None:
-        """Set weights to share * theirs + (1 - share) * weights, given whole and some at a time, by name."""
-        own = dict(self.model.named_parameters())
+        """Set the weights to share * theirs + (1 - share) * weights. `blocks`: their whole weights, some at a time."""
+        shards = dict(self.model.named_parameters())
         for block in blocks:
-            for name in own.keys() & block.keys():
-                _set(own[name], block[name][own_rows(own[name])], share)
+            for name in shards.keys() & block.keys():
+                _set(shards[name], block[name][own_rows(shards[name])], share)
         self._renew()
 
     @torch.no_grad()
     def read(self, files: Files, names: Callable[[str], str], values: Mapping[str, Tensor]) -> None:
-        """Set the weights to whole `values` where those have the name, else to rows of `files`, named by `names`."""
+        """Set each weight to this rank's rows of `values`, if its name is there, else of `files`, by names(name)."""
         for name, p in self.model.named_parameters():
             rows = own_rows(p)
             _set(p, values[name][rows] if name in values else files.rows(names(name), rows), 1.0)
@@ -164,22 +164,22 @@ class FsdpShards:
 
         They are the tensors that are trained, so a reader may also write into them.
         """
-        own = self._trained() or list(self.model.named_parameters())  # a reference does not train, and is kept whole
-        held: dict[str, Any] = {f"{name}/weight": p.detach() for name, p in own}
+        parameters = self._trained() or list(self.model.named_parameters())  # of a reference, which does not train: all
+        tensors: dict[str, Any] = {f"{name}/weight": p.detach() for name, p in parameters}
         if self.optimizer is not None:
-            for name, p in own:
+            for name, p in parameters:
                 state = self._moments(name)
-                held |= {f"{name}/{key}": _like(p, state[key], self._mesh) for key in MOMENTS}
-        return held
+                tensors |= {f"{name}/{key}": _like(p, state[key], self._mesh) for key in MOMENTS}
+        return tensors
 
     def set_step(self, num_updates: int) -> None:
-        """Continue after weights and moments were read: tell AdamW the number of updates, which corrects their bias."""
+        """Set AdamW's number of updates, by which it corrects its bias, after weights and moments were read."""
         self._renew()
         for name in self._rows:
             self._moments(name)["step"].fill_(float(num_updates))
 
     def _moments(self, name: str) -> dict[str, Any]:
-        """Return AdamW's state of this rank's rows, which it makes itself in the first update only."""
+        """Return AdamW's state of this rank's rows; before the first update, make it as AdamW would."""
         assert self.optimizer is not None
         rows = self._rows[name]
         state: dict[str, Any] = self.optimizer.state[rows]
@@ -197,7 +197,7 @@ class FsdpShards:
 
     @torch.no_grad()
     def _renew(self) -> None:
-        """Copy the weights to where the optimiser has them, after something else has set them."""
+        """Copy the weights to the optimiser's rows on the CPU, after something else has set them."""
         if self.offload:
             for name, p in self._trained():
                 if name in self._rows:
@@ -205,15 +205,17 @@ class FsdpShards:
 
     def _finite_norm(self, update: int) -> Tensor:
         """Return the norm of the gradient over all ranks. Raises: NonFiniteError if it is not finite."""
-        own = list(self._gradients().values())
-        local = torch.nn.utils.get_total_norm(own) if own else torch.zeros((), device=self.model.device)
-        norm = self.ranks.all_reduce(local.double().square()).sqrt().float()
+        gradients = list(self._gradients().values())
+        norm_of_rank = (
+            torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self.model.device)
+        )
+        norm = self.ranks.all_reduce(norm_of_rank.double().square()).sqrt().float()
         return checked_norm(norm, self.whose, update)
 
 
 @contextmanager
 def _collective_errors_amid() -> Iterator[None]:
-    """Turn the failure of a collective amid a computation into a RunError; other errors stay as they are."""
+    """Turn the error of a collective within a computation into a RunError; other errors stay as they are."""
     try:
         yield
     except RuntimeError as exc:
@@ -224,15 +226,16 @@ def _collective_errors_amid() -> Iterator[None]:
 
 
 def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:
-    """Return a context with divided tensors put together; every rank must enter it."""
+    """Return a context with the divided tensors gathered; every rank must enter it."""
     with torch.no_grad(), collective_errors():
-        return nullcontext(tuple(_put_together(p, p.dtype) for p in parameters))
+        return nullcontext(tuple(_gathered(p, p.dtype) for p in parameters))
 
 
 def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -> FinishWriting | None:
-    """Write shards into `folder`, each rank its own; every rank must call it, and the folder must be seen by all.
+    """Write shards into `folder`, each rank its own; every rank must call it, and see the same folder.
 
-    With a `group` of these ranks that nothing else uses, a thread writes a copy of them. Return what waits for its end.
+    With a `group` of these ranks that nothing else uses, a thread writes a copy of them; return a function that waits
+    for its end.
     """
     from torch.distributed.checkpoint import state_dict_saver
 
@@ -241,19 +244,19 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
             state_dict_saver.save(dict(tensors), checkpoint_id=folder)
         return None
     with collective_errors():
-        written = state_dict_saver.async_save(dict(tensors), checkpoint_id=folder, process_group=group)
-    assert isinstance(written, Future)
+        writing = state_dict_saver.async_save(dict(tensors), checkpoint_id=folder, process_group=group)
+    assert isinstance(writing, Future)
 
     def finish_writing() -> None:
         with collective_errors(), _own_errors():
-            written.result()
+            writing.result()
 
     return finish_writing
 
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the error of the rank that failed first in place of torch's list of all. Its type tells a full disk."""
+    """Raise the error of the rank that failed first in place of torch's list of all, so that its type is known."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -264,7 +267,7 @@ def _own_errors() -> Iterator[None]:
 
 
 def own_group() -> Any:
-    """Return a group of all ranks for a thread of its own: messages of two threads in one group would be mixed up."""
+    """Return a group of all ranks for a second thread, because one group would mix up the messages of two threads."""
     return dist.new_group(backend="gloo")
 
 
@@ -276,24 +279,24 @@ def read_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
         state_dict_loader.load(dict(tensors), checkpoint_id=folder)
 
 
-def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
-    """Return a divided tensor whole, in one new piece of memory; every rank must call it."""
+def _gathered(p: Any, dtype: torch.dtype) -> Tensor:
+    """Return a divided tensor whole, in new memory; every rank must call it."""
     mesh = p.device_mesh
-    own: Tensor = p.to_local().detach().to(dtype)
-    size = -(-p.shape[0] // mesh.size())
-    if own.shape[0] < size:  # the last ranks may have fewer rows, or none
-        own = torch.cat([own, own.new_zeros(size - own.shape[0], *own.shape[1:])])
-    whole = own.new_empty(size * mesh.size(), *own.shape[1:])
-    gather(whole, own.contiguous(), mesh.get_group())
+    rows: Tensor = p.to_local().detach().to(dtype)
+    rows_per_rank = -(-p.shape[0] // mesh.size())
+    if rows.shape[0] < rows_per_rank:  # the last ranks may have fewer rows, or none
+        rows = torch.cat([rows, rows.new_zeros(rows_per_rank - rows.shape[0], *rows.shape[1:])])
+    whole = rows.new_empty(rows_per_rank * mesh.size(), *rows.shape[1:])
+    gather(whole, rows.contiguous(), mesh.get_group())
     return whole[: p.shape[0]]
 
 
 def _set(p: Any, rows: Tensor, share: float) -> None:
-    """Set this rank's rows of a divided parameter to share * rows + (1 - share) * theirs."""
-    ours = p.to_local()
-    rows = rows.to(ours.device, ours.dtype)
+    """Set this rank's rows of a divided parameter to share * rows + (1 - share) * the present ones."""
+    present_rows = p.to_local()
+    rows = rows.to(present_rows.device, present_rows.dtype)
     # lerp at 1 may round; a copy must be exact.
-    ours.lerp_(rows, share) if share < 1 else ours.copy_(rows)
+    present_rows.lerp_(rows, share) if share < 1 else present_rows.copy_(rows)
 
 
 def _like(p: Any, rows: Tensor, mesh: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Training with torch's own AdamW: one device a process, each with the whole policy, gradients summed over ranks."""
+"""Training with torch's own AdamW: each rank has the whole policy on its device; gradients are summed over ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULTS = TrainConfig()
 
 
 class TorchBackend(Backend):
-    """The policy, its optimiser, its reference and its critic, each whole in every process."""
+    """The policy, its optimiser, reference and critic, each whole in every process."""
 
     def __init__(
         self, model: Any, ranks: Ranks = ALONE, config: TrainConfig = DEFAULTS, adapted: Adapted | None = None
@@ -55,15 +55,15 @@ class TorchBackend(Backend):
         self.rerouted = Rerouted()
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
+        """Make a fresh optimiser for `total_steps` updates; drop reference and critic of an earlier stage."""
         self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
-        self._release()
+        self._detach_optimizer()
         self.optimizer = with_masters(self.model.parameters(), optimizer)
         self.discard()
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a critic that has learned nothing."""
+        """Make an untrained critic."""
         model = None if shared else own_backbone(self.whole_model())
         self.critic = TorchCritic(self.model, model, optimizer, total_steps, self.ranks)
 
@@ -83,7 +83,7 @@ class TorchBackend(Backend):
         assert self.config is not None
         assert self.optimizer is not None
         parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
-        # Before the norm: clipping is of the gradient of all ranks' rows.
+        # Before the norm, which is that of the gradient over all ranks.
         self.ranks.sum_gradients(parameters)
         try:
             norm = finite_norm(parameters, "gradient norm", self.num_updates)
@@ -94,13 +94,13 @@ class TorchBackend(Backend):
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
         self._is_merged = False
         metrics = {"grad_norm": float(norm), "learning_rate": rate, **self.changed_routes(), **self.not_compiled()}
-        self._forget()
+        self._clear_policy_gradient()
         self.num_updates += 1
         return metrics
 
     def discard(self) -> None:
-        """Forget the gradient, the critic's too."""
-        self._forget()
+        """Delete the gradient, the critic's too."""
+        self._clear_policy_gradient()
         if self.critic is not None:
             self.critic.discard()
 
@@ -109,7 +109,7 @@ class TorchBackend(Backend):
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
 
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Continue the stage with other numbers, from the next update on."""
+        """Use other settings of the optimiser from the next update on."""
         self.config = optimizer
 
     def update_engine_module(self) -> None:
@@ -158,9 +158,9 @@ class TorchBackend(Backend):
         Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
         """
         require_written_by("torch", folder, "trainer.pt")
-        # Through the CPU's memory: on the device, the reference would be there twice for a moment.
+        # To the CPU: on the device, the reference would be there twice for a moment.
         state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-        self._empty()
+        self._drop_stage_state()
         if self.adapted is not None:
             self.adapted.load(folder)
             self._is_merged = False
@@ -181,18 +181,18 @@ class TorchBackend(Backend):
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]
 
-    def _empty(self) -> None:
-        """Drop all that belongs to the present stage."""
+    def _drop_stage_state(self) -> None:
+        """Drop gradients, optimiser, reference and critic."""
         self.discard()
-        self._release()
+        self._detach_optimizer()
         self.config, self.optimizer, self.reference, self.critic = None, None, None, None
 
-    def _release(self) -> None:
-        """Take the present optimiser off the parameters, for the next one."""
+    def _detach_optimizer(self) -> None:
+        """Remove the present optimiser's hooks from the parameters."""
         if isinstance(self.optimizer, MasterAdamW):
             self.optimizer.release()
 
-    def _forget(self) -> None:
+    def _clear_policy_gradient(self) -> None:
         self.rerouted = Rerouted()
         for p in self.model.parameters():
             p.grad = None
@@ -201,7 +201,7 @@ class TorchBackend(Backend):
 
     @staticmethod
     def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-        """Raise ValueError if a moment has another shape than its parameter, which torch accepts."""
+        """Raise ValueError if a moment has another shape than its parameter, which torch would accept."""
         for parameter, state in optimizer.state.items():
             if (shape := state["exp_avg"].shape) != parameter.shape:
                 raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")
