@@ -29,7 +29,7 @@ from verizero.pipeline.train.reference import as_base, refreshed
 from verizero.pipeline.train.sharded import Sharded
 
 UNTIL_START = OptimizerConfig(learning_rate=1e-6)
-"""The optimiser of weights that are divided before the first stage; `start` replaces all its numbers."""
+"""Settings of the optimiser until the first stage starts; `start` replaces all of them."""
 
 
 class DeepSpeedBackend(Backend):
@@ -46,8 +46,8 @@ class DeepSpeedBackend(Backend):
     ) -> None:
         """`adapted`: the adapters in `model`, if they alone are trained.
 
-        `engine_reads_module`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy is kept next to
-        the shards. Without it, one is made whenever it is asked for. `with_reference`: a stage may ask for a reference.
+        `keeps_whole`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy stays in memory next to
+        the shards; else each call of `whole_model` makes one. `with_reference`: a stage may need a reference.
         """
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
@@ -59,8 +59,8 @@ class DeepSpeedBackend(Backend):
         self.total_steps = 0
         self.num_updates = 0
         self.sharded: Sharded | None = None
-        # A module of plain weights, to generate with and to save: the model itself while its weights are whole, or a
-        # copy made before they are divided.
+        # A module with whole weights, to generate with and to save: the model itself until its weights are divided, or
+        # a copy made before.
         self._whole = model
         if adapted is not None:
             self._whole = adapted.twin
@@ -68,12 +68,12 @@ class DeepSpeedBackend(Backend):
             self._whole = copy.deepcopy(model)
         self._whole_is_fresh = True
         self._empty: Any = None
-        """A module without memory to fill with gathered weights, where no whole copy is kept."""
-        if config.zero == 3 and adapted is None and not engine_reads_module:
+        """A module on `meta` to fill with gathered weights, if no whole copy stays in memory."""
+        if config.zero == 3 and adapted is None and not keeps_whole:
             self._empty = without_memory(model)
         self._with_reference = with_reference
         self._spare: Any = None
-        """Frozen copy of the initial policy, kept in case a reference is asked for."""
+        """Frozen copy of the initial policy, in case a stage needs a reference."""
         if config.gradient_checkpointing:
             recompute_activations(model)
 
@@ -83,19 +83,19 @@ class DeepSpeedBackend(Backend):
         self._shard(optimizer).restart(optimizer)
 
     def shard(self) -> None:
-        """Divide the weights among ranks now; `start` finds them divided."""
+        """Divide the weights among ranks now, before `start`."""
         self._shard(UNTIL_START)
 
     def _shard(self, optimizer: OptimizerConfig) -> Sharded:
         if self.sharded is None:
             is_whole = self._whole is self.model and self._empty is None
             if self._with_reference and is_whole and self.reference is None:
-                self._spare = frozen_copy(self.model)  # a copy later would take DeepSpeed's hooks along
+                self._spare = frozen_copy(self.model)  # a later copy would have DeepSpeed's hooks
             self.sharded = Sharded(self.model, "gradient norm", optimizer, self.train_config, self.ranks)
         return self.sharded
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a critic that has learned nothing, sharded like the policy unless it shares the policy's backbone."""
+        """Make an untrained critic, sharded like the policy unless it shares the policy's backbone."""
         if shared:
             self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._policy_access())
         else:
@@ -106,7 +106,7 @@ class DeepSpeedBackend(Backend):
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
         self._place_reference(which)
         if which == "reference" and not isinstance(self.reference, Adapted):
-            # A plain module, whole on every rank: outside the engine and its hooks.
+            # The reference is a plain module, whole on every rank, without the engine and its hooks.
             return function(self.reference)
         with nullcontext() if which == "policy" else as_base(self.reference):
             result: T = self._run(function)
@@ -122,25 +122,25 @@ class DeepSpeedBackend(Backend):
         assert self.config is not None
         assert self.sharded is not None
         rate = schedule(self.config, self.num_updates, self.total_steps)
-        # Before the step: one that is refused then costs a gathering, and no error leaves old weights behind.
+        # Before the step, so that no error leaves a copy that counts as fresh and is not.
         self._whole_is_fresh = False
         norm = self.sharded.step(self.config, rate, self.num_updates)
         self.num_updates += 1
         return {"grad_norm": norm, "learning_rate": rate}
 
     def discard(self) -> None:
-        """Forget the gradient, the critic's too."""
+        """Delete the gradient, the critic's too."""
         if self.sharded is not None:
             self.sharded.discard()
         if self.critic is not None:
             self.critic.discard()
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
-        """Set reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
+        """Set reference <- alpha * policy + (1 - alpha) * reference, whole on every rank."""
         if not self._with_reference:
             raise RunError("the backend was made for stages without a reference, and one is asked for")
         if self.reference is None and self._spare is not None:
-            # The spare has the initial weights; alpha 1 replaces all of them by the policy's.
+            # The spare has the initial weights; with alpha 1 they become the policy's.
             self.reference, self._spare, alpha = self._spare, None, 1.0
         if self.reference is None and self._empty is not None:
             self.reference = self.whole_model().eval().requires_grad_(False)  # made for this call: no second copy
@@ -148,7 +148,7 @@ class DeepSpeedBackend(Backend):
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
     def update_engine_module(self) -> None:
-        """Gather the weights of the whole copy, if one is kept, or merge adapters."""
+        """Gather the weights of the whole copy, if there is one, or merge adapters."""
         if self._empty is None:
             self.whole_model()
 
@@ -161,7 +161,7 @@ class DeepSpeedBackend(Backend):
 
     @torch.no_grad()
     def whole_model(self, only_first: bool = False) -> Any:
-        """Return the policy's module; with ZeRO 3 another one, whose weights are gathered after each update or now."""
+        """Return the policy's module; under ZeRO 3 another one with gathered weights, see `__init__`."""
         if self._empty is not None and self.sharded is not None:
             if only_first and not self.ranks.is_first:
                 deque(self.sharded.gathered(), 0)  # gathering needs every rank
@@ -178,8 +178,8 @@ class DeepSpeedBackend(Backend):
         return self._whole
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> None:
-        """Write the model as a Hugging Face folder, and master weights, moments, reference and critic in own files."""
-        whole = self.whole_model(only_first=True)  # gathers: all ranks call it, as all below until rank 0 alone writes
+        """Write the model as a Hugging Face folder; master weights, moments, reference and critic in other files."""
+        whole = self.whole_model(only_first=True)  # every rank must call this, and all below until the early return
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.sharded is not None and self.config is not None:
             state["config"] = self.config.model_dump()
@@ -213,7 +213,7 @@ class DeepSpeedBackend(Backend):
         if (folder / "reference.pt").exists():
             # Before `start`, which puts DeepSpeed's hooks on the model.
             self.reference = frozen_copy(self.whole_model())
-            # Through the CPU's memory, page by page: the file names rank 0's GPU, where every rank would read it.
+            # To the CPU, page by page: the file names rank 0's GPU, to which every rank would read it.
             saved = torch.load(folder / "reference.pt", map_location="cpu", mmap=True, weights_only=True)
             self.reference.load_state_dict(saved)
         if "config" in state:
@@ -243,7 +243,7 @@ class DeepSpeedBackend(Backend):
         return compute(self.model) if self.sharded is None else self.sharded.run(compute)
 
     def _policy_access(self) -> ShardedPolicyAccess:
-        """Return the means by which a head on the policy's backbone computes and learns."""
+        """Return the policy's forward and backward for a critic that shares its backbone."""
         assert self.sharded is not None
         return ShardedPolicyAccess(self._run, self.backward, self.sharded.scale)
 

@@ -1,4 +1,4 @@
-"""The names of DeepSpeed 0.19.8 that are not part of its interface, each with the reason for its use."""
+"""Access to names of DeepSpeed 0.19.8 that are not part of its interface, each with the reason for its use."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def link_moments(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def forget_gradients(optimizer: Any) -> None:
-    """Zero the gradients that DeepSpeed keeps between updates: under ZeRO 3, and on the host under ZeRO 1 and 2.
+def zero_stored_gradients(optimizer: Any) -> None:
+    """Zero the gradients that DeepSpeed stores between updates: under ZeRO 3, and on the host under ZeRO 1 and 2.
 
     A parameter that an update, or its first micro-batch, does not use (an adapter that is off, a head) gets no new
-    gradient then, and its last one would be applied again.
+    gradient, and its stored one would be applied again.
     """
-    kept = list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values())
+    gradients = list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values())
     if (buffer := getattr(optimizer, "grad_partitions_flat_buffer", None)) is not None:
-        kept.append(buffer)
+        gradients.append(buffer)
     # With an optimiser on the host these are buffers of their own; otherwise DeepSpeed sets them before each step.
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-        kept += [group.grad for group in getattr(optimizer, name, ()) if group.grad is not None]
-    for gradient in kept:
+        gradients += [group.grad for group in getattr(optimizer, name, ()) if group.grad is not None]
+    for gradient in gradients:
         gradient.zero_()
 
 

@@ -1,7 +1,7 @@
 """Training with torch's FSDP2: weights, gradients, optimiser, reference and critic are divided among all ranks.
 
-Masters are float32 whatever the model's type, so one rank has them too. `fsdp_shards.py` says what is
-divided. Where an engine needs no module (vLLM), no rank ever holds the whole model.
+Master weights are float32 whatever the model's type, on a single rank too. `fsdp_shards.py` has one divided module.
+With an engine that needs no module (vLLM), no rank ever has the whole model in memory.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class FsdpBackend(Backend):
         engine_reads_module: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        """`model`: whole, or with its weights still in files (`models.unloaded`); it is not kept without `adapted`.
+        """Divide a copy of `model`, which is whole, or on `meta` with its weights in files (`models.unloaded`).
 
-        `adapted`: the adapters in `model`, if they alone are trained; its twin is empty.
-        `engine_reads_module`: an engine reads weights from `whole_model`, so a whole copy is kept next to the shards.
+        `adapted`: the adapters in `model`, if they alone are trained; then `model` itself is divided, and its merged
+        twin is empty. `keeps_whole`: an engine reads weights from `whole_model`, so a whole copy stays in memory.
         """
         self.ranks = ranks
         self.train_config = config
@@ -63,7 +63,7 @@ class FsdpBackend(Backend):
         self.adapted = adapted
         self.compiling = compiling_of(config, self.device)
         self._empty = without_memory(model if adapted is None else adapted.twin)
-        """A module without memory, of which all divided ones and the whole copy are made."""
+        """A module on `meta`, of which all divided modules and the whole copy are made."""
         if adapted is None:
             self.sharded = self._divided("gradient norm")
             self.sharded.take(model)
@@ -77,19 +77,19 @@ class FsdpBackend(Backend):
         self.num_updates = 0
         self.rerouted = Rerouted()
         self._writers: Any = None
-        """The group of ranks that write shards in the background."""
+        """The process group for writing shards in the background."""
         self._whole: Any = None
         self._keeps_whole = engine_reads_module
         self._whole_is_fresh = False
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
+        """Make a fresh optimiser for `total_steps` updates; drop reference and critic of an earlier stage."""
         self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self.sharded.restart(optimizer)
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Make a critic that has learned nothing, divided like the policy unless it shares the policy's backbone."""
+        """Make an untrained critic, divided like the policy unless it shares the policy's backbone."""
         if shared:
             self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._policy_access())
         else:
@@ -118,21 +118,21 @@ class FsdpBackend(Backend):
         return metrics
 
     def discard(self) -> None:
-        """Forget the gradient, the critic's too."""
+        """Delete the gradient, the critic's too."""
         self.rerouted = Rerouted()
         self.sharded.discard()
         if self.critic is not None:
             self.critic.discard()
 
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Continue the stage with other numbers, from the next update on."""
+        """Use other settings of the optimiser from the next update on."""
         self.config = optimizer
 
     @torch.no_grad()
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """Set reference <- alpha * policy + (1 - alpha) * reference, each rank its own rows."""
         if self.reference is None and self.adapted is not None and self.adapted.is_fresh(whole):
-            self.reference = self.adapted  # the policy without what it has learned, at no cost
+            self.reference = self.adapted  # the policy without its adapters, which takes no memory
             return
         if self.reference is None:
             self.reference, alpha = self._frozen(), 1.0
@@ -154,7 +154,7 @@ class FsdpBackend(Backend):
         return model
 
     def update_engine_module(self) -> None:
-        """Gather the weights of the whole copy, if one is kept."""
+        """Gather the weights of the whole copy, if there is one."""
         if self._keeps_whole:
             self.whole_model()
 
@@ -227,10 +227,10 @@ class FsdpBackend(Backend):
             self.reference = self._frozen()
         elif state["reference_is_base"]:
             self.reference = self.adapted
-        if (note := state["critic"]) is not None:
-            optimizer = OptimizerConfig.model_validate(note["config"])
-            self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, note["total_steps"])
-            self.critic.num_updates = note["num_updates"]
+        if (metadata := state["critic"]) is not None:
+            optimizer = OptimizerConfig.model_validate(metadata["config"])
+            self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, metadata["total_steps"])
+            self.critic.num_updates = metadata["num_updates"]
         self.num_updates = state["num_updates"]
         with self._reference_on_device():
             read_tensors(self._tensors(), folder / SHARDS)
@@ -244,24 +244,24 @@ class FsdpBackend(Backend):
         self._whole_is_fresh = False
 
     def _tensors(self) -> dict[str, Any]:
-        """Return all shards that a checkpoint holds."""
-        held = self.sharded.tensors()
+        """Return all shards of a checkpoint, by name."""
+        tensors = self.sharded.tensors()
         if isinstance(self.reference, FsdpShards):
-            held |= {f"reference/{name}": t for name, t in self.reference.tensors().items()}
+            tensors |= {f"reference/{name}": t for name, t in self.reference.tensors().items()}
         if isinstance(self.critic, FsdpCritic):
-            held |= {f"critic/{name}": t for name, t in self.critic.sharded.tensors().items()}
-        return held
+            tensors |= {f"critic/{name}": t for name, t in self.critic.sharded.tensors().items()}
+        return tensors
 
     @property
     def _offloads(self) -> bool:
         return self.train_config.offload != "none"
 
     def _policy_access(self) -> ShardedPolicyAccess:
-        """Return the means by which a head on the policy's backbone computes and learns."""
+        """Return the policy's forward and backward for a critic that shares its backbone."""
         return ShardedPolicyAccess(self.sharded.run, self.sharded.backward, 1, self.dtype)
 
     def _divided(self, whose: str, model: Any = None) -> FsdpShards:
-        """Return a divided module with float32 weights that are not set, of `model` or of the policy's kind."""
+        """Divide `model`, or a copy of the empty policy, in float32; its weights are not set yet."""
         module = (copy.deepcopy(self._empty) if model is None else model).float()
         recompute = self.train_config.gradient_checkpointing
         half = None if self.dtype == torch.float32 else self.dtype
@@ -270,18 +270,18 @@ class FsdpBackend(Backend):
         return FsdpShards(module, whose, self.ranks, half, self.device, recompute, self._offloads)
 
     def _frozen(self) -> FsdpShards:
-        """Return a divided module of the policy's own number type that takes no gradient."""
+        """Return a divided copy of the empty policy, in its own number type, that takes no gradient."""
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
         compile_blocks(module, self.compiling)
         kind = OffloadedShards if self._offloads else FsdpShards
         return kind(module, "reference", self.ranks, None, self.device, False)
 
     def _reference_on_device(self) -> AbstractContextManager[None]:
-        """Return a context in which the weights of a reference of its own are on the device."""
+        """Return a context in which the weights of a divided reference are on the device."""
         return self.reference.on_device() if isinstance(self.reference, FsdpShards) else nullcontext()
 
     def _divided_in_place(self, model: Any, adapted: Adapted) -> FsdpShards:
-        """Divide a model with adapters in place: its layers are known by their modules. Number types stay."""
+        """Divide a model with adapters in place, because `adapted` refers to its modules. Number types stay."""
         values, files = {}, weights_of(model)
         if files is not None:
             values = {name: p.detach() for name, p in model.named_parameters() if p.device.type != "meta"}
@@ -293,24 +293,24 @@ class FsdpBackend(Backend):
         sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
         if files is not None:
             sharded.read(files, plain_name, values)
-        own = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]
-        sums = self.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in own])).tolist()
-        adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(own, sums, strict=True))
+        base = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]
+        sums = self.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in base])).tolist()
+        adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(base, sums, strict=True))
         return sharded
 
     def _copy_to(self, shards: FsdpShards, share: float = 1.0) -> None:
-        """Set the weights of `shards` that the policy has too: share * policy + (1 - share) * weights."""
+        """Set the weights of `shards` that the policy also has to share * policy + (1 - share) * weights."""
         if self.adapted is None:
             shards.take(self.sharded, share)
         else:
             shards.take_blocks(self._plain_blocks(), share)
 
     def _plain_blocks(self, learned: bool = True) -> Iterator[dict[str, Tensor]]:
-        """Return the policy's weights as a module without adapters names them, a block at a time."""
+        """Return the policy's weights, adapters merged, by the names of a module without adapters, block by block."""
         if self.adapted is None:
             return self.sharded.gathered(self.dtype)
         return map(partial(self.adapted.merged, learned=learned), self.sharded.gathered())
 
     def _blocks(self) -> Iterator[dict[str, Tensor]]:
-        """Return the policy's weights by their saved names, a block at a time."""
+        """Return the policy's weights by their names in a saved folder, block by block."""
         return map(partial(as_saved, self._empty), self._plain_blocks())

@@ -1,7 +1,7 @@
-"""One module whose optimiser, gradients and weights DeepSpeed divides among ranks, and how it is saved whole.
+"""One module whose optimiser, gradients and weights DeepSpeed divides among ranks (ZeRO).
 
-Master weights and moments are float32 whatever the module's type. They are written whole, parameter by parameter, so
-that any number of ranks can read them; on the same number the run continues bit for bit. Source: arXiv:1910.02054.
+Master weights and moments are float32 whatever the module's type. They are saved whole, parameter by parameter, so that
+any number of ranks can read them; on the same number the run continues bit for bit. Source: arXiv:1910.02054.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteErro
 from verizero.pipeline.train.any_forward import AnyForward
 from verizero.pipeline.train.deepspeed_internals import (
     forbid_shared_memory,
-    forget_gradients,
     link_moments,
     master_weights,
+    zero_stored_gradients,
 )
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import adamw, clipped_step, finite_norm
 from verizero.pipeline.train.ranks import Ranks, collectives
 
 SHARD_BYTES = 1 << 30
-"""Optimiser state is written in files of about so many bytes."""
+"""Optimiser state is written in files of about this size."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -38,18 +38,18 @@ class Sharded:
     """DeepSpeed's engine around a model, with our AdamW over the parameters that take a gradient."""
 
     def __init__(self, model: Any, whose: str, optimizer: OptimizerConfig, config: TrainConfig, ranks: Ranks) -> None:
-        """`whose` begins messages ("gradient norm"). Raises: ConfigError if DeepSpeed is not installed."""
+        """`whose` begins error messages ("gradient norm"). Raises: ConfigError if DeepSpeed is not installed."""
         self.model = model
         self.whose = whose
         self.ranks = ranks
         self.has_sharded_weights = config.zero == 3
         self.engine = _engine(AnyForward(model), optimizer, config)
-        self._is_bad: Tensor | None = None  # stays on the device: no gradient waits for the CPU
+        self._is_bad: Tensor | None = None  # on the device, so that the host need not wait at each gradient
 
     @property
     def scale(self) -> int:
-        """The factor of a loss: DeepSpeed takes the mean over ranks, and a loss here is a share of a sum."""
-        return 1 if self._is_plain else self.ranks.size
+        """The loss is multiplied by it: DeepSpeed takes the mean of gradients over ranks, and we need their sum."""
+        return self.ranks.size if self._has_wrapper else 1
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
         """Return compute(model), called within the engine's forward, whose hooks gather sharded weights."""
@@ -65,7 +65,7 @@ class Sharded:
         for group in self._adamw.param_groups:
             group.update(lr=optimizer.learning_rate, betas=optimizer.betas, eps=optimizer.eps)
             group["weight_decay"] = optimizer.weight_decay
-        if not self._is_plain:  # else `_plain_step` clips
+        if self._has_wrapper:  # else `_step_without_wrapper` clips
             self.engine.optimizer.clip_grad = optimizer.max_grad_norm or 0.0
         # In place, because DeepSpeed holds references to these tensors.
         for state in self._adamw.state.values():
@@ -74,44 +74,44 @@ class Sharded:
         self.discard()
 
     def watch_gradient(self) -> None:
-        """Test each gradient for NaN and infinity as autograd makes it; `require_finite` reads the result."""
-        # Later it is divided among ranks, and each ZeRO stage keeps its part in another place.
+        """Check each gradient for NaN and infinity as autograd makes it; `require_finite` reads the result."""
+        # Later it is divided among ranks, and each ZeRO stage stores the parts differently.
 
-        def look(gradient: Tensor) -> None:
+        def check(gradient: Tensor) -> None:
             is_bad = ~torch.isfinite(gradient).all()
             self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
 
         for p in self.model.parameters():
             if p.requires_grad:
-                p.register_hook(look)
+                p.register_hook(check)
 
     def require_finite(self, update: int) -> None:
         """Raise NonFiniteError if a gradient of some rank was not finite since the last step; the gradient stays."""
         if self.ranks.any(self._is_bad is not None and bool(self._is_bad)):
-            raise self._refused(update)
+            raise self._not_finite(update)
 
     def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
         """Take one clipped update, and return the gradient's norm. The gradient is gone.
 
         Raises: NonFiniteError if it is not finite; weights and moments are as before.
         """
-        if self._is_plain:
-            return self._plain_step(config, rate, update)
+        if not self._has_wrapper:
+            return self._step_without_wrapper(config, rate, update)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self.engine.step()
-        if self.engine.optimizer.overflow:  # DeepSpeed found it before AdamW did anything
+        if self.engine.optimizer.overflow:  # then DeepSpeed has not called AdamW
             self.discard()
-            raise self._refused(update)
+            raise self._not_finite(update)
         norm = float(self.engine.get_global_grad_norm())
-        forget_gradients(self.engine.optimizer)
+        zero_stored_gradients(self.engine.optimizer)
         return norm
 
     def discard(self) -> None:
-        """Forget the gradient."""
+        """Delete the gradient."""
         self._is_bad = None
         self.engine.optimizer.zero_grad()
-        forget_gradients(self.engine.optimizer)
+        zero_stored_gradients(self.engine.optimizer)
         for p in self.model.parameters():
             p.grad = None
 
@@ -133,33 +133,34 @@ class Sharded:
         from safetensors.torch import save_file
 
         files: list[str] = []
-        held: dict[str, Tensor] = {}
-        names = self._trained()
-        for number, (name, p) in enumerate(names, 1):
+        tensors: dict[str, Tensor] = {}
+        trained = self._trained()
+        for number, (name, p) in enumerate(trained, 1):
             for key in ("fp32", *MOMENTS):
-                full = self._full(p, key)  # every rank takes part, the first keeps it
+                full = self._full(p, key)  # every rank takes part; only the first writes it
                 if self.ranks.is_first:
-                    held[f"{name}/{key}"] = full.detach().cpu().contiguous().clone()
-            size = sum(t.numel() * t.element_size() for t in held.values())
-            if held and (size >= SHARD_BYTES or number == len(names)):
+                    tensors[f"{name}/{key}"] = full.detach().cpu().contiguous().clone()
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+            if tensors and (num_bytes >= SHARD_BYTES or number == len(trained)):
                 files.append(f"{prefix}-{len(files):05d}.safetensors")
-                save_file(held, folder / files[-1])
-                held = {}
+                save_file(tensors, folder / files[-1])
+                tensors = {}
         return files
 
     def read(self, folder: Path, files: list[str], num_updates: int) -> None:
         """Restore what `write` wrote. Raises: CheckpointError if it is of another model."""
         from safetensors import safe_open
 
-        opened: list[Any] = [safe_open(folder / f, "pt") for f in files]
-        where = {name: file for file in opened for name in list(file.keys())}
-        names = self._trained()
-        if missing := [n for n, _ in names if f"{n}/fp32" not in where]:
+        readers: list[Any] = [safe_open(folder / f, "pt") for f in files]
+        reader_of = {name: reader for reader in readers for name in list(reader.keys())}
+        trained = self._trained()
+        if missing := [n for n, _ in trained if f"{n}/fp32" not in reader_of]:
             raise CheckpointError(f"{folder}: no optimiser state of {missing[0]}; it is of another model")
         self._make_moments()
-        for name, p in names:
+        for name, p in trained:
             for key in ("fp32", *MOMENTS):
-                self._put(p, key, where[f"{name}/{key}"].get_tensor(f"{name}/{key}").to(self.model.device))
+                value = reader_of[f"{name}/{key}"].get_tensor(f"{name}/{key}")
+                self._set(p, key, value.to(self.model.device))
         for state in self._adamw.state.values():
             state["step"].fill_(float(num_updates))  # AdamW corrects its bias by it
 
@@ -171,21 +172,21 @@ class Sharded:
         return adamw
 
     @property
-    def _is_plain(self) -> bool:
-        """True if DeepSpeed put no wrapper around our AdamW (ZeRO 0 in float32)."""
-        return self._adamw is self.engine.optimizer
+    def _has_wrapper(self) -> bool:
+        """True if DeepSpeed put a wrapper around our AdamW, as it does except for ZeRO 0 in float32."""
+        return self._adamw is not self.engine.optimizer
 
     def _trained(self) -> list[tuple[str, Tensor]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def _refused(self, update: int) -> NonFiniteError:
+    def _not_finite(self, update: int) -> NonFiniteError:
         return NonFiniteError(
             f"the {self.whose} is not finite at update {update}; the update was refused. Lower the learning rate or "
             "max_grad_norm if this comes back"
         )
 
-    def _plain_step(self, config: OptimizerConfig, rate: float, update: int) -> float:
-        """Take the update of ZeRO 0: without shards DeepSpeed does not look at the gradient before AdamW does."""
+    def _step_without_wrapper(self, config: OptimizerConfig, rate: float, update: int) -> float:
+        """Take the update of ZeRO 0 in float32, where DeepSpeed does not check the gradient."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         self.ranks.sum_gradients(parameters)
         try:
@@ -198,10 +199,10 @@ class Sharded:
         return float(norm)
 
     def _full(self, p: Tensor, key: str) -> Tensor:
-        """Return a parameter's float32 master weight (`key` "fp32") or moment, whole, on every rank."""
+        """Return a parameter's whole float32 master weight (`key` "fp32") or moment, on every rank."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        if self._is_plain:
+        if not self._has_wrapper:
             state = self._adamw.state.get(p, {})
             return p.detach().float() if key == "fp32" else state.get(key, torch.zeros_like(p))
         # `ds_shape`: under ZeRO 3 a parameter's own shape is empty while its weights are divided.
@@ -215,8 +216,8 @@ class Sharded:
 
     def _make_moments(self) -> None:
         """Make AdamW's moments before its first update, which would make them."""
-        own = [p for group in self._adamw.param_groups for p in group["params"]]
-        for p in master_weights(self.engine.optimizer) or own:
+        parameters = [p for group in self._adamw.param_groups for p in group["params"]]
+        for p in master_weights(self.engine.optimizer) or parameters:
             if not self._adamw.state.get(p):
                 self._adamw.state[p] = {
                     "step": torch.zeros((), device=p.device, dtype=torch.float32),
@@ -224,13 +225,14 @@ class Sharded:
                 }
         link_moments(self.engine.optimizer)
 
-    def _put(self, p: Tensor, key: str, value: Tensor) -> None:
+    def _set(self, p: Tensor, key: str, value: Tensor) -> None:
+        """Set a parameter's master weight or moment to a whole value, on every rank."""
         from deepspeed import utils
 
-        if self._is_plain:
+        if not self._has_wrapper:
             with torch.no_grad():
                 (p if key == "fp32" else self._adamw.state[p][key]).copy_(value)
-        elif self.has_sharded_weights:  # by shards: the last rank's may reach past the end of the parameter
+        elif self.has_sharded_weights:  # the last rank's shard may reach past the end of the parameter
             size = p.ds_tensor.numel()  # type: ignore[attr-defined]
             padded = torch.nn.functional.pad(value.flatten(), (0, size * self.ranks.size - value.numel()))
             shard = padded.narrow(0, size * self.ranks.rank, size)
