@@ -93,7 +93,7 @@ def test_the_ratio_example_trains_from_outside_the_package(tmp_path: Path) -> No
     import torch
 
     from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
-    from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+    from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss
 
     path = str(tmp_path / "root_length.py")
     Path(path).write_text(block(CONTRIBUTING, "python", "ratio"), encoding="utf-8")
@@ -101,7 +101,9 @@ def test_the_ratio_example_trains_from_outside_the_package(tmp_path: Path) -> No
     new = torch.tensor([[-1.0, -0.5, -0.3], [-0.2, -0.1, 0.0]], dtype=torch.float64, requires_grad=True)
     old, advantages = new.detach() - torch.tensor([[0.02], [-0.01]]), torch.tensor([[1.0], [-1.0]]).expand(2, 3)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
-    out = policy_loss(parts, LossInputs(new, advantages, mask, old_logprobs=old), Counts(*count(parts, mask).tolist()))
+    out = policy_loss(
+        parts, LossInputs(new, advantages, mask, old_logprobs=old), Counts(*count_denominators(parts, mask).tolist())
+    )
     # 3 differences of 0.02 are clipped at 1.04; 2 of -0.01 are not, at 0.98.
     ratios = [min(math.exp(3 * 0.02 / math.sqrt(3)), 1.04), math.exp(2 * -0.01 / math.sqrt(2))]
     assert float(out.loss.detach()) == pytest.approx(-(ratios[0] - ratios[1]) / 2)

@@ -82,9 +82,8 @@ class TorchCritic:
         pieces = self.ranks.pieces
         if self.policy_access is None:
             return values_of(self.model or self.policy, self.head, input_ids, where, pieces, targets)
-        values: Tensor = self.policy_access.run(
-            lambda policy: values_of(policy, self.head, input_ids, where, pieces, targets)
-        )
+        run = self.policy_access.run
+        values: Tensor = run(lambda policy: values_of(policy, self.head, input_ids, where, pieces, targets))
         return values
 
     def backward(self, loss: Tensor) -> None:
@@ -219,11 +218,8 @@ class DividedCritic(Generic[D]):
 
     def metadata(self) -> dict[str, Any]:
         """Return the critic's state in a checkpoint without its tensors."""
-        return {
-            "config": self.config.model_dump(),
-            "total_steps": self.total_steps,
-            "num_updates": self.num_updates,
-        }
+        config = self.config.model_dump()
+        return {"config": config, "total_steps": self.total_steps, "num_updates": self.num_updates}
 
 
 class ShardedCritic(DividedCritic[Sharded]):
@@ -270,10 +266,8 @@ def own_backbone(policy: Any) -> Any:
 
 def no_critic_message(policy: Any) -> str:
     """Return the beginning of the error message for a policy that has no token classifier."""
-    return (
-        f"a critic of its own for model type {policy.config.model_type!r} "
-        "(set critic_shared: true for a head on the policy's backbone)"
-    )
+    what = f"a critic of its own for model type {policy.config.model_type!r}"
+    return f"{what} (set critic_shared: true for a head on the policy's backbone)"
 
 
 def _fresh_head(policy: Any, dtype: torch.dtype) -> torch.nn.Linear:
@@ -346,7 +340,7 @@ def critic_values_of(
         mask_b_t = micro.response_mask > 0
         final_b = None
         if with_final:
-            values_b_t, final_b = _values_and_final(critic, micro, mask_b_t, targets)
+            values_b_t, final_b = _with_final(critic, micro, mask_b_t, targets)
         else:
             values_b_t = critic.values(micro.input_ids, mask_b_t, targets).double()
         # An idle micro-batch has an empty mask: its forward only keeps in step with the other ranks.
@@ -356,16 +350,13 @@ def critic_values_of(
     return CriticValues(all_reduce(values_B_T), all_reduce(final_B) if with_final else None)
 
 
-def _values_and_final(
-    critic: CriticBackend, micro: TrainBatch, mask: Tensor, targets: Targets
-) -> tuple[Tensor, Tensor]:
+def _with_final(critic: CriticBackend, micro: TrainBatch, mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return V [b, t] before the tokens of `mask`, and V [b] after the last token of each row, by one forward."""
     width = mask.shape[1]
     # The state after the last token is the one before a token that would follow it, whose id is not read.
     longer_ids = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
     lengths = micro.attention_mask.sum(1)
-    end_mask = torch.zeros(longer_ids.shape, dtype=torch.bool, device=longer_ids.device)
-    end_mask.scatter_(1, lengths[:, None], True)
+    end_mask = torch.zeros_like(longer_ids, dtype=torch.bool).scatter_(1, lengths[:, None], True)
     end_indices = torch.arange(len(lengths), device=lengths.device) * (width + 1) + lengths
     runs = None if targets.runs is None else targets.runs.in_longer_rows(width)
     # Rows have one column more now, so index i of a row of `width` columns becomes i + i // width.

@@ -14,7 +14,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss
+from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss
 from verizero.pipeline.rl.parts import Parts
 
 FILE = '''
@@ -97,7 +97,9 @@ def train(parts: Parts) -> tuple[float, torch.Tensor]:
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
     advantages = compute_advantages(parts, AdvantageInputs(rewards, torch.tensor([0, 1]), mask)).advantages
     old = lp.detach() - 0.5
-    out = policy_loss(parts, LossInputs(lp, advantages, mask, old_logprobs=old), Counts(*count(parts, mask).tolist()))
+    out = policy_loss(
+        parts, LossInputs(lp, advantages, mask, old_logprobs=old), Counts(*count_denominators(parts, mask).tolist())
+    )
     out.loss.backward()
     return float(out.loss.detach()), lp.grad
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles.rl import Row
-from verizero.pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
+from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss, summarize
 from verizero.pipeline.rl.parts import Parts
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -7.0)
@@ -68,7 +68,7 @@ class Padded:
 
 def count_of(parts: Parts, *inputs: LossInputs) -> Counts:
     """Return the counts of these micro-batches together."""
-    counts = [count(parts, x.response_mask, x.truncated, x.right) for x in inputs]
+    counts = [count_denominators(parts, x.response_mask, x.truncated, x.right) for x in inputs]
     return Counts(*torch.stack(counts).sum(0).tolist())
 
 

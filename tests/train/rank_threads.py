@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.train.batches import backend_of
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.collate import rank_micro_batches
-from verizero.pipeline.train.micros import counted, micros_at
+from verizero.pipeline.train.micros import row_costs, micros_at
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -40,7 +40,7 @@ def two_ranks(parts: Parts, groups: list[Group], settings: Settings) -> tuple[So
 
         backend = backend_of()
         prepared = prepare(backend, parts, groups, settings)
-        sizes = counted(prepared.batch)
+        sizes = row_costs(prepared.batch)
         pieces, _ = rank_micro_batches(sizes, settings.micro_batch_tokens, at, 2)
         backend.ranks = SimpleNamespace(data=SimpleNamespace(all_reduce=all_reduce), pieces=None)  # type: ignore[assignment]
         micros = micros_at(prepared.batch, pieces, sizes, settings.micro_batch_tokens)

@@ -19,7 +19,7 @@ from tests.train.rank_threads import gradient_of, two_ranks
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare as prepare_module
 from verizero.pipeline.train.collate import collate, rows_of
-from verizero.pipeline.train.micros import counted, micros_at
+from verizero.pipeline.train.micros import row_costs, micros_at
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -47,7 +47,7 @@ def solved(parts: Parts, groups: list[Group], pieces: Sequence[Sequence[int]] | 
     backend, settings = backend_of(), settings_of(parts, 10_000, **changes)
     prepared = prepare(backend, parts, groups, settings)
     pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = micros_at(prepared.batch, pieces, counted(prepared.batch), 10_000)
+    micros = micros_at(prepared.batch, pieces, row_costs(prepared.batch), 10_000)
     metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 
@@ -285,7 +285,7 @@ def test_a_stale_turn_makes_its_whole_episode_stale() -> None:
     groups = episodes_of(num=6, versions=(2, 3), seed=0)
     parts, backend = parts_of("grpo"), backend_of()
     prepared = prepare(backend, parts, groups, settings_of(parts))
-    batch, stale = prepared.batch, prepared.before.stale
+    batch, stale = prepared.batch, prepared.start.stale
     assert stale is not None
     assert batch.episode_ids is not None
     by_row = (batch.extras["policy_version"] < 3).tolist()
@@ -301,9 +301,9 @@ def test_between_versions_each_token_has_its_own_share() -> None:
     parts = parts_of("grpo", num_minibatches=2, mismatch_prox="loglinear", mismatch_stale="decoupled", kl_coef=0.0)
     batch = collate(groups, 0)
     now = torch.full(batch.response_mask.shape, -1.5, dtype=torch.float64)
-    before = prepare_module.BatchStart(None, None, None, None, None)
-    (micro,) = micros_at(batch, [range(len(batch.rewards))], counted(batch), 10_000)
-    found = before.old_for(parts, settings_of(parts), micro, now, 0.5)
+    start = prepare_module.BatchStart(None, None, None, None, None)
+    (micro,) = micros_at(batch, [range(len(batch.rewards))], row_costs(batch), 10_000)
+    found = start.old_logprobs_of(parts, settings_of(parts), micro, now, 0.5)
     assert found is not None
     row = 0
     for rollout in (m.rollout for g in groups for m in g.members if m.reward is not None):
@@ -364,8 +364,8 @@ def test_normalised_weights_have_their_mean_over_sampled_tokens() -> None:
         episodes_of(),
     )
     prepared = prepare(backend, parts, groups, settings_of(parts))
-    assert prepared.before.old is not None
+    assert prepared.start.old_logprobs is not None
     where = prepared.batch.response_mask > 0
-    apart = prepared.before.old[where] - prepared.batch.rollout_logprobs[where]
+    apart = prepared.start.old_logprobs[where] - prepared.batch.rollout_logprobs[where]
     wanted = [min(math.exp(x), parts.mismatch.cap) for x in apart.tolist()]
     assert prepared.mean_weight == pytest.approx(sum(wanted) / len(wanted), rel=1e-9)

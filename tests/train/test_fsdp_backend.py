@@ -15,7 +15,7 @@ from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.fsdp_offload import OffloadedShards
-from verizero.pipeline.train.fsdp_shards import _answered_amid
+from verizero.pipeline.train.fsdp_shards import _collective_errors_amid
 
 RANK = "tests.train.zero_rank"
 PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
@@ -112,8 +112,8 @@ def test_weights_are_not_offloaded() -> None:
 
 
 def test_an_error_of_the_model_is_not_taken_for_one_of_the_network() -> None:
-    with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, _answered_amid():
+    with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, _collective_errors_amid():
         raise RuntimeError("out of memory")
     assert not isinstance(caught.value, RunError)
-    with pytest.raises(RunError, match="gets no answer from the others"), _answered_amid():
+    with pytest.raises(RunError, match="gets no answer from the others"), _collective_errors_amid():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer")

@@ -109,10 +109,10 @@ def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pyte
     plain, ends = prepare.BatchStart.of, []
 
     def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> prepare.BatchStart:
-        before = plain(backend, parts, batch, settings)
-        assert before.first is not None
+        start = plain(backend, parts, batch, settings)
+        assert start.first_step is not None
         old, _ = prepare._logprobs_of(backend, batch, "policy", settings)
-        return replace(before, old=old, first=None)
+        return replace(start, old_logprobs=old, first_step=None)
 
     for early in (False, True):
         if early:

@@ -24,7 +24,7 @@ from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rows import observed_spans, trained_rows
 from verizero.pipeline.train.collate import collate, idle_micro_batch
-from verizero.pipeline.train.micros import counted, micros_at, micros_of
+from verizero.pipeline.train.micros import row_costs, micros_at, micros_of
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.replay import replay_at
 from verizero.pipeline.train.step import _policy_gradient, update
@@ -46,7 +46,7 @@ def solved(parts: Parts, groups: list[Group], coef: float, pieces: Any = None) -
     backend, settings = backend_of(), settings_of(parts, 10_000, observation_coef=coef)
     prepared = prepare(backend, parts, groups, settings)
     pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = micros_at(prepared.batch, pieces, counted(prepared.batch), 10_000)
+    micros = micros_at(prepared.batch, pieces, row_costs(prepared.batch), 10_000)
     metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 

@@ -48,5 +48,5 @@ def test_rows_in_pieces_are_not_packed() -> None:
 
 
 def test_rows_are_dealt_to_those_that_hold_sequences() -> None:
-    assert Ranks(2, 4).data == Ranks(2, 4)
-    assert dataclasses.replace(Ranks(2, 4), columns=Ranks(1, 2)).data == Ranks(1, 2)
+    assert Ranks(2, 4).row_ranks == Ranks(2, 4)
+    assert dataclasses.replace(Ranks(2, 4), columns=Ranks(1, 2)).row_ranks == Ranks(1, 2)

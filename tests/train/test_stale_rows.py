@@ -10,7 +10,7 @@ import torch
 from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, stale, weights
 from verizero.pipeline.rl.ratios import proximal
 from verizero.pipeline.train.collate import collate
-from verizero.pipeline.train.micros import counted, micros_at
+from verizero.pipeline.train.micros import row_costs, micros_at
 from verizero.pipeline.train.prepare import BatchStart
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group
@@ -141,10 +141,10 @@ def test_an_approximation_saves_the_forward_and_is_exact_at_the_first_update(met
         calls[prox] = (len(count), metrics["updates"])
     assert calls[method][0] < calls["recompute"][0]
     batch = collate(groups, 0)
-    (micro,) = micros_at(batch, [[0, 1]], counted(batch), 10_000)  # of versions 2 and 3, under policy 3
+    (micro,) = micros_at(batch, [[0, 1]], row_costs(batch), 10_000)  # of versions 2 and 3, under policy 3
     now = torch.full(micro.batch.response_mask.shape, -1.5)
-    before, settings = BatchStart(None, None, None, None, None), settings_of(parts)
-    first, half = (before.old_for(parts, settings, micro, now, done) for done in (0.0, 0.5))
+    start, settings = BatchStart(None, None, None, None, None), settings_of(parts)
+    first, half = (start.old_logprobs_of(parts, settings, micro, now, share) for share in (0.0, 0.5))
     assert first is not None
     assert half is not None
     assert torch.equal(first, now)
