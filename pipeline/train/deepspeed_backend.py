@@ -46,8 +46,8 @@ class DeepSpeedBackend(Backend):
     ) -> None:
         """`adapted`: the adapters in `model`, if they alone are trained.
 
-        `keeps_whole`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy stays in memory next to
-        the shards; else each call of `whole_model` makes one. `with_reference`: a stage may need a reference.
+        `engine_reads_module`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy stays in memory
+        next to the shards; else each call of `whole_model` makes one. `with_reference`: a stage may need a reference.
         """
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
@@ -69,7 +69,7 @@ class DeepSpeedBackend(Backend):
         self._whole_is_fresh = True
         self._empty: Any = None
         """A module on `meta` to fill with gathered weights, if no whole copy stays in memory."""
-        if config.zero == 3 and adapted is None and not keeps_whole:
+        if config.zero == 3 and adapted is None and not engine_reads_module:
             self._empty = without_memory(model)
         self._with_reference = with_reference
         self._spare: Any = None

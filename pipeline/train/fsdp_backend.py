@@ -54,7 +54,7 @@ class FsdpBackend(Backend):
         """Divide a copy of `model`, which is whole, or on `meta` with its weights in files (`models.unloaded`).
 
         `adapted`: the adapters in `model`, if they alone are trained; then `model` itself is divided, and its merged
-        twin is empty. `keeps_whole`: an engine reads weights from `whole_model`, so a whole copy stays in memory.
+        twin is empty. `engine_reads_module`: an engine reads from `whole_model`, so a whole copy stays in memory.
         """
         self.ranks = ranks
         self.train_config = config

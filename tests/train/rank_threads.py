@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.train.batches import backend_of
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.collate import rank_micro_batches
-from verizero.pipeline.train.micros import row_costs, micros_at
+from verizero.pipeline.train.micros import micros_at, row_costs
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient
 from verizero.pipeline.train.torch_backend import TorchBackend

@@ -19,7 +19,7 @@ from tests.train.rank_threads import gradient_of, two_ranks
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import prepare as prepare_module
 from verizero.pipeline.train.collate import collate, rows_of
-from verizero.pipeline.train.micros import row_costs, micros_at
+from verizero.pipeline.train.micros import micros_at, row_costs
 from verizero.pipeline.train.prepare import Settings, prepare
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend

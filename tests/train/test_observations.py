@@ -24,7 +24,7 @@ from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rows import observed_spans, trained_rows
 from verizero.pipeline.train.collate import collate, idle_micro_batch
-from verizero.pipeline.train.micros import row_costs, micros_at, micros_of
+from verizero.pipeline.train.micros import micros_at, micros_of, row_costs
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.replay import replay_at
 from verizero.pipeline.train.step import _policy_gradient, update

@@ -10,7 +10,7 @@ import torch
 from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, stale, weights
 from verizero.pipeline.rl.ratios import proximal
 from verizero.pipeline.train.collate import collate
-from verizero.pipeline.train.micros import row_costs, micros_at
+from verizero.pipeline.train.micros import micros_at, row_costs
 from verizero.pipeline.train.prepare import BatchStart
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group
