@@ -72,7 +72,7 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.report.files import read_metrics
     from verizero.pipeline.report.intervals import paired_difference
-    from verizero.pipeline.report.rows import EvaluationRow, SampleRow, StepRow
+    from verizero.pipeline.report.row_types import EvaluationRow, SampleRow, StepRow
 
     config = load_recipe(path)
     stages = list(config.stages)

@@ -70,7 +70,7 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.files import read_metrics
-    from verizero.pipeline.report.rows import StepRow
+    from verizero.pipeline.report.row_types import StepRow
     from verizero.pipeline.report.summary import count_seconds
 
     quiet()

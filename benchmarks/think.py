@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verizero.pipeline.data.generators.countdown import DEEPER, SHOWN
 from verizero.pipeline.report.files import read_rollouts, read_run
-from verizero.pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
+from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRow
 
 PARTS = 10
 """Rows of the table of lengths: equal parts of the RL steps."""

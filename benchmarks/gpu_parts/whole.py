@@ -63,7 +63,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
 
 def outcome(folder: Path) -> tuple[str, list[Any]]:
     """Return a hash of the final weights, and the run's metrics without times."""
-    from verizero.pipeline.report.rows import VARYING
+    from verizero.pipeline.report.row_types import VARYING
 
     weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -32,7 +32,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
 from verizero.pipeline.report.files import read_run, require_run
-from verizero.pipeline.report.rows import to_json
+from verizero.pipeline.report.row_types import to_json
 from verizero.pipeline.shown import in_markdown, show
 from verizero.verifiers.base import load
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verizero.pipeline.data.outside import Outside
+from verizero.pipeline.data.foreign_text import ForeignText
+from verizero.pipeline.data.policy_text import CLOSE, OPEN, after_thinking
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.spoken import CLOSE, OPEN, after_thinking
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError, boundary
 from verizero.pipeline.rows import num_shared
@@ -18,9 +18,9 @@ from verizero.pipeline.types import Call, Message
 
 Ids = tuple[int, ...]
 WORDS = ("word 0", "term 1")
-"""Two messages that differ in their first and last letter."""
+"""Two probe messages, with different first and last letters."""
 CUT = "\ufdd0"
-"""A character that no text may hold (Unicode keeps it free): tokens end here. It is written to no token itself."""
+"""A mark at which text is cut into tokens: a character that Unicode allows in no text. It becomes no token itself."""
 
 
 class ChatText:
@@ -29,18 +29,18 @@ class ChatText:
     def __init__(self, renderer: Renderer) -> None:
         """`renderer` has a tokenizer with a chat template. Raises: DataError if it refuses a question."""
         self.renderer, self.tokenizer = renderer, renderer.tokenizer
-        self.outside = Outside(renderer.tokenizer)
+        self.foreign_text = ForeignText(renderer.tokenizer)
         source = renderer.tokenizer.chat_template
         self.splits_thinking = "reasoning_content" in str(source)
-        """The template has a place of its own for thinking."""
+        """True if the template writes thinking apart from the words."""
         self._writes_json = False
         self._writes_json = self._takes_json()
         self.generation, self.close = self._around()
-        """The text with which the template asks for a turn, and the text that it writes behind one."""
+        """The texts that the template writes before a turn of the assistant and after it."""
         self.opens_thinking = OPEN in self.generation and after_thinking(self.generation) == len(self.generation)
-        """The policy's turns begin within thinking."""
+        """True if the policy's turns begin within thinking."""
         self._drops_thinking = self._leaves_thinking_out()
-        """The template leaves out what an earlier turn thought in its words."""
+        """True if the template removes the thinking of earlier turns."""
 
     def write(self, messages: Sequence[Message], tools: Sequence[ToolSchema], asks: bool) -> str:
         """Return the text of a conversation; `asks`: with the text that asks for the next turn.
@@ -63,9 +63,9 @@ class ChatText:
         return str(text)
 
     def inert(self, text: str, but: tuple[str, ...] = ()) -> str:
-        """Return the text, cut within the names of special tokens other than `but`."""
-        known = CUT.join(self.outside.known(part, counts=False) for part in text.split(CUT))
-        return self.outside.cut(known, CUT, but)
+        """Return the text with a cut in every name of a special token in it, except `but`."""
+        known = CUT.join(self.foreign_text.known(part, counts=False) for part in text.split(CUT))
+        return self.foreign_text.cut(known, CUT, but)
 
     def inert_message(self, message: Message, but: tuple[str, ...] = ()) -> Message:
         """Return the message with its texts cut in all of its fields, within what asks for a turn too."""
@@ -81,18 +81,18 @@ class ChatText:
         return self.inert_message(self.without_thinking(message) if self._drops_thinking else message)
 
     def without_thinking(self, message: Message) -> Message:
-        """Return the message with its words alone."""
+        """Return the message without its thinking."""
         if message.role != "assistant":
             return message
         at = 0 if self.splits_thinking else after_thinking(message.content, self.opens_thinking)
         return replace(message, thinking=None, content=message.content[at:])
 
     def end_of(self, words: str) -> str:
-        """Return the special token that the text of a turn ends with; "" where it was cut."""
-        return max((name for name in self.outside.added if words.endswith(name)), key=len, default="")
+        """Return the special token at the end of a turn's text; "" if the turn was cut."""
+        return max((name for name in self.foreign_text.added if words.endswith(name)), key=len, default="")
 
     def ids(self, text: str) -> Ids:
-        """Return the tokens of a text of the template, each stretch between two cuts alone."""
+        """Return the tokens of a template's text; the pieces between cuts are encoded one by one."""
         encode = self.tokenizer
         return tuple(
             int(i) for part in text.split(CUT) if part for i in encode(part, add_special_tokens=False)["input_ids"]
@@ -104,7 +104,7 @@ class ChatText:
         A mark that the tokenizer has no token for is any text that spells it.
         """
         text = self._decoded(ids)
-        own = {self.outside.added[m]: m for m in marks if m in self.outside.added}
+        own = {self.foreign_text.added[m]: m for m in marks if m in self.foreign_text.added}
         if all(text.count(mark) == ids.count(i) for i, mark in own.items()):
             return text
         parts, start = [], 0
@@ -120,7 +120,7 @@ class ChatText:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _shown(self, message: Message) -> dict[str, Any]:
-        """Return the message as templates read it."""
+        """Return the message as a dict for templates."""
         if message.role != "assistant":
             shown: dict[str, Any] = {"role": message.role, "content": self.inert(message.content)}
             if message.role == "tool":
@@ -170,7 +170,7 @@ class ChatText:
 
 
 def whole(message: Message) -> Message:
-    """Return the message without cuts in its texts."""
+    """Return the message with the cuts removed from its texts."""
     return _with_texts(message, lambda text: text.replace(CUT, ""))
 
 

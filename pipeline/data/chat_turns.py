@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verizero.pipeline.data.chat_text import WORDS, ChatText, whole
+from verizero.pipeline.data.policy_text import CLOSE, OPEN, read_turn, text_of_turn
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.row_again import num_new, row_again
-from verizero.pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
+from verizero.pipeline.data.rewritten_row import num_new, rewritten_row
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import CallForm, NextPrompt, NotFromPolicy, Piece, ReadTurn
 from verizero.pipeline.errors import DataError
@@ -25,14 +25,14 @@ Tools = Sequence[ToolSchema]
 
 @dataclass(frozen=True, slots=True)
 class _Spliced:
-    """A row's continuation as text; with a fork, the whole conversation."""
+    """The continuation of a row as text; after a fork, the text of the whole conversation."""
 
     text: str
     fork: str | None = None
 
 
 class ChatTurns:
-    """Turns by the tokenizer's chat template."""
+    """Reads and writes turns with the tokenizer's chat template."""
 
     def __init__(self, renderer: Renderer, form: CallForm) -> None:
         """`renderer` has the template "chat"; `form` has the `read` and `write` of calls.
@@ -41,11 +41,11 @@ class ChatTurns:
         """
         self.renderer, self.form = renderer, form
         self.chat = ChatText(renderer)
-        self.outside = self.chat.outside
+        self.foreign_text = self.chat.foreign_text
         self._marks = (*getattr(form, "MARKS", ()), OPEN, CLOSE)
 
     def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages that `begin` shows."""
+        """Return the messages of the first prompt."""
         if messages:
             return tuple(messages)
         system = prompt.system if prompt.system is not None else self.renderer.template.system
@@ -78,7 +78,7 @@ class ChatTurns:
     def write(self, message: Message, tools: Tools) -> Ids:
         """Return the tokens of a policy that says this message, with the end token. Raises: DataError."""
         inert = replace(message, content=self.chat.inert(message.content), thinking=None)
-        text = spoken(self.form, inert, tools)
+        text = text_of_turn(self.form, inert, tools)
         if message.thinking is not None or self.chat.opens_thinking:
             thinking = "\n" if not message.thinking else f"{self.chat.inert(message.thinking)}\n"
             text = f"{'' if self.chat.opens_thinking else OPEN + chr(10)}{thinking}{CLOSE}\n\n{text}"
@@ -98,14 +98,14 @@ class ChatTurns:
         Raises: DataError if the template refuses the conversation, or shows nothing of the new messages.
         """
         for message in new:
-            self.outside.known(message.content)  # counts what is replaced, once
+            self.foreign_text.known(message.content)  # counts what is replaced, once
         places = _places(history, len(sampled))
         history = [m if n in places else self.chat.of_others(m) for n, m in enumerate(history)]
         new = [self.chat.of_others(m) for m in new]
         spliced = self._spliced(history, new, tools, sampled[-1], finish_reason)
         if spliced.fork is not None:
             if self.renderer.template.history == "template":
-                pieces = row_again(self.chat, [*history, *new], tools, sampled, places)
+                pieces = rewritten_row(self.chat, [*history, *new], tools, sampled, places)
                 return NextPrompt(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
             spliced = _Spliced(self._behind_any(history, new, tools, sampled[-1], finish_reason))
         ids = self.chat.ids(spliced.text)
@@ -117,7 +117,7 @@ class ChatTurns:
     def rewritten(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish_reason: FinishReason
     ) -> str | None:
-        """Return the reason for which the template writes the history differently before `new`; None if it does not.
+        """Return why the template writes the history differently before `new`; None if it does not.
 
         `ids` are the tokens of the last turn.
         """
@@ -187,13 +187,13 @@ class ChatTurns:
 
 
 def _places(history: Sequence[Message], num: int) -> Sequence[int]:
-    """Return the places of the policy's last `num` messages."""
+    """Return the indices of the policy's last `num` messages."""
     places = [n for n, m in enumerate(history) if m.role == "assistant" and not isinstance(m, NotFromPolicy)]
     return places[len(places) - num :]
 
 
 def _split(message: Message, text: str, is_open: bool) -> Message:
-    """Return the message with its thinking apart from its words, if there is thinking at its beginning."""
+    """Return the message with thinking at its beginning moved to `thinking`."""
     content = message.content
     begins = content.lstrip().startswith(OPEN)
     if not is_open and not begins:

@@ -1,4 +1,4 @@
-"""Values of a row by a column mapping: a column, or a part of its content."""
+"""Read values of a row by a column mapping: a column, or a part of its content."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from verizero.verifiers.answer.parts import last_box
 
 
 class Missing(DataError):
-    """The row has no value in the column."""
+    """A row has no value for the column."""
 
 
 def pick(row: Mapping[str, Any], column: Column) -> Any:
-    """Return the row's value for the column. A part that is cut out of a text is stripped, a whole text is not.
+    """Return the row's value for the column. A part of a text is stripped of spaces, a whole text is not.
 
     Raises: Missing if the column, the key or the mark is not there or the value is empty (0 and false are values);
     DataError if it cannot be parsed. Both name the column.
@@ -30,27 +30,27 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
     return value
 
 
-def _part(value: Any, column: Column, where: str) -> Any:
-    """Return the part of a column's value that the column names."""
+def _part(value: Any, column: Column, name: str) -> Any:
+    """Return the part of the value that `column` asks for."""
     if column.parse is not None and isinstance(value, str):
-        _require(value.strip(), f"{where} is empty")
+        _require(value.strip(), f"{name} is empty")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as exc:
-            raise DataError(f"{where} is not JSON ({exc}), got {value!r:.80}") from exc
+            raise DataError(f"{name} is not JSON ({exc}), got {value!r:.80}") from exc
     if column.parse == "tests":
-        _check_tests(value, where)
+        _check_tests(value, name)
     if column.key is not None:
-        value = _step(value, column.key, where)
+        value = _step(value, column.key, name)
     if column.after is not None or column.before is not None or column.boxed or column.replace:
         if not isinstance(value, str):
-            raise DataError(f"{where} must be text to take a part of it, got {type(value).__name__}")
-        value = _cut(value, column, where)
+            raise DataError(f"{name} must be text to take a part of it, got {type(value).__name__}")
+        value = _cut(value, column, name)
     return value
 
 
 def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
-    """Return the result of `pick`; None where nothing is there. Raises: DataError if it cannot be parsed."""
+    """Return the row's value, or None if it is missing. Raises: DataError if it cannot be parsed."""
     if column is None or (column.column not in row and column.column.partition(".")[0] not in row):
         return None  # most rows lack most optional columns
     try:
@@ -59,18 +59,18 @@ def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
         return None
 
 
-def _cut(text: str, column: Column, where: str) -> str:
+def _cut(text: str, column: Column, name: str) -> str:
     if column.after is not None:
-        _require(column.after in text, f"{where} has no {column.after!r}, got {text!r:.80}")
+        _require(column.after in text, f"{name} has no {column.after!r}, got {text!r:.80}")
         # The last mark, as answers come last: "#### 5" ends the rows of GSM8K.
         text = text.rpartition(column.after)[2]
     if column.before is not None:
-        _require(column.before in text, f"{where} has no {column.before!r}, got {text!r:.80}")
+        _require(column.before in text, f"{name} has no {column.before!r}, got {text!r:.80}")
         text = text.partition(column.before)[0]
     if column.boxed:
         box = last_box(text)  # as a verifier reads a response, so that equal texts have equal answers
         if box.text is None:
-            raise Missing(f"{where} has no closed \\boxed{{...}}, got {text[-80:]!r}")
+            raise Missing(f"{name} has no closed \\boxed{{...}}, got {text[-80:]!r}")
         text = box.text
     for pattern, replacement in column.replace:
         text = re.sub(pattern, replacement, text)
@@ -78,7 +78,7 @@ def _cut(text: str, column: Column, where: str) -> str:
 
 
 def _step_column(row: Mapping[str, Any], path: str) -> Any:
-    """The value at `path`; a column whose own name has dots in it comes first."""
+    """Return the value at `path`. A column whose name has these dots comes first."""
     if path in row:
         return row[path]
     first, _, rest = path.partition(".")
@@ -87,29 +87,29 @@ def _step_column(row: Mapping[str, Any], path: str) -> Any:
     return _step(row[first], rest, f"column {first!r}") if rest else row[first]
 
 
-def _step(value: Any, path: str, where: str) -> Any:
+def _step(value: Any, path: str, name: str) -> Any:
     for key in path.split("."):
         if isinstance(value, Mapping):
-            _require(key in value, f"{where} has no key {key!r}; keys there: {', '.join(map(repr, value)) or 'none'}")
+            _require(key in value, f"{name} has no key {key!r}; keys there: {', '.join(map(repr, value)) or 'none'}")
             value = value[key]
         elif isinstance(value, list) and key.isdigit():
-            _require(int(key) < len(value), f"{where} has no item {key}, only {len(value)} items")
+            _require(int(key) < len(value), f"{name} has no item {key}, only {len(value)} items")
             value = value[int(key)]
         else:
-            raise Missing(f"{where} is {value!r:.80}, which has no key {key!r}")
+            raise Missing(f"{name} is {value!r:.80}, which has no key {key!r}")
     return value
 
 
-def _check_tests(value: Any, where: str) -> None:
-    """Refuse what is not the form of APPS and TACO, {inputs, outputs, fn_name?} with as many of one as of the other."""
+def _check_tests(value: Any, name: str) -> None:
+    """Raise DataError unless the value is {inputs, outputs, fn_name?} as in APPS and TACO, of equal numbers."""
     inputs, outputs = (value.get("inputs"), value.get("outputs")) if isinstance(value, Mapping) else (None, None)
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise DataError(f"{where} must be an object with the lists 'inputs' and 'outputs', got {value!r:.80}")
+        raise DataError(f"{name} must be an object with the lists 'inputs' and 'outputs', got {value!r:.80}")
     if len(inputs) != len(outputs):
-        raise DataError(f"{where} has {len(inputs)} inputs for {len(outputs)} outputs")
-    _require(bool(inputs), f"{where} has no tests")
+        raise DataError(f"{name} has {len(inputs)} inputs for {len(outputs)} outputs")
+    _require(bool(inputs), f"{name} has no tests")
 
 
-def _require(holds: object, message: str) -> None:
-    if not holds:
+def _require(condition: object, message: str) -> None:
+    if not condition:
         raise Missing(message)

@@ -1,4 +1,4 @@
-"""Rows of data files: JSON lines, JSON, Parquet, and data sets of the hub (or of a local folder in its format)."""
+"""Read rows of files (JSON lines, JSON, Parquet), and of data sets of the hub or of a local folder in its format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from verizero.pipeline.config.data import FILE_TYPES, HubSource
 from verizero.pipeline.errors import DataError, boundary
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-Placed = tuple[str, int, dict[str, Any] | DataError]
+PlacedRow = tuple[str, int, dict[str, Any] | DataError]
 """The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
 
 
-def read_file(path: Path, label: str | None = None) -> Iterator[Placed]:
-    """The rows of a file, in order; one that is no JSON object comes as a DataError in its place.
+def read_file(path: Path, label: str | None = None) -> Iterator[PlacedRow]:
+    """Yield the rows of a file, in order. For a row that is no JSON object, yield a DataError.
 
     Raises: DataError if there is no such file, it has another ending, or it cannot be read at all.
     """
@@ -32,8 +32,8 @@ def read_file(path: Path, label: str | None = None) -> Iterator[Placed]:
     return _json(path, label) if ending == ".json" else _json_lines(path, label)
 
 
-def read_hub(source: HubSource, base_dir: Path) -> Iterator[Placed]:
-    """The rows of a hub data set, or of the local folder `source.id` (from `base_dir`), which needs no network.
+def read_hub(source: HubSource, base_dir: Path) -> Iterator[PlacedRow]:
+    """Yield the rows of a hub data set, or of the local folder `source.id` in `base_dir`.
 
     Raises: DataError if the `datasets` package is missing, or for whatever it says.
     """
@@ -56,7 +56,7 @@ def read_hub(source: HubSource, base_dir: Path) -> Iterator[Placed]:
     return ((f"{label} row {i}", i, dict(row)) for i, row in enumerate(rows, 1))
 
 
-def _json_lines(path: Path, label: str) -> Iterator[Placed]:
+def _json_lines(path: Path, label: str) -> Iterator[PlacedRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             # A mark of byte order is legal in the first line only.
@@ -75,7 +75,7 @@ def _object(text: bytes, place: str) -> dict[str, Any] | DataError:
 
 
 def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
-    """The row, or why not. `escaped`: its text may hold escapes of half a character, which no tokenizer takes."""
+    """Return the row, or the error. `escaped`: it may have escapes of lone surrogates, which no tokenizer takes."""
     if not isinstance(row, dict):
         return DataError(f"{place}: must be a JSON object, got {type(row).__name__}")
     if escaped:
@@ -87,7 +87,7 @@ def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
     return row
 
 
-def _json(path: Path, label: str) -> Iterator[Placed]:
+def _json(path: Path, label: str) -> Iterator[PlacedRow]:
     text = path.read_bytes()
     if not text.strip():
         return
@@ -103,7 +103,7 @@ def _json(path: Path, label: str) -> Iterator[Placed]:
         yield place, number, _checked(row, place, escaped)
 
 
-def _parquet(path: Path, label: str) -> Iterator[Placed]:
+def _parquet(path: Path, label: str) -> Iterator[PlacedRow]:
     import pyarrow.parquet
 
     # Counted over batches, so that places name rows of the whole file.

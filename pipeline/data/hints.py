@@ -1,4 +1,4 @@
-"""Questions with hints, for prompts that are asked again or read by a teacher that knows more."""
+"""Write questions with hints, for prompts that are asked again or for a teacher that sees the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verizero.pipeline.types import Prompt
 
 
 def answer_of(prompt: Prompt) -> str | None:
-    """Return the reference as a hint can say it; None if it is neither text nor number, e.g. tests of a program."""
+    """Return the reference as text; None if it is neither text nor number, e.g. tests of a program."""
     reference = prompt.reference
     if isinstance(reference, Mapping):
         reference = reference.get("answer")
@@ -16,6 +16,6 @@ def answer_of(prompt: Prompt) -> str | None:
 
 
 def hinted_question(prompt: Prompt, hint: str) -> str:
-    """Return the hint with the prompt's question and answer in the places of {question} and {answer}."""
+    """Return the hint with {question} and {answer} replaced by the prompt's."""
     # The question last: it may have braces of its own.
     return hint.replace("{answer}", answer_of(prompt) or "").replace("{question}", prompt.question)

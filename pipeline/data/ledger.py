@@ -1,4 +1,4 @@
-"""Pass rates of prompts so far, which tell the prompts that are too easy or too hard."""
+"""Keep the pass rates of prompts so far, to skip those that are too easy or too hard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PassRateLedger:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """Number of distinct prompts that were attempted."""
+        """Return the number of distinct prompts that were attempted."""
         return len(self._counts)
 
     def record(self, prompt_id: str, attempts: int, correct: int) -> None:
@@ -37,16 +37,16 @@ class PassRateLedger:
         self.record(group.prompt.id, len(graded), sum(graded))
 
     def counts(self, prompt_id: str) -> tuple[int, int]:
-        """(attempts, right answers); (0, 0) of a prompt never attempted."""
+        """Return (attempts, right answers) of a prompt."""
         return self._counts.get(prompt_id, (0, 0))
 
     def rate(self, prompt_id: str) -> float | None:
-        """Right answers / attempts; None of a prompt never attempted."""
+        """Return right answers / attempts; None without attempts."""
         attempts, correct = self.counts(prompt_id)
         return correct / attempts if attempts else None
 
-    def rests(self, prompt_id: str, config: PassRateConfig, epoch: int) -> bool:
-        """True if the epoch skips the prompt: its rate is known well enough and outside the bounds."""
+    def is_skipped(self, prompt_id: str, config: PassRateConfig, epoch: int) -> bool:
+        """True if the epoch skips the prompt: it has enough attempts, and its rate is outside the bounds."""
         attempts, correct = self.counts(prompt_id)
         if attempts < config.min_attempts:
             return False
@@ -57,11 +57,11 @@ class PassRateLedger:
         return not low <= correct / attempts <= high
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts as JSON holds them, ids in order, so that equal ledgers have equal bytes."""
+        """Return the counts for JSON, sorted by id, so that equal ledgers have equal bytes."""
         return {"counts": {i: list(self._counts[i]) for i in sorted(self._counts)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts of `state_dict`. Raises: CheckpointError if it is none."""
+        """Restore the counts of `state_dict`. Raises: CheckpointError if they are malformed."""
         try:
             self._counts = {str(i): (int(n), int(k)) for i, (n, k) in state["counts"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as exc:

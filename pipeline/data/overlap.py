@@ -1,4 +1,4 @@
-"""Evaluation prompts that occur in training: the same text, the same but for how it is written, or mostly the same."""
+"""Find evaluation prompts that occur in training: equal, equal after normalisation, or mostly equal."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from verizero.pipeline.types import Prompt
 log = logging.getLogger(__name__)
 Gram = tuple[str, ...]
 
-QUIET = re.compile(r"(?<!\w)[.,;:?\"`]+|[.,;:?\"`]+(?!\w)")
+IGNORED_PUNCTUATION = re.compile(r"(?<!\w)[.,;:?\"`]+|[.,;:?\"`]+(?!\w)")
 """Punctuation that is no part of a number or a word, as in "1.5" and "3:4". Operators stay, with the ! of a factorial
 and the ' of a derivative."""
-BOILERPLATE = 0.01
+MAX_SHARE_OF_TASK_WORDS = 0.01
 """An n-gram in a larger share of the training prompts (and more than 5) is an instruction, not a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An evaluation prompt and the training prompt that gives it away."""
+    """An evaluation prompt and the training prompts that overlap with it."""
 
     evaluation_id: str
     train_ids: tuple[str, ...]
@@ -37,7 +37,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Every evaluation prompt that occurs in training, each once, by its strongest kind."""
+    """All evaluation prompts that occur in training, each with its strongest kind of match."""
 
     matches: tuple[Match, ...]
     num_evaluation: int
@@ -47,7 +47,7 @@ class Overlap:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of evaluation prompts that match, by kind."""
+        """Return the number of matching evaluation prompts by kind."""
         number = Counter(m.kind for m in self.matches)
         return {kind: number[kind] for kind in ("exact", "normalised", "ngram")}
 
@@ -59,15 +59,15 @@ class Overlap:
 
 
 def normalise(text: str) -> str:
-    """The text in NFKC, case-folded, without punctuation between words, with single spaces."""
+    """Return the text in NFKC, case-folded, without punctuation between words, with single spaces."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(QUIET.sub(" ", folded).split())
+    return " ".join(IGNORED_PUNCTUATION.sub(" ", folded).split())
 
 
 def find_overlap(
     train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: int | None = 13, threshold: float = 0.8
 ) -> Overlap:
-    """The evaluation prompts that occur in training.
+    """Return the evaluation prompts that occur in training.
 
     Equal questions; else equal after `normalise`; else, with `ngram`, those of whose distinct word n-grams a share of
     at least `threshold` is found in training prompts (any of them). N-grams that very many training prompts share are
@@ -79,17 +79,17 @@ def find_overlap(
     exact = _by_text(train, lambda text: text)
     normal = _by_text(train, normalise)
     hidden = _hidden(train)
-    own = {p.id: set(_ngrams(p.question, ngram)) for p in evaluation}
+    distinct = {p.id: set(_ngrams(p.question, ngram)) for p in evaluation}
     # N-grams that no evaluation prompt has are not stored: training data may be large.
-    holders = _holders(train, set().union(*own.values()), ngram)
-    common = {g for g, ids in holders.items() if len(ids) > max(5, BOILERPLATE * len(train))}
+    holders = _prompts_with(train, set().union(*distinct.values()), ngram)
+    common = {g for g, ids in holders.items() if len(ids) > max(5, MAX_SHARE_OF_TASK_WORDS * len(train))}
     matches = []
     num_short = 0
     for prompt in evaluation:
         if prompt.environment is not None and normalise(prompt.question) in hidden:
             continue
         # Without this, two tasks under the same long instruction would count as equal.
-        grams = own[prompt.id] - common
+        grams = distinct[prompt.id] - common
         num_short += not grams
         shared = [g for g in grams if g in holders]
         if prompt.question in exact:
@@ -97,8 +97,8 @@ def find_overlap(
         elif normalise(prompt.question) in normal:
             matches.append(Match(prompt.id, tuple(normal[normalise(prompt.question)]), "normalised", 1.0))
         elif grams and len(shared) / len(grams) >= threshold:
-            hits = Counter(i for g in shared for i in holders[g])
-            ids = tuple(i for i, _ in sorted(hits.items(), key=lambda item: (-item[1], item[0])))
+            matches_of = Counter(i for g in shared for i in holders[g])
+            ids = tuple(i for i, _ in sorted(matches_of.items(), key=lambda item: (-item[1], item[0])))
             matches.append(Match(prompt.id, ids, "ngram", len(shared) / len(grams)))
     return Overlap(tuple(matches), len(evaluation), len(train), num_short)
 
@@ -118,12 +118,12 @@ def check_overlap(
     if config.on_overlap == "report":
         log.warning("%s", overlap)
         return list(train), overlap
-    kept, left = list(train), overlap
-    while left.matches:  # a match hides weaker matches of the same prompt
+    kept, remaining = list(train), overlap
+    while remaining.matches:  # a match hides weaker matches of the same prompt
         # With these gone, weaker matches show at the next turn; each turn drops a prompt, so it ends.
-        given_away = {i for m in left.matches for i in m.train_ids}
-        kept = [p for p in kept if p.id not in given_away]
-        left = find_overlap(kept, evaluation, config.ngram, config.threshold)
+        leaked = {i for m in remaining.matches for i in m.train_ids}
+        kept = [p for p in kept if p.id not in leaked]
+        remaining = find_overlap(kept, evaluation, config.ngram, config.threshold)
     log.warning("%s; dropped %d training prompts", overlap, len(train) - len(kept))
     if not kept:
         raise DataError(f"{overlap}, and dropping those leaves no training prompt; use other data for one of the two")
@@ -131,7 +131,7 @@ def check_overlap(
 
 
 def _hidden(train: Sequence[Prompt]) -> frozenset[str]:
-    """Return the normalised questions that have several answers: such a text alone does not tell the answer."""
+    """Return the normalised questions with several answers: the task is not in such a text alone."""
     answers: dict[str, set[str]] = {}
     for prompt in train:
         answers.setdefault(normalise(prompt.question), set()).add(repr(prompt.reference))
@@ -146,7 +146,7 @@ def _by_text(prompts: Sequence[Prompt], write: Callable[[str], str]) -> dict[str
     return ids
 
 
-def _holders(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> dict[Gram, list[str]]:
+def _prompts_with(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> dict[Gram, list[str]]:
     """Return the ids of the training prompts that contain each wanted n-gram."""
     ids: dict[Gram, list[str]] = {}
     for prompt in train if wanted else ():

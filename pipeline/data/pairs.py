@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse response: read from files, or made of graded responses. What is left out is counted."""
+"""Pairs of a better and a worse response: read them from files, or make them from graded responses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Literal
 from verizero.pipeline.config.data import Column
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
-from verizero.pipeline.data.files import Placed, read_file, read_hub
-from verizero.pipeline.data.rows import SourceCounts, good_rows
+from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
+from verizero.pipeline.data.source_rows import SourceCounts, good_rows
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import require_single
 from verizero.pipeline.seeds import stream
@@ -30,7 +30,7 @@ TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt with a better and a worse response; one of them alone where the row had a label."""
+    """A prompt with a better and a worse response; a row with a label has only one of them."""
 
     id: str
     prompt: Prompt
@@ -39,17 +39,17 @@ class Pair:
 
     @property
     def sides(self) -> tuple[str | None, str | None]:
-        """Both, chosen first."""
+        """Both responses, the chosen one first."""
         return self.chosen, self.rejected
 
     def to_row(self) -> dict[str, Any]:
-        """Return the pair as a row of a file, for people."""
+        """Return the pair as a readable row of a file."""
         return {"id": self.id, "prompt": self.prompt.question, "chosen": self.chosen, "rejected": self.rejected}
 
 
 @dataclass(slots=True)
 class PairsRead:
-    """The pairs of all sources in their order, what became of each source's rows, and those that were left out."""
+    """The pairs of all sources, counts of each source's rows, and the rows that were left out."""
 
     pairs: list[Pair] = field(default_factory=list)
     counts: list[SourceCounts] = field(default_factory=list)
@@ -60,22 +60,22 @@ class PairsRead:
 def read_pairs(
     sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".", places: dict[str, str] | None = None
 ) -> PairsRead:
-    """The pairs of all sources. Relative paths are taken from `base_dir`, the recipe's folder.
+    """Return the pairs of all sources. Relative paths start in `base_dir`, the recipe's folder.
 
     Rows with an empty side or with equal ones are left out, counted and named. `places` is told the place of each
     pair's row by its id, e.g. "pairs.jsonl line 3".
     Raises: DataError naming the file, line, column and remedy for a row that is not of this form (see `on_bad_row`), or
     a source of which nothing is left.
     """
-    out = PairsRead()
+    result = PairsRead()
     for source in sources:
         counts = SourceCounts(source.label, what="pairs")
         chosen = []
-        for place, pair in _chosen(source, Path(base_dir), counts):
+        for place, pair in _usable_pairs(source, Path(base_dir), counts):
             chosen.append(pair)
             if places is not None:
                 places[pair.id] = place
-        out.left_out += counts.left_out
+        result.left_out += counts.left_out
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
             # Cut after the shuffle: the limit is then a random sample, not the head of the file.
@@ -85,57 +85,57 @@ def read_pairs(
         counts.num_loaded = len(chosen)
         if counts.skipped:
             log.warning("%s", counts)
-        out.pairs += chosen
-        out.counts.append(counts)
-    return out
+        result.pairs += chosen
+        result.counts.append(counts)
+    return result
 
 
 def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
-    """Grade the chosen sides of pairs that name a verifier, and treat those that it calls wrong as asked; count them.
+    """Grade the chosen sides of pairs that name a verifier; count wrong ones, and keep, drop or swap them.
 
-    swap: turned round where the verifier calls the rejected side right, else left out. A grader that failed says
-    nothing, and the pair stays as it is. `keep` only counts.
+    swap: the sides are exchanged if the rejected one is right; else the pair is dropped. If the grader fails, the pair
+    stays as it is.
     """
-    asked = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
-    verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in asked])
+    to_grade = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
+    verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in to_grade])
     # A failed grader has no opinion, so it never makes a pair wrong.
-    wrong = {i for i, v in zip(asked, verdicts, strict=True) if not v.is_correct and not v.is_infrastructure}
+    wrong = {i for i, v in zip(to_grade, verdicts, strict=True) if not v.is_correct and not v.is_infrastructure}
     failed = sum(v.is_infrastructure for v in verdicts)
-    counts = SourceCounts("chosen sides graded", num_read=len(asked), num_loaded=len(asked), what="kept")
-    both = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
+    counts = SourceCounts("chosen sides graded", num_read=len(to_grade), num_loaded=len(to_grade), what="kept")
+    to_turn = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
     # Only a rejected side that is right can take the place of the chosen one.
-    others = grade([(read.pairs[i].prompt, read.pairs[i].rejected or "") for i in both])
-    right = {i for i, v in zip(both, others, strict=True) if v.is_correct}
+    rejected_verdicts = grade([(read.pairs[i].prompt, read.pairs[i].rejected or "") for i in to_turn])
+    right = {i for i, v in zip(to_turn, rejected_verdicts, strict=True) if v.is_correct}
     # A row with a label has one side: turning it round makes it a bad example of the same text.
     if on_wrong == "swap":  # a label is turned round without asking
         right |= {i for i in wrong if read.pairs[i].rejected is None}
-    kept: list[Pair] = []
-    gone = wrong - right if on_wrong != "keep" else set()
+    remaining: list[Pair] = []
+    dropped = wrong - right if on_wrong != "keep" else set()
     reasons = dict.fromkeys(wrong, "wrong by the verifier")
     for i, pair in enumerate(read.pairs):
         if i in reasons:
-            fate = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
-            counts.skip(f"{reasons[i]}, {fate}", pair.id)
+            outcome = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
+            counts.skip(f"{reasons[i]}, {outcome}", pair.id)
         # Under "keep" nothing is gone, and under "drop" nothing is right, so one loop serves all three.
-        if i in gone:
+        if i in dropped:
             read.left_out.append((pair.to_row(), "the verifier calls the chosen side wrong"))
             continue
-        kept.append(replace(pair, chosen=pair.rejected, rejected=pair.chosen) if i in right else pair)
+        remaining.append(replace(pair, chosen=pair.rejected, rejected=pair.chosen) if i in right else pair)
     if failed:
         counts.skip("grader failed, kept", f"{failed} in all")
-    if not kept:
+    if not remaining:
         raise DataError(
             "the verifier calls every chosen side wrong; check mapping.answer, or set on_wrong_chosen: keep"
         )
-    counts.num_loaded = len(asked) - len(gone)
-    read.pairs[:] = kept
+    counts.num_loaded = len(to_grade) - len(dropped)
+    read.pairs[:] = remaining
     if counts.skipped:
         log.warning("%s", counts)
         read.counts.append(counts)
 
 
-def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """(better, worse) responses of one group, at most `per_prompt`, no response in two of them unless `reuse`.
+def pairs_of(group: Group, rules: PairingConfig, draw: Random) -> list[tuple[ScoredRollout, ScoredRollout]]:
+    """Return up to `per_prompt` (better, worse) pairs of a group; no response is in two pairs unless `reuse`.
 
     Better are those of the group's highest reward, worse those at least `min_gap` below it; of responses of equal
     tokens only the first counts, and one whose grader failed is neither. None where the group has no such gap.
@@ -153,32 +153,32 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     best = max(_reward(m) for m in members.values())
     # Exact: equal verdicts give bit-equal rewards, and near ones are ruled out by min_gap.
     better = [m for m in members.values() if _reward(m) == best]
-    worse = [m for m in members.values() if _reward(m) <= best - how.min_gap]
+    worse = [m for m in members.values() if _reward(m) <= best - rules.min_gap]
     chosen: list[tuple[ScoredRollout, ScoredRollout]] = []
-    for w, r in _ordered(better, worse, how, draw):
-        if len(chosen) == how.per_prompt:
+    for winner, loser in _ordered(better, worse, rules, draw):
+        if len(chosen) == rules.per_prompt:
             break
-        if how.reuse or not any(m is w or m is r for pair in chosen for m in pair):
-            chosen.append((w, r))
+        if rules.reuse or not any(m is winner or m is loser for pair in chosen for m in pair):
+            chosen.append((winner, loser))
     return chosen
 
 
 def _ordered(
-    better: list[ScoredRollout], worse: list[ScoredRollout], how: PairingConfig, draw: Random
+    better: list[ScoredRollout], worse: list[ScoredRollout], rules: PairingConfig, draw: Random
 ) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """Return all allowed pairs, the most wanted first."""
-    if how.choose == "random":
+    """Return all allowed pairs, the preferred ones first."""
+    if rules.choose == "random":
         better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
-    pairs = [(w, r) for w in better for r in worse]
-    if how.choose == "random" and how.reuse:
+    pairs = [(winner, loser) for winner in better for loser in worse]
+    if rules.choose == "random" and rules.reuse:
         pairs = draw.sample(pairs, len(pairs))  # else the first of the better would be in all that are kept
-    if how.max_length_ratio is not None:
-        pairs = [p for p in pairs if max(_lengths(p)) <= how.max_length_ratio * min(_lengths(p))]
-    if how.choose == "hardest":
+    if rules.max_length_ratio is not None:
+        pairs = [p for p in pairs if max(_lengths(p)) <= rules.max_length_ratio * min(_lengths(p))]
+    if rules.choose == "hardest":
         # The policy finds the worse response about as likely as the better one, or likelier. Sorts are stable, so equal
         # runs keep equal pairs.
         pairs.sort(key=lambda p: _confidence(p[0]) - _confidence(p[1]))
-    elif how.choose == "length_matched":
+    elif rules.choose == "length_matched":
         pairs.sort(key=lambda p: abs(_lengths(p)[0] - _lengths(p)[1]))
     return pairs
 
@@ -188,7 +188,7 @@ def _lengths(pair: tuple[ScoredRollout, ScoredRollout]) -> tuple[int, int]:
 
 
 def _confidence(member: ScoredRollout) -> float:
-    """Mean log-prob of the response's tokens, as it was sampled."""
+    """Return the mean log-prob of the response's tokens when it was sampled."""
     return sum(member.rollout.logprobs) / len(member.rollout.logprobs)
 
 
@@ -197,38 +197,38 @@ def _reward(member: ScoredRollout) -> float:
     return member.reward
 
 
-def _rows(source: PairSource, base_dir: Path) -> Iterator[Placed]:
+def _rows(source: PairSource, base_dir: Path) -> Iterator[PlacedRow]:
     if source.file is not None:
         return read_file(base_dir / source.file, source.file)
     assert source.hub is not None
     return read_hub(source.hub, base_dir)
 
 
-def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[tuple[str, Pair]]:
+def _usable_pairs(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[tuple[str, Pair]]:
     """Good pairs of one source with the places of their rows, up to its limit (of shuffled rows the caller's)."""
     limit = None if source.shuffle else source.limit
-    taken = 0
-    good = good_rows(_rows(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
-    for place, row, pair in good:
-        problem = _problem(pair)
+    num_taken = 0
+    usable = good_rows(_rows(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
+    for place, row, pair in usable:
+        problem = _reason_to_drop(pair)
         if problem is not None:
             counts.leave_out(problem, place, row, problem)
             continue
         yield place, pair
-        taken += 1
-        if taken == limit:
+        num_taken += 1
+        if num_taken == limit:
             return
 
 
-def _problem(pair: Pair) -> str | None:
-    """Return the reason for which the pair teaches nothing, in words that are counted; None if it teaches."""
+def _reason_to_drop(pair: Pair) -> str | None:
+    """Return why the pair is dropped, as a reason to count; None if it is not."""
     if any(side is not None and not side.strip() for side in pair.sides):
         return "with an empty side"
     return "with equal sides" if pair.chosen == pair.rejected else None
 
 
 def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
-    """The pair of a row; empty sides stay. Raises: DataError naming the column."""
+    """Return the pair of a row, also with empty sides. Raises: DataError naming the column."""
     columns = source.mapping
     chosen = rejected = None
     if _has(row, columns.chosen.column) or _has(row, columns.rejected.column):
@@ -242,16 +242,18 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
         is_good = _label(pick(row, columns.label))
         chosen, rejected = (text, None) if is_good else (None, text)
     else:
-        there = ", ".join(map(repr, row)) or "none"
+        present = ", ".join(map(repr, row)) or "none"
         raise DataError(
             f"the row has neither {columns.chosen.column!r} and {columns.rejected.column!r} nor "
-            f"{columns.completion.column!r} with {columns.label.column!r}; columns there: {there} (mapping)"
+            ""
+            f"{columns.completion.column!r} with {columns.label.column!r}; columns there: {present} "
+            "(mapping)"
         )
     system, question = _prompt(row, source, before)
-    own_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
+    row_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
     verifier = source.verifier.key if source.verifier else pick_optional(row, columns.verifier)
     answer = pick_optional(row, columns.answer)
-    name = f"{source.label}/{number}" if own_id is None else str(own_id)
+    name = f"{source.label}/{number}" if row_id is None else str(row_id)
     prompt = Prompt(
         id=name,
         question=question,
@@ -272,7 +274,7 @@ Turns = tuple[tuple[str, str], ...]
 
 
 def _side(row: Mapping[str, Any], column: str) -> tuple[Turns, str]:
-    """The messages before the answer, and the answer. An absent side is an error, an empty one is not."""
+    """Return the messages before a side's answer, and the answer. A missing side is an error, an empty one is not."""
     if not _has(row, column):
         raise Missing(f"there is no column {column!r}; columns there: {', '.join(map(repr, row))}")
     value: Any = row.get(column) if column in row else pick(row, Column(column=column))
@@ -309,11 +311,11 @@ def _prompt(row: Mapping[str, Any], source: PairSource, before: Turns) -> tuple[
         turns = _turns(value, column.column)
         if before and before != turns:
             raise DataError("the prompt and the conversation before the answers differ; a pair has one prompt")
-    roles = [r for r, _ in turns]
+    roles = [loser for loser, _ in turns]
     if roles not in (["user"], ["system", "user"]):
         raise DataError(f"the prompt must be one user message, after a system message if any; got roles {roles}")
-    own = turns[0][1] if len(turns) == 2 else system
-    return None if own is None else str(own), turns[-1][1]
+    row_value = turns[0][1] if len(turns) == 2 else system
+    return None if row_value is None else str(row_value), turns[-1][1]
 
 
 def _label(value: Any) -> bool:

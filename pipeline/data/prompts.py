@@ -1,4 +1,4 @@
-"""Prompts from the sources of a recipe. Skipped rows are counted and reported; errors name the row's place."""
+"""Read prompts from the sources of a recipe. Skipped rows are counted; errors name file and line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.config.data import Column, RatedConfig, Source
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
-from verizero.pipeline.data.demonstrated import demonstration_of
-from verizero.pipeline.data.files import Placed, read_file, read_hub
+from verizero.pipeline.data.demonstrated_episodes import demonstration_of
+from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
 from verizero.pipeline.data.generators import base as generators
-from verizero.pipeline.data.rows import SourceCounts, good_rows, row_of
+from verizero.pipeline.data.source_rows import SourceCounts, good_rows, row_of
 from verizero.pipeline.errors import DataError, UnknownName
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt
@@ -33,7 +33,7 @@ def load_prompts(sources: Sequence[Source], seed: int, base_dir: Path | str = ".
 def read_prompts(
     sources: Sequence[Source], seed: int, base_dir: Path | str = ".", places: dict[str, str] | None = None
 ) -> tuple[list[Prompt], list[SourceCounts]]:
-    """The prompts of all sources, in their order, and what became of each source's rows.
+    """Return the prompts of all sources, in order, and counts of each source's rows.
 
     Relative paths are taken from `base_dir`, the recipe's folder. The same seed gives the same prompts. `places` is
     told the place of each prompt's row by its id, e.g. "train.jsonl line 3"; the ids that it has already are taken.
@@ -47,26 +47,26 @@ def read_prompts(
     for source in sources:
         count = SourceCounts(source.label)
         rates: dict[str, float | None] = {}
-        chosen = list(_chosen(source, seed, Path(base_dir), count, places, rates))
+        selected = list(_usable_prompts(source, seed, Path(base_dir), count, places, rates))
         if source.shuffle:
-            stream(seed, "data", "shuffle", source.label).shuffle(chosen)
+            stream(seed, "data", "shuffle", source.label).shuffle(selected)
         elif source.rated is not None and source.rated.order != "file":
-            chosen.sort(key=partial(_difficulty, rates, source.rated))
+            selected.sort(key=partial(_difficulty, rates, source.rated))
         # After the reordering: the limit then takes a random share, or the easiest or hardest.
-        chosen = chosen[: source.limit]
-        if not chosen:
-            raise DataError(_nothing(count))
-        count.num_loaded = len(chosen)
+        selected = selected[: source.limit]
+        if not selected:
+            raise DataError(_nothing_left(count))
+        count.num_loaded = len(selected)
         if count.skipped:
             log.warning("%s", count)
-        prompts.extend(chosen)
+        prompts.extend(selected)
         counts.append(count)
     return prompts, counts
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """Prompts that have a demonstration, what became of each source's rows, and those that were left out."""
+    """Prompts with demonstrations, counts of each source's rows, and the rows that were left out."""
 
     prompts: list[Prompt]
     counts: list[SourceCounts]
@@ -81,32 +81,32 @@ def read_demonstrations(
     base_dir: Path | str = ".",
     places: dict[str, str] | None = None,
 ) -> Demonstrations:
-    """Prompts that have a demonstration: of `demonstrations`, or where that is empty of the training sources.
+    """Return prompts with demonstrations: of `demonstrations`, or if that is empty, of the training sources.
 
     A generator among the training sources then gives its demonstrations split (each task several times, with noise of
     its own). Rows without a demonstration are left out, counted and named; of training sources that have none at all
     nothing is reported. `places` is as in `read_prompts`.
     Raises: DataError if no row has a demonstration, or as `read_prompts`.
     """
-    chosen = list(demonstrations) or [_demonstrating(s) for s in train]
-    prompts, counts = read_prompts(chosen, seed, base_dir, places)
+    selected = list(demonstrations) or [_with_demonstrations(s) for s in train]
+    prompts, counts = read_prompts(selected, seed, base_dir, places)
     # The prompts of all sources come in one list; num_loaded tells how many of them are each source's.
-    rest = iter(prompts)
-    shown: list[Prompt] = []
+    remaining = iter(prompts)
+    found_prompts: list[Prompt] = []
     left_out: list[tuple[Any, str]] = []
     for count in counts:
-        own = [next(rest) for _ in range(count.num_loaded)]
-        having = [p for p in own if p.demonstration is not None]
-        if having or demonstrations:
-            for p in (p for p in own if p.demonstration is None):
+        source_prompts = [next(remaining) for _ in range(count.num_loaded)]
+        with_demonstration = [p for p in source_prompts if p.demonstration is not None]
+        if with_demonstration or demonstrations:
+            for p in (p for p in source_prompts if p.demonstration is None):
                 count.leave_out("without a demonstration", p.id, row_of(p), "without a demonstration")
-            count.num_loaded, count.what = len(having), "demonstrations"
+            count.num_loaded, count.what = len(with_demonstration), "demonstrations"
             left_out += count.left_out
-        shown += having
-    if not shown:
-        labels = ", ".join(s.label for s in chosen)
+        found_prompts += with_demonstration
+    if not found_prompts:
+        labels = ", ".join(s.label for s in selected)
         raise DataError(f"no row of {labels} has a demonstration to imitate; map mapping.demonstration to a column")
-    return Demonstrations(shown, counts, left_out)
+    return Demonstrations(found_prompts, counts, left_out)
 
 
 def load_demonstrations(
@@ -117,17 +117,17 @@ def load_demonstrations(
 
 
 def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]:
-    """`num_lines` lines of unlabelled text, in equal shares from the generators among the sources, in a seeded order.
+    """Return `num_lines` lines of text: equal shares of the generators among the sources, shuffled by the seed.
 
     Raises: DataError if no source is a generator or one has no text.
     """
-    made = [s.generator for s in sources if s.generator is not None]
-    if not made:
+    make = [s.generator for s in sources if s.generator is not None]
+    if not make:
         raise DataError("unlabelled text comes from generators, and no training source is one; add one to data.train")
     lines: list[str] = []
-    for i, generator in enumerate(made):
+    for i, generator in enumerate(make):
         # The remainder goes to the first generators, one line each.
-        share = num_lines // len(made) + (i < num_lines % len(made))
+        share = num_lines // len(make) + (i < num_lines % len(make))
         lines.extend(generators.text_lines(generator.name, {**generator.params, "num_text": share}, seed))
     stream(seed, "data", "text").shuffle(lines)
     return lines
@@ -135,7 +135,7 @@ def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompts that fit, the ids of those that did not, and the longest seen, in tokens."""
+    """Prompts that fit, the ids of those that do not, and the longest length in tokens."""
 
     prompts: list[Prompt]
     dropped: tuple[str, ...]
@@ -148,18 +148,18 @@ def check_lengths(
     limit: int,
     on_long: Literal["error", "drop"] = "error",
 ) -> Lengths:
-    """The prompts whose tokens (`render`, e.g. `Renderer.prompt_ids`) are at most `limit`.
+    """Return the prompts with at most `limit` tokens. `render` makes tokens, e.g. `Renderer.prompt_ids`.
 
     Raises: DataError for a longer one where `on_long` is "error", and where none is left.
     """
-    kept: list[Prompt] = []
+    fitting: list[Prompt] = []
     dropped: list[str] = []
     longest = 0
     for prompt in prompts:
         length = len(render(prompt))
         longest = max(longest, length)
         if length <= limit:
-            kept.append(prompt)
+            fitting.append(prompt)
         elif on_long == "drop":
             dropped.append(prompt.id)
         else:
@@ -169,18 +169,18 @@ def check_lengths(
             )
     if dropped:
         log.warning("dropped %d prompts longer than %d tokens (longest %d)", len(dropped), limit, longest)
-        if not kept:
+        if not fitting:
             raise DataError(f"all {len(dropped)} prompts are longer than {limit} tokens; raise data.max_prompt_tokens")
-    return Lengths(kept, tuple(dropped), longest)
+    return Lengths(fitting, tuple(dropped), longest)
 
 
-def _demonstrating(source: Source) -> Source:
+def _with_demonstrations(source: Source) -> Source:
     if source.generator is None or source.generator.split != "train":
         return source
     return source.model_copy(update={"generator": source.generator.model_copy(update={"split": "demonstrations"})})
 
 
-def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
+def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[PlacedRow]:
     if source.generator is not None:
         name, params = source.generator.name, source.generator.params
         split = _split(id(registry.find("generators", name)), name, json.dumps(params, sort_keys=True), seed)
@@ -195,7 +195,7 @@ def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
 
 @lru_cache(maxsize=8)
 def _split(generator: int, name: str, params: str, seed: int) -> generators.Split:
-    """Return all rows of a generator, made once for the sources that train, evaluate and demonstrate with it.
+    """Return all rows of a generator; they are made once for all sources that use it.
 
     `params` is JSON; `generator` is the id of the object that has the name now.
     """
@@ -207,36 +207,36 @@ def forget_generated() -> None:
     _split.cache_clear()
 
 
-def _difficulty(rates: Mapping[str, float | None], how: RatedConfig, prompt: Prompt) -> tuple[bool, float]:
-    """Return a sort key for the order asked for; prompts without a rate come last."""
+def _difficulty(rates: Mapping[str, float | None], rated: RatedConfig, prompt: Prompt) -> tuple[bool, float]:
+    """Return a sort key for the configured order; prompts without a rate come last."""
     rate = rates[prompt.id]
-    return rate is None, (rate or 0.0) * (-1 if how.order == "easy_first" else 1)
+    return rate is None, (rate or 0.0) * (-1 if rated.order == "easy_first" else 1)
 
 
-def _rate(row: Mapping[str, Any], how: RatedConfig) -> float | None:
-    """The row's pass rate; None where it has none. Raises: DataError for what is no rate."""
-    value = pick_optional(row, Column(column=how.column))
+def _rate(row: Mapping[str, Any], rated: RatedConfig) -> float | None:
+    """Return the row's pass rate; None without one. Raises: DataError if it is no number from 0 to 1."""
+    value = pick_optional(row, Column(column=rated.column))
     if value is None:
-        if how.unrated == "error":
+        if rated.unrated == "error":
             raise DataError(
-                f"the row has no {how.column!r}; write it with `verizero rate`, or set rated.unrated: keep or drop"
+                f"the row has no {rated.column!r}; write it with `verizero rate`, or set rated.unrated: keep or drop"
             )
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise DataError(f"{how.column!r} must be a number from 0 to 1, got {value!r:.80}")
+        raise DataError(f"{rated.column!r} must be a number from 0 to 1, got {value!r:.80}")
     return float(value)
 
 
-def _outside(rate: float | None, how: RatedConfig) -> str | None:
-    """Return the reason for which a row of that rate is dropped, in words that are counted; None if it stays."""
+def _reason_to_drop(rate: float | None, rated: RatedConfig) -> str | None:
+    """Return why a row of that rate is dropped, as a reason to count; None if it is not."""
     if rate is None:
-        return "rows without a pass rate" if how.unrated == "drop" else None
-    if rate < how.low:
-        return f"rows with a pass rate below {how.low:g}"
-    return f"rows with a pass rate above {how.high:g}" if rate > how.high else None
+        return "rows without a pass rate" if rated.unrated == "drop" else None
+    if rate < rated.low:
+        return f"rows with a pass rate below {rated.low:g}"
+    return f"rows with a pass rate above {rated.high:g}" if rate > rated.high else None
 
 
-def _chosen(
+def _usable_prompts(
     source: Source,
     seed: int,
     base_dir: Path,
@@ -244,22 +244,22 @@ def _chosen(
     places: dict[str, str],
     rates: dict[str, float | None],
 ) -> Iterator[Prompt]:
-    """Good prompts of one source, up to its limit (where they are put in another order it is the caller's to apply).
+    """Yield the usable prompts of a source, up to its limit; if they are reordered later, the caller applies the limit.
 
     `rates` is told the pass rate of each, where the source asks for it.
     """
-    sorts = source.shuffle or (source.rated is not None and source.rated.order != "file")
-    limit = None if sorts else source.limit
+    is_reordered = source.shuffle or (source.rated is not None and source.rated.order != "file")
+    limit = None if is_reordered else source.limit
     # Looked up once: the registry searches folders and entry points.
     known = frozenset((*registry.names("verifiers"), ENVIRONMENT))
-    taken = 0
+    num_taken = 0
 
-    def made(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
+    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
         return _prompt(row, source, number), None if source.rated is None else _rate(row, source.rated)
 
     rows = _rows(source, seed, base_dir)
-    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, made):
-        if source.rated is not None and (why := _outside(rate, source.rated)) is not None:
+    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+        if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
         if source.verifier is None and not _is_verifier(prompt.verifier, known):
@@ -275,41 +275,41 @@ def _chosen(
         places[prompt.id] = place
         rates[prompt.id] = rate
         yield prompt
-        taken += 1
-        if taken == limit:
+        num_taken += 1
+        if num_taken == limit:
             return
 
 
 def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
-    """The prompt of a row. Raises: DataError naming the column."""
+    """Return the prompt of a row. Raises: DataError naming the column."""
     columns = source.mapping
     system, question = _question(pick(row, columns.question))
     extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
-    own_verifier = pick_optional(row, columns.verifier)
-    verifier = source.verifier.key if source.verifier else own_verifier or columns.default_verifier
+    row_verifier = pick_optional(row, columns.verifier)
+    verifier = source.verifier.key if source.verifier else row_verifier or columns.default_verifier
     if verifier is None:
         raise DataError("no verifier is named; set the source's verifier: {name: …} or map a verifier column")
-    own_system = pick_optional(row, columns.system)
-    own_id = pick_optional(row, columns.id)
+    row_system = pick_optional(row, columns.system)
+    row_id = pick_optional(row, columns.id)
     demonstration = pick_optional(row, columns.demonstration)
     return Prompt(
-        id=f"{source.label}/{number}" if own_id is None else str(own_id),
+        id=f"{source.label}/{number}" if row_id is None else str(row_id),
         question="\n\n".join([question, *extra]),
         verifier=str(verifier),
         reference=_answer(row, source),
         domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
         demonstration=None if demonstration is None else demonstration_of(demonstration),
-        system=str(own_system) if own_system is not None else system,
+        system=str(row_system) if row_system is not None else system,
         environment=_environment(row, source, str(verifier)),
     )
 
 
 def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str | None:
     """Return the key of the row's environment. Raises: DataError if the verifier needs one, and none is named."""
-    own = pick_optional(row, source.mapping.environment)
+    source_prompts = pick_optional(row, source.mapping.environment)
     if source.environment is not None:
         return source.environment.key
-    if own is None:
+    if source_prompts is None:
         if verifier == ENVIRONMENT:
             raise DataError(
                 f"the verifier is {ENVIRONMENT!r} and no environment is named; set the source's "
@@ -317,11 +317,11 @@ def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str |
             )
         return None
     try:
-        if ".py:" not in (name := str(own).partition("{")[0]):
+        if ".py:" not in (name := str(source_prompts).partition("{")[0]):
             registry.find("environments", name)
     except UnknownName as exc:
         raise DataError(str(exc)) from exc
-    return str(own)
+    return str(source_prompts)
 
 
 def _is_verifier(key: str, known: frozenset[str]) -> bool:
@@ -347,7 +347,7 @@ def _answer(row: Mapping[str, Any], source: Source) -> Any:
 
 
 def _question(value: Any) -> tuple[str | None, str]:
-    """System message, if any, and question: of a text, or of a chat of one system message at most and one user's."""
+    """Return the system message, if any, and the question. A chat has at most one system and one user message."""
     if isinstance(value, str):
         return None, value
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value):
@@ -369,7 +369,7 @@ def _content(content: Any) -> str:
     raise DataError(f"message content must be text, got {content!r:.80}")
 
 
-def _nothing(counts: SourceCounts) -> str:
+def _nothing_left(counts: SourceCounts) -> str:
     if not counts.num_read:
         return f"{counts.label} is empty: it has no rows; give a file with at least one row"
     return f"no row of {counts.label} is left: {counts}; correct the rows or the mapping"

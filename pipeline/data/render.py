@@ -1,4 +1,4 @@
-"""Prompts to tokens, once: what the engine is given and what the update trains on are the same ids."""
+"""Turn prompts into tokens, once: the engine and the update get the same ids."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ R1_ZERO = (
     "User: {question}\n"
     "Assistant:"
 )
-"""In the manner of R1-Zero's template (2501.12948, table 1), in words of our own."""
+"""Like R1-Zero's template (2501.12948, table 1), in our own words."""
 
 
-MEMORY = 65_536
+MAX_REMEMBERED = 65_536
 """Prompts, and texts, whose tokens are kept. Generated demonstrations repeat a few hundred texts many times."""
 
 FEW_PROMPTS, LAST_TOKENS = 4, 4
@@ -32,7 +32,7 @@ FEW_PROMPTS, LAST_TOKENS = 4, 4
 
 
 class Renderer:
-    """Writes prompts by a template and tokenises them with a tokenizer; each once, then from memory."""
+    """Writes prompts with a template and tokenises them, with a cache."""
 
     def __init__(self, tokenizer: Any, template: Template) -> None:
         """Raises: DataError if the tokenizer has no end token, or no chat template where the template is "chat"."""
@@ -50,7 +50,7 @@ class Renderer:
         self._texts: OrderedDict[str, Ids] = OrderedDict()
 
     def text(self, prompt: Prompt) -> str:
-        """The prompt as the model reads it. For chat templates, as the template writes it."""
+        """Return the prompt's text as the model reads it."""
         if self.template.name == "chat":
             with boundary(DataError, f"prompt {prompt.id!r}: the chat template refuses it"):
                 return str(self._apply(prompt, tokenize=False))
@@ -82,7 +82,7 @@ class Renderer:
         return _remembered(self._texts, text, lambda: self._text_ids(text, where))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones left out and spaces left as they are."""
+        """Return the text of tokens, without special tokens; spaces stay."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -132,10 +132,10 @@ def end_of_prompts(decode: Callable[[Sequence[int]], str], prompts: Sequence[Seq
 
 
 def _remembered(memory: OrderedDict[K, Ids], key: K, make: Callable[[], Ids]) -> Ids:
-    """Return the result of `make` for the key, from memory if it is there. A full memory forgets its oldest entry."""
+    """Return `make()`, cached by key. A full cache drops its oldest entry."""
     ids = memory.get(key)
     if ids is None:
         ids = memory[key] = make()
-        if len(memory) > MEMORY:
+        if len(memory) > MAX_REMEMBERED:
             memory.popitem(last=False)
     return ids

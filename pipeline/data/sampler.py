@@ -1,4 +1,4 @@
-"""Order of prompts in training: each once in an epoch, and the same after a resume as without one."""
+"""Draw training prompts: each once an epoch, in an order that a resume does not change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from verizero.pipeline.errors import CheckpointError, DataError
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt
 
-ALL = ""
-"""Name of the only pool when domains have no weights."""
+ONLY_POOL = ""
+"""Name of the single pool if domains have no weights."""
 
 
 class PromptSampler:
@@ -63,7 +63,7 @@ class PromptSampler:
         return [self._draw(self._next_pool()) for _ in range(n)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON holds it. The ledger has a state of its own."""
+        """Return the position, for JSON. The ledger has its own state."""
         return {
             "prompts": self._digest(),
             "seed": self.seed,
@@ -76,28 +76,30 @@ class PromptSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position. Raises: CheckpointError if its prompts, seed, order or weights differ."""
-        own = self.state_dict()
+        domains = self.state_dict()
         for key, what in (("prompts", "other prompts"), ("seed", "another seed"), ("order", "another order")):
             # With any of these changed, equal counts would point to other prompts.
-            if state.get(key) != own[key]:
+            if state.get(key) != domains[key]:
                 raise CheckpointError(
-                    f"the sampler's state is of {what} ({key} {state.get(key)!r}, here {own[key]!r}); "
+                    f"the sampler's state is of {what} ({key} {state.get(key)!r}, here {domains[key]!r}); "
                     "resume with the recipe and the data that the run began with"
                 )
-        drawn, served = state.get("drawn"), state.get("served")
+        drawn, num_drawn = state.get("drawn"), state.get("served")
         pools = self._pools.keys()
-        if not (isinstance(drawn, Mapping) and isinstance(served, Mapping) and drawn.keys() == served.keys() == pools):
+        if not (
+            isinstance(drawn, Mapping) and isinstance(num_drawn, Mapping) and drawn.keys() == num_drawn.keys() == pools
+        ):
             raise CheckpointError(
                 f"the sampler's state is of other weights (counts {drawn!r}, here of {sorted(self._pools)}); "
                 "resume with the recipe that the run began with"
             )
         self._drawn = {name: int(drawn[name]) for name in self._pools}
-        self._served = {name: int(served[name]) for name in self._pools}
+        self._served = {name: int(num_drawn[name]) for name in self._pools}
         self.num_rested = int(state.get("rested", 0))
         self.num_unrested = int(state.get("unrested", 0))
 
     def _next_pool(self) -> str:
-        """The pool that is furthest behind its share, the first of equals: shares are exact to within one draw."""
+        """Return the pool that is furthest behind its share, the first of equals: shares are exact up to one draw."""
         total = sum(self._served.values()) + 1
         return max(self._pools, key=lambda name: self._shares[name] * total - self._served[name])
 
@@ -107,7 +109,7 @@ class PromptSampler:
             prompt, epoch = self._take(pool)
             if self.pass_rate is None or self.ledger is None:
                 return prompt
-            if not self.ledger.rests(prompt.id, self.pass_rate, epoch):
+            if not self.ledger.is_skipped(prompt.id, self.pass_rate, epoch):
                 return prompt
             # A prompt that rests was not served, so its pool keeps its share of the draws.
             self._served[pool] -= 1
@@ -117,7 +119,7 @@ class PromptSampler:
         return self._take(pool)[0]
 
     def _take(self, pool: str) -> tuple[Prompt, int]:
-        """The prompt at the pool's position and its epoch; moves on by one."""
+        """Return the prompt at the pool's position and its epoch, and advance."""
         members = self._pools[pool]
         # The count alone gives epoch and position, so a resume needs no saved order.
         epoch, position = divmod(self._drawn[pool], len(members))
@@ -132,7 +134,7 @@ class PromptSampler:
         return self.prompts[self._orders[pool][1][position]], epoch
 
     def _digest(self) -> str:
-        """A hash of the ids and questions, in order."""
+        """Return a hash of the ids and questions, in order."""
         digest = hashlib.sha256()
         for prompt in self.prompts:
             # Lengths keep two neighbours from running into each other: "a","bc" is not "ab","c".
@@ -141,9 +143,9 @@ class PromptSampler:
 
 
 def _pools(prompts: Sequence[Prompt], weights: Mapping[str, float] | None) -> dict[str, list[int]]:
-    """Indices by pool: by domain where domains have weights (those of weight 0 left out), else all in one."""
+    """Return pool -> indices of prompts: a pool for each domain with a weight above 0, or one pool for all."""
     if weights is None:
-        return {ALL: list(range(len(prompts)))}
+        return {ONLY_POOL: list(range(len(prompts)))}
     pools: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
         pools.setdefault(prompt.domain, []).append(i)

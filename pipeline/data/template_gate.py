@@ -1,4 +1,4 @@
-"""The gate of chat templates: what one does to a conversation that continues, measured at the start of a run."""
+"""Measure, at the start of a run, whether a chat template changes the history of a conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LETTERS = "abcdefghij"
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The result of the gate.
+    """The result of the measurement.
 
     Example: Gate("rewrites", {"class": "rewrites", "turns": 512, ...}, "the template rewrites ...")
     """
@@ -61,7 +61,7 @@ def template_gate(
     """
     if not isinstance(talk, ChatTurns):
         return Gate("keeps", {"class": "keeps", "template": "text", "turns": 0}, "")
-    reason = _hidden(talk, tools) if tools else None
+    reason = _not_shown(talk, tools) if tools else None
     record: dict[str, Any] = {
         "class": "cannot show tools",
         "template": hashlib.sha256(str(talk.renderer.tokenizer.chat_template).encode()).hexdigest(),
@@ -101,8 +101,8 @@ def _note(kind: TemplateClass, counts: _Counts, history: str) -> str:
     return f"{text}; each time a new row begins, which costs its prompt once more"
 
 
-def _hidden(talk: ChatTurns, tools: Sequence[ToolSchema]) -> str | None:
-    """Return what the template does not show of tools, their calls and their answers; None if it shows all."""
+def _not_shown(talk: ChatTurns, tools: Sequence[ToolSchema]) -> str | None:
+    """Return which of tools, calls and answers the template does not show; None if it shows all."""
     question, call = Message("user", "question"), Call("0-0", tools[0].name, {"x": "argument-of-the-call"})
     asking = [question, Message("assistant", "", (call,))]
     answered = [*asking, Message("tool", "answer-of-the-tool", answers="0-0", name=call.name)]
@@ -137,7 +137,7 @@ def _play(
         calls = tuple(_call(rng, tools, turn, n) for n in range(rng.choice([1, 1, 2]) if must_call else 0))
         thinking = _words(rng) if thinks and rng.random() < 0.8 else None
         message = Message("assistant", "" if calls and rng.random() < 0.5 else _words(rng), calls, thinking=thinking)
-        words = _written(talk, message, tools)
+        words = _tokens_of(talk, message, tools)
         message = talk.read(words, "stop", turn, tools).message
         messages.append(message)
         new = [Message("tool", _words(rng), answers=c.id, name=c.name) for c in message.calls]
@@ -150,7 +150,7 @@ def _play(
             counts.causes[fork] += 1
 
 
-def _written(talk: ChatTurns, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+def _tokens_of(talk: ChatTurns, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
     """Return the tokens of the message; of its first call alone, where the form of calls takes no more."""
     try:
         return talk.write(message, tools)

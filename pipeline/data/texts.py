@@ -1,4 +1,4 @@
-"""Unlabelled text from files, for further training of a base model. Skipped rows are counted and named."""
+"""Read unlabelled text from files, for further training of a base model."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from verizero.pipeline.errors import DataError
 
 
 def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str], list[str]]:
-    """The texts of all files, in their order, and a note on each file that had rows skipped.
+    """Return the texts of all files, in order, and a note for each file with skipped rows.
 
     Raises: DataError naming file, row and remedy for a file without text, or a row without where none may be skipped.
     """
     texts: list[str] = []
     notes: list[str] = []
     for source in sources:
-        own: list[str] = []
-        bad: list[str] = []
+        file_texts: list[str] = []
+        problems: list[str] = []
         for text in _texts(source, base_dir):
             # Checked before the row counts, so that rows after the limit are never judged.
-            if source.limit is not None and len(own) >= source.limit:
+            if source.limit is not None and len(file_texts) >= source.limit:
                 break
             if isinstance(text, str):
-                own.append(text)
+                file_texts.append(text)
             elif source.on_bad_row == "error":
                 raise DataError(f"{text}; correct the row or `column`, or set on_bad_row: skip") from text
             else:
-                bad.append(str(text))
-        if not own:
+                problems.append(str(text))
+        if not file_texts:
             raise DataError(f"{source.file} has no text; give a file with at least one row")
-        if bad:
-            notes.append(f"{source.file}: {len(own)} texts; skipped {len(bad)} bad rows (first: {bad[0]})")
-        texts += own
+        if problems:
+            notes.append(
+                f"{source.file}: {len(file_texts)} texts; skipped {len(problems)} bad rows (first: {problems[0]})"
+            )
+        texts += file_texts
     return texts, notes
 
 
 def pieces(ids: Sequence[int], longest: int | None) -> list[tuple[int, ...]]:
-    """A text's tokens cut into pieces of at most `longest`, each beginning with the last token of the one before.
+    """Cut a text's tokens into pieces of at most `longest`. A piece begins with the last token of the one before.
 
     So every token but the first is predicted once, by a piece whose own first token is only read.
     """

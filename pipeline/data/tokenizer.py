@@ -18,7 +18,7 @@ CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"
 
 
 def character_tokenizer(characters: str = CHARACTERS) -> Any:
-    """A tokenizer with one token for each of `characters` (repeats count once), after <pad> (0) and <eos> (1).
+    """Return a tokenizer with the tokens <pad> (0), <eos> (1), and one for each of `characters`.
 
     Encoding and decoding give back the same text; "<eos>" in a text is five characters, never the token. Characters
     of several bytes in UTF-8 add tokens for their bytes, which no text is encoded to while the character is known.
@@ -61,7 +61,7 @@ def character_tokenizer(characters: str = CHARACTERS) -> Any:
 
 
 def unknown_characters(tokenizer: Any, text: str) -> str:
-    """Characters of `text` that a character tokenizer does not know, each once; empty for every other tokenizer."""
+    """Return the characters of `text` that a character tokenizer does not know; empty for other tokenizers."""
     characters = tokenizer.init_kwargs.get("characters")
     if not isinstance(characters, str):
         return ""
@@ -70,7 +70,7 @@ def unknown_characters(tokenizer: Any, text: str) -> str:
 
 
 def _check_normal(known: list[str]) -> None:
-    """Refuse characters that NFC changes, alone or after another one: the text would not come back as it was."""
+    """Raise DataError for characters that NFC changes: decoding would not give back the same text."""
     outside_ascii = [c for c in known if not c.isascii()]
     for second in outside_ascii:
         for text in (second, *(first + second for first in known)):
@@ -82,7 +82,7 @@ def _check_normal(known: list[str]) -> None:
 
 
 def _byte_letters() -> dict[int, str]:
-    """The printable letter that byte-level BPE writes each byte as: itself, or one counted on from U+0100.
+    """Return byte -> the printable letter that byte-level BPE writes for it: itself, or one from U+0100 on.
 
     Source: the mapping of GPT-2's encoder, which every byte-level tokenizer shares.
     """

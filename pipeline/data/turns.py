@@ -1,4 +1,4 @@
-"""Conversations as tokens: the first prompt, what the policy said, and the prompt after it.
+"""Turn conversations into tokens: the first prompt, the policy's turn, and the prompt after it.
 
 Two ways meet `Conversing`: this one, for templates that are a text (plain, r1_zero, custom), and `chat_turns.py`.
 """
@@ -11,9 +11,9 @@ from dataclasses import replace
 from verizero.pipeline import registry
 from verizero.pipeline.config.template import TEXT
 from verizero.pipeline.data.chat_turns import ChatTurns
-from verizero.pipeline.data.outside import Outside
+from verizero.pipeline.data.foreign_text import ForeignText
+from verizero.pipeline.data.policy_text import read_turn, text_of_turn
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.spoken import read_turn, spoken
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import CallForm, Conversing, NextPrompt, Piece, ReadTurn
@@ -42,7 +42,7 @@ class PlainTurns:
     def __init__(self, renderer: Renderer, form: CallForm) -> None:
         """`form` has the `read` and `write` of calls. Raises: DataError naming unknown characters."""
         self.renderer, self.form = renderer, form
-        self.outside = Outside(renderer.tokenizer)
+        self.foreign_text = ForeignText(renderer.tokenizer)
         self._around = renderer.template.observation
         unknown = unknown_characters(renderer.tokenizer, self._around.replace(TEXT, ""))
         if unknown:
@@ -52,7 +52,7 @@ class PlainTurns:
             )
 
     def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages that `begin` shows."""
+        """Return the messages of the first prompt."""
         if messages:
             return tuple(messages)
         system = [] if prompt.system is None else [Message("system", prompt.system)]
@@ -77,22 +77,25 @@ class PlainTurns:
                 # Words alone are text, whatever they spell.
                 message = part[0]
                 is_text = not message.calls and message.thinking is None
-                words = message.content if is_text else spoken(self.form, message, tools)
-                ids += (*self.outside.ids(self.outside.known(words)), int(self.renderer.tokenizer.eos_token_id))
+                words = message.content if is_text else text_of_turn(self.form, message, tools)
+                ids += (
+                    *self.foreign_text.ids(self.foreign_text.known(words)),
+                    int(self.renderer.tokenizer.eos_token_id),
+                )
             else:
                 ids += self._observation(part)
         return ids
 
     def _first(self, prompt: Prompt, messages: Sequence[Message]) -> Ids:
         system = "\n\n".join(m.content for m in messages if m.role == "system")
-        question = self.outside.known("\n".join(m.content for m in messages if m.role != "system"))
-        shown = replace(prompt, question=question, system=self.outside.known(system) or None)
+        question = self.foreign_text.known("\n".join(m.content for m in messages if m.role != "system"))
+        shown = replace(prompt, question=question, system=self.foreign_text.known(system) or None)
         text = self.renderer.text(shown)
-        if not self.outside.has_marks(question + system):
+        if not self.foreign_text.has_marks(question + system):
             return self.renderer.prompt_ids(shown)
         start = self.renderer.tokenizer("")["input_ids"]
         ends = start[-1:] == [self.renderer.tokenizer.eos_token_id]
-        return (*map(int, start[: len(start) - ends]), *self.outside.ids(text))
+        return (*map(int, start[: len(start) - ends]), *self.foreign_text.ids(text))
 
     def read(
         self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]
@@ -102,7 +105,7 @@ class PlainTurns:
 
     def write(self, message: Message, tools: Sequence[ToolSchema]) -> Ids:
         """Return the tokens of a policy that says this message, and the end token. Raises: DataError."""
-        return self.renderer.text_ids(spoken(self.form, message, tools), "a demonstrated turn")
+        return self.renderer.text_ids(text_of_turn(self.form, message, tools), "a demonstrated turn")
 
     def extend(
         self,
@@ -117,11 +120,11 @@ class PlainTurns:
 
     def _observation(self, messages: Sequence[Message]) -> Ids:
         text = "\n".join(m.content for m in messages)
-        return self.outside.ids(self._around.replace(TEXT, self.outside.known(text)))
+        return self.foreign_text.ids(self._around.replace(TEXT, self.foreign_text.known(text)))
 
 
 def _parts(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return the messages, each of the assistant's alone and those between them together."""
+    """Group the messages: each of the assistant's alone, and all between two of these together."""
     parts: list[list[Message]] = []
     for message in messages:
         if parts and message.role != "assistant" and parts[-1][0].role != "assistant":

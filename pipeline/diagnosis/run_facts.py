@@ -18,7 +18,7 @@ from verizero.pipeline.diagnosis.finding import Evidence
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.files import numbered_jsonl
 from verizero.pipeline.report.files import require_run, undone
-from verizero.pipeline.report.rows import (
+from verizero.pipeline.report.row_types import (
     CollapseAlarm,
     EvaluationRow,
     RolloutRow,

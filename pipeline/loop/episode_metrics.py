@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from verizero.pipeline.report.rows import MessageRow
+from verizero.pipeline.report.row_types import MessageRow
 from verizero.pipeline.rows import rows
 from verizero.pipeline.types import ENDINGS, Episode, Rollout, StepMetrics, Turn
 

@@ -10,7 +10,7 @@ from verizero.pipeline.errors import GradersFailed
 from verizero.pipeline.loop.batch import Batch
 from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
 from verizero.pipeline.models.flops import update_flops
-from verizero.pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
+from verizero.pipeline.report.row_types import OpinionRow, RolloutRow, StepRow, VerifierAlarm
 from verizero.pipeline.rows import rows
 from verizero.pipeline.run.collapse import num_roll_backs
 from verizero.pipeline.run.recorder import Recorder

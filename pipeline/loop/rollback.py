@@ -8,7 +8,7 @@ from typing import Any
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import Collapsed
-from verizero.pipeline.report.rows import CollapseAlarm, SignRow, to_json
+from verizero.pipeline.report.row_types import CollapseAlarm, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.schedule import Item

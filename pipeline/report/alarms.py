@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verizero.pipeline.report.files import RunFiles
-from verizero.pipeline.report.rows import Alarm, VerifierAlarm
+from verizero.pipeline.report.row_types import Alarm, VerifierAlarm
 from verizero.pipeline.shown import in_html
 
 MOST = 50

@@ -11,7 +11,7 @@ from typing import Literal
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.report.files import RunFiles
-from verizero.pipeline.report.rows import EvaluationRow, StepRow, kind_of, section_of
+from verizero.pipeline.report.row_types import EvaluationRow, StepRow, kind_of, section_of
 from verizero.pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360

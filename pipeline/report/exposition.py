@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.report.rows import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
+from verizero.pipeline.report.row_types import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
 from verizero.pipeline.report.summary import phases_of
 from verizero.pipeline.types import STATUSES
 

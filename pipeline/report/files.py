@@ -11,7 +11,7 @@ from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import Row, iterate_jsonl, read_jsonl
 from verizero.pipeline.near import near_path
-from verizero.pipeline.report.rows import (
+from verizero.pipeline.report.row_types import (
     Alarm,
     CollapseAlarm,
     EvaluationRow,

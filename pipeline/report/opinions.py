@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from verizero.pipeline.report.files import RunFiles, read_rollouts
-from verizero.pipeline.report.rows import OpinionRow, RolloutRow
+from verizero.pipeline.report.row_types import OpinionRow, RolloutRow
 from verizero.pipeline.report.samples import shorten
 from verizero.pipeline.shown import in_html
 

@@ -15,7 +15,7 @@ from verizero.pipeline.report.alarms import alarm_line
 from verizero.pipeline.report.curves import Chart, build_charts
 from verizero.pipeline.report.files import RunFiles, read_rollouts, read_run
 from verizero.pipeline.report.plots import draw
-from verizero.pipeline.report.rows import EvaluationRow, Numbers
+from verizero.pipeline.report.row_types import EvaluationRow, Numbers
 from verizero.pipeline.shown import in_markdown
 
 CURVES = ("reward", "pass", "kl", "length", "groups")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.report.files import read_rollouts
-from verizero.pipeline.report.rows import MessageRow, RolloutRow, to_json
+from verizero.pipeline.report.row_types import MessageRow, RolloutRow, to_json
 
 MAX_SAMPLES = 2000
 """Responses on one page."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import disk_errors
-from verizero.pipeline.report.rows import MetricsRow, RolloutRow, to_json
+from verizero.pipeline.report.row_types import MetricsRow, RolloutRow, to_json
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
 

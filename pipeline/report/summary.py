@@ -15,7 +15,7 @@ from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.estimates import decompose_gain
 from verizero.pipeline.report.files import RunFiles, read_run
 from verizero.pipeline.report.intervals import paired_difference
-from verizero.pipeline.report.rows import EvaluationRow, Numbers, StepRow, section_of
+from verizero.pipeline.report.row_types import EvaluationRow, Numbers, StepRow, section_of
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")

@@ -16,7 +16,7 @@ from verizero.pipeline.data.overlap import check_overlap
 from verizero.pipeline.data.pairs import PairsRead, read_pairs
 from verizero.pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.rows import SourceCounts, row_of
+from verizero.pipeline.data.source_rows import SourceCounts, row_of
 from verizero.pipeline.data.texts import read_texts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.files import disk_errors, write_atomic

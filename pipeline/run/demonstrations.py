@@ -8,10 +8,10 @@ from typing import Any
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.stages import DEMONSTRATIONS, SftConfig
-from verizero.pipeline.data.demonstrated import episode_rows
+from verizero.pipeline.data.demonstrated_episodes import episode_rows
 from verizero.pipeline.data.prompts import read_demonstrations
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.rows import SourceCounts, row_of
+from verizero.pipeline.data.source_rows import SourceCounts, row_of
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError

@@ -12,7 +12,7 @@ from functools import partial
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import NextPrompt, Piece, ReadTurn
 from verizero.pipeline.errors import EnvironmentFailed
-from verizero.pipeline.report.rows import MessageRow
+from verizero.pipeline.report.row_types import MessageRow
 from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.rollout.episode import Limits, OpenEpisode
 from verizero.pipeline.rollout.play import EnvironmentMaker

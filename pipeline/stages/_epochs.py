@@ -12,7 +12,7 @@ from verizero.pipeline.data.render import end_of_prompts
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.models.flops import update_flops
-from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.schedule import EVALUATION, Item
 from verizero.pipeline.run.session import Session

@@ -16,7 +16,7 @@ from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sa
 from verizero.pipeline.loop.phases import PhaseWrapper, publish
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
-from verizero.pipeline.report.rows import PairsRow
+from verizero.pipeline.report.row_types import PairsRow
 from verizero.pipeline.run.folder import write_left_out, write_lines
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup

@@ -10,7 +10,7 @@ from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
-from verizero.pipeline.report.rows import EvaluationRow
+from verizero.pipeline.report.row_types import EvaluationRow
 from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.collapse import num_roll_backs

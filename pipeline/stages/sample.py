@@ -13,14 +13,14 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import EndpointConfig, SampleConfig
 from verizero.pipeline.config.stages import DEMONSTRATIONS
 from verizero.pipeline.data.hints import answer_of, hinted_question
-from verizero.pipeline.data.rejection import REASONS, kept_of
-from verizero.pipeline.data.rows import row_of
+from verizero.pipeline.data.rejection import REASONS, select_answers
+from verizero.pipeline.data.source_rows import row_of
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts
 from verizero.pipeline.loop.phases import PhaseWrapper, publish
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
-from verizero.pipeline.report.rows import SampleRow
+from verizero.pipeline.report.row_types import SampleRow
 from verizero.pipeline.rollout.endpoint import ask_endpoint
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.data import prompt_room
@@ -168,7 +168,7 @@ def keep(
     lines: list[dict[str, Any]] = []
     solved: set[str] = set()
     for group in groups:
-        members, left_out = kept_of(group.members, section.keep)
+        members, left_out = select_answers(group.members, section.keep)
         prompt = originals[group.prompt.id]
         hinted = group.prompt.id != prompt.id
         lines += [line_of(session, item, prompt, m, hinted) for m in members]

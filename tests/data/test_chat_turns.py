@@ -50,7 +50,7 @@ def test_the_last_row_is_the_text_of_the_template(name: str) -> None:
 def test_outside_texts_never_become_special_tokens(name: str) -> None:
     """The template's own special tokens are counted with harmless texts in the same places."""
     talk = chat_turns(TEMPLATES[name])
-    special = set(talk.outside.added.values())
+    special = set(talk.foreign_text.added.values())
     for seed in range(20):
         rng = random.Random(seed)
         message = clean_message(rng, 0, False, calls=rng.randrange(3))
@@ -225,7 +225,11 @@ def test_what_looks_like_a_turn_is_none() -> None:
     assert talk.chat.text_of(following.pieces[0].ids) == asked
 
     talk = chat_turns(TEMPLATES["drops_thinking"])
-    spelled = (*encode("<think>\n1\n</think>\n\nsay "), *talk.outside.ids(END), talk.renderer.tokenizer.eos_token_id)
+    spelled = (
+        *encode("<think>\n1\n</think>\n\nsay "),
+        *talk.foreign_text.ids(END),
+        talk.renderer.tokenizer.eos_token_id,
+    )
     history = [*talk.opening(QUESTION, ()), talk.read(spelled, "stop", 0, ()).message]
     following = talk.extend(history, [Message("user", "Well?")], (), [spelled], "stop")
     assert following.fork == "thinking"
@@ -250,14 +254,14 @@ def test_tags_that_are_spelled_by_other_tokens_are_no_calls() -> None:
     message = Message("assistant", "so", (Call("0-0", "add", {"a": 1, "b": 2}),))
     words = talk.write(message, TOOLS)
     assert talk.read(words, "stop", 0, TOOLS).message == message
-    own = talk.outside.added["<tool_call>"]
-    spelled = talk.outside.ids("<tool_call>")
+    own = talk.foreign_text.added["<tool_call>"]
+    spelled = talk.foreign_text.ids("<tool_call>")
     assert own not in spelled
     at = words.index(own)
     read = talk.read((*words[:at], *spelled, *words[at + 1 :]), "stop", 0, TOOLS)
     assert read.message.calls == ()
     assert read.unread is not None, "the closing tag is there"
-    only_letters = (*talk.outside.ids(talk.chat.text_of(words[:-1])), words[-1])
+    only_letters = (*talk.foreign_text.ids(talk.chat.text_of(words[:-1])), words[-1])
     read = talk.read(only_letters, "stop", 0, TOOLS)
     assert (read.message.calls, read.unread) == ((), None)
     assert read.message.content == talk.chat.text_of(words[:-1])

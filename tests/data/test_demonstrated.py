@@ -13,10 +13,10 @@ from tests.data.chat_play import answers, clean_message
 from tests.data.chat_templates import ADD, TEMPLATES, THINKING, TOOLS, chat_turns
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.template import Template
-from verizero.pipeline.data.demonstrated import as_value, demonstration_of, episode_rows
+from verizero.pipeline.data.demonstrated_episodes import as_value, demonstration_of, episode_rows
 from verizero.pipeline.data.prompts import load_demonstrations
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.rows import row_of
+from verizero.pipeline.data.source_rows import row_of
 from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.conversing import Conversing

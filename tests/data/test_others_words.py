@@ -40,7 +40,7 @@ def conversation(word: str, id_: str) -> tuple[list[Message], tuple[ToolSchema, 
 
 
 def marks(talk: ChatTurns, ids: Sequence[int]) -> list[int]:
-    special = set(talk.outside.added.values())
+    special = set(talk.foreign_text.added.values())
     return [i for i in ids if i in special]
 
 

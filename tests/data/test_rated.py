@@ -74,9 +74,9 @@ def test_a_curriculum_moves_its_bounds_by_epochs() -> None:
     ledger = PassRateLedger()
     ledger.record("easy", 10, 9)
     ledger.record("hard", 10, 1)
-    rests = [(ledger.rests("easy", how, e), ledger.rests("hard", how, e)) for e in range(5)]
-    assert rests[0] == (False, True)
-    assert rests[4] == (True, False)
+    is_skipped = [(ledger.is_skipped("easy", how, e), ledger.is_skipped("hard", how, e)) for e in range(5)]
+    assert is_skipped[0] == (False, True)
+    assert is_skipped[4] == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verizero.pipeline.config.sample import KeepConfig
-from verizero.pipeline.data.rejection import REASONS, kept_of, similarity
+from verizero.pipeline.data.rejection import REASONS, select_answers, similarity
 from verizero.pipeline.types import Rollout, ScoredRollout, Verdict
 
 
@@ -35,7 +35,7 @@ ALL = [
 
 
 def kept(**changes: Any) -> tuple[list[int], dict[str, int]]:
-    found, counts = kept_of(ALL, KeepConfig(**changes))
+    found, counts = select_answers(ALL, KeepConfig(**changes))
     assert sum(counts.values()) + len(found) == len(ALL), "every answer is kept or counted"
     assert set(counts) == set(REASONS)
     return [m.rollout.sample for m in found], {k: v for k, v in counts.items() if v}

@@ -87,7 +87,7 @@ def test_characters_that_the_tokenizer_lacks_are_replaced_and_counted(characters
     talk = plain(characters)
     (piece,) = talk.extend([], [Message("tool", "8é5")], (), [], "stop").pieces
     assert talk.renderer.decode(piece.ids) == shown
-    assert talk.outside.num_replaced == 1
+    assert talk.foreign_text.num_replaced == 1
 
 
 def test_calls_in_open_thinking_or_in_a_cut_turn_are_text() -> None:

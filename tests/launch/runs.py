@@ -16,7 +16,7 @@ from tests.warm import MARK, warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.whole_run import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rollout.made_episodes import episode_of, turn_of
 from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
-from verizero.pipeline.report.rows import RolloutRow, rollout_row, to_json
+from verizero.pipeline.report.row_types import RolloutRow, rollout_row, to_json
 from verizero.pipeline.types import Rollout
 
 SHARED = turn_of([1, 2, 3], [4, 5], trains=False)

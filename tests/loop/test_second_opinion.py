@@ -15,7 +15,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.loop.rounds import one_step
 from verizero.pipeline.report.page import build_page
-from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.scoring.second_opinion import disagree
 from verizero.pipeline.types import Verdict

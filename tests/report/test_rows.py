@@ -11,7 +11,7 @@ import pytest
 from tests.report.runs import ROLLOUT
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.report.files import read_metrics, read_rollouts
-from verizero.pipeline.report.rows import metrics_row, rollout_row, to_json
+from verizero.pipeline.report.row_types import metrics_row, rollout_row, to_json
 
 PLACE: dict[str, Any] = {"stage": "rl", "stage_kind": "rl", "round": 1, "step": 2}
 SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "said": "entropy fell to 0.003"}

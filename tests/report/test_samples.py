@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.runs import ROLLOUT
-from verizero.pipeline.report.rows import rollout_row
+from verizero.pipeline.report.row_types import rollout_row
 from verizero.pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
 
 

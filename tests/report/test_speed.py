@@ -9,7 +9,7 @@ import pytest
 from verizero.pipeline.report.curves import build_charts
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.memory import DevicePeaks
-from verizero.pipeline.report.rows import StepRow, metrics_row, to_json
+from verizero.pipeline.report.row_types import StepRow, metrics_row, to_json
 from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers

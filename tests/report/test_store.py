@@ -15,7 +15,7 @@ from tests.report.runs import ROLLOUT
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.report.files import read_metrics, read_rollouts
-from verizero.pipeline.report.rows import StepRow, rollout_row
+from verizero.pipeline.report.row_types import StepRow, rollout_row
 from verizero.pipeline.report.store import FILES, Store
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates, newlines and all

@@ -14,7 +14,7 @@ from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.page import build_page, result_line
 from verizero.pipeline.report.result import result_lines, result_markdown
-from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.report.summary import build_summary, count_seconds, summarize
 
 

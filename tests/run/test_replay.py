@@ -14,7 +14,7 @@ from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.loop.episode_metrics import message_rows
-from verizero.pipeline.report.rows import rollout_row, to_json
+from verizero.pipeline.report.row_types import rollout_row, to_json
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import Limits
 from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of

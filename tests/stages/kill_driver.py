@@ -33,7 +33,7 @@ from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.loop import rollback
 from verizero.pipeline.models.load import create_model, quiet
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.rollout import rounds
 from verizero.pipeline.run.build import build_tokenizer

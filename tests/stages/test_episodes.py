@@ -16,7 +16,7 @@ from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.models.load import create_model, save_folder
 from verizero.pipeline.report.files import read_metrics, read_rollouts
-from verizero.pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
+from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRow
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 

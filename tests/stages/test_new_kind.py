@@ -27,7 +27,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.files import read_metrics, read_run
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.round import run_tags
-from verizero.pipeline.report.rows import StepRow
+from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.report.summary import build_summary
 
 PAGE = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")

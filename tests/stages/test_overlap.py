@@ -20,7 +20,7 @@ from verizero.pipeline.loop.phases import unwrapped
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.result import result_lines, result_markdown
-from verizero.pipeline.report.rows import VARYING
+from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.schedule import Item

@@ -115,7 +115,7 @@ def experts_of(routing: Routing, start: int, stop: int) -> Routing:
     return dataclasses.replace(routing, experts=routing.experts[start * size : stop * size])
 
 
-def kept_of(kept: KeptTokens, start: int, stop: int) -> KeptTokens:
+def select_answers(kept: KeptTokens, start: int, stop: int) -> KeptTokens:
     first, last = sum(kept.sizes[:start]), sum(kept.sizes[:stop])
     return KeptTokens(kept.sizes[start:stop], kept.ids[4 * first : 4 * last])
 
@@ -132,7 +132,7 @@ def taken_apart(rollout: Rollout, a: int, b: int, *, forked: bool) -> Rollout:
         if r.routing is not None:
             before = 0 if start == 0 else n + a - 1
             routing = experts_of(r.routing, before, n + stop - 1)
-        kept = None if r.kept is None else kept_of(r.kept, start, stop)
+        kept = None if r.kept is None else select_answers(r.kept, start, stop)
         return Turn(
             observed, r.response_ids[start:stop], r.logprobs[start:stop], "stop", r.policy_version, kept, routing
         )

@@ -102,7 +102,7 @@ def test_recorded_experts_are_those_of_a_forward_over_the_row_alone(name: str) -
                 assert set(found[t, layer].tolist()) == set(order[: r.routing.top_k])
 
 
-def kept_of(rollout: Any) -> list[list[int]]:
+def select_answers(rollout: Any) -> list[list[int]]:
     """The recorded sets, token by token; all tokens where none was recorded."""
     if rollout.kept is None:
         return [list(range(VOCAB)) for _ in rollout.response_ids]
@@ -122,7 +122,7 @@ def slow_gradient(model: Any, groups: list[Group], temperature: float) -> dict[s
         for m, reward in zip(group.members, rewards, strict=True):
             r, advantage = m.rollout, reward - sum(rewards) / len(rewards)
             logits = model(input_ids=torch.tensor([[*r.prompt_ids, *r.response_ids]]), use_cache=False).logits[0]
-            for t, (token, allowed) in enumerate(zip(r.response_ids, kept_of(r), strict=True)):
+            for t, (token, allowed) in enumerate(zip(r.response_ids, select_answers(r), strict=True)):
                 scores = [logits[len(r.prompt_ids) + t - 1, j] / temperature for j in allowed]
                 logprob = scores[allowed.index(token)] - torch.stack(scores).logsumexp(0)
                 total = total + advantage * logprob / MAX

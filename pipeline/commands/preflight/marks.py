@@ -44,7 +44,7 @@ def marks_of(recipe: LocalParts) -> Marks:
     question, answer, again = WORDS
     talk = [Message("user", question), Message("assistant", answer), Message("user", again)]
     text = chat.write(talk, (), asks=True)
-    known = chat.outside.added
+    known = chat.foreign_text.added
     written = {*MARK.findall(text), *(name for name in known if len(name) > 1 and name in text and not name.isspace())}
     unknown = sorted(name for name in written if not is_token(recipe.tokenizer, name))
     return Marks(

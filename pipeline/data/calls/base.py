@@ -1,4 +1,4 @@
-"""The parts that several forms of calls share: JSON behind a mark, and the words around calls."""
+"""Code that several forms of calls share: read JSON after a mark, and the words around calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from verizero.pipeline.environments.base import ToolSchema
 
 
 class Unread(ValueError):
-    """A call could not be read, for the reason that is its text."""
+    """A call cannot be read; the text is the reason."""
 
 
 def value_at(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place, and the place behind it. Raises: Unread.
+    """Return the JSON value at index `at`, and the index after it. Raises: Unread.
 
     Numbers that are not finite and letters that no text can hold (halves of a pair) are refused: they would break the
     templates and tokenizers that write the call again.
@@ -36,7 +36,7 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
 
 
 def decoded(text: str, at: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place or behind spaces, and the place behind it and its spaces.
+    """Return the JSON value at index `at` or after spaces there, and the index after it and its spaces.
 
     Raises: Unread.
     """
@@ -75,7 +75,7 @@ def type_of(schema: Mapping[str, Any]) -> str | None:
 
 
 def words_around(parts: Sequence[str]) -> str:
-    """Return the words before, between and behind calls.
+    """Return the words before, between and after calls.
 
     The line that a call begins is no part of the words before it; spaces between calls are none either.
     """

@@ -19,7 +19,7 @@ MARKS = (OPEN, CLOSE)
 
 
 def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
-    """Return the calls in the text. The words are what comes before the first, and behind any of them."""
+    """Return the calls in the text, and as words the text before, between and after them."""
     words, calls, at = [], [], 0
     try:
         while (start := text.find(OPEN, at)) >= 0:

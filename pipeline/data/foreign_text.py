@@ -1,4 +1,4 @@
-"""Text from outside as tokens: never a special token, never a character that the tokenizer does not know."""
+"""Encode text of tools, files and people: it never becomes a special token or an unknown character."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from verizero.pipeline.data.tokenizer import unknown_characters
 
-INSTEAD = "?"
-"""Written for a character that the tokenizer does not know, if it knows this one; otherwise nothing is."""
-HALF = re.compile("[\ud800-\udfff]")
-"""Half of a pair of UTF-16, alone: no text in UTF-8 can hold it."""
+REPLACEMENT = "?"
+"""Written in place of an unknown character, if the tokenizer knows this one; else nothing is."""
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a UTF-16 pair, alone: UTF-8 cannot encode it."""
 
 
-class Outside:
-    """Encodes what tools, files and people wrote. A text that spells a special token stays the letters it has."""
+class ForeignText:
+    """Encodes text that the policy did not write. The name of a special token in it is encoded letter by letter."""
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a Hugging Face tokenizer."""
@@ -30,18 +30,18 @@ class Outside:
         self._special = frozenset(marks.values())
         # Looks ahead, so that marks which overlap are all found.
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, sorted(marks)))})") if marks else None
-        self._knows_instead = not unknown_characters(tokenizer, INSTEAD)
+        self._knows_instead = not unknown_characters(tokenizer, REPLACEMENT)
 
     def known(self, text: str, counts: bool = True) -> str:
-        """Return the text without characters that the tokenizer does not know; they are counted."""
-        if not text.isascii() and HALF.search(text):
-            text, num = HALF.subn("\ufffd", text)
+        """Return the text with unknown characters replaced or removed, and count them."""
+        if not text.isascii() and LONE_SURROGATE.search(text):
+            text, num = LONE_SURROGATE.subn("\ufffd", text)
             self.num_replaced += num * counts
         unknown = unknown_characters(self.tokenizer, text)
         if not unknown:
             return text
         self.num_replaced += sum(map(text.count, unknown)) * counts
-        return text.translate(dict.fromkeys(map(ord, unknown), INSTEAD if self._knows_instead else None))
+        return text.translate(dict.fromkeys(map(ord, unknown), REPLACEMENT if self._knows_instead else None))
 
     def has_marks(self, text: str) -> bool:
         """Return True if the text has the name of a special token."""
@@ -54,7 +54,7 @@ class Outside:
         return cut.join(self._parts(self._mark, text, but))
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of the text alone, in which special tokens are the letters of their names."""
+        """Return the tokens of the text, without special tokens."""
         if not text:
             return ()
         ids = self._encoded(text)

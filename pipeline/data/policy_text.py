@@ -1,4 +1,4 @@
-"""A policy's turn as a message, and a message as the text in which a policy says it."""
+"""Turn a policy's text into a message, and a message into a policy's text."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def call_id(turn: int, number: int) -> str:
-    """Return the id of a call, which is the same whenever the episode is played with the same seeds."""
+    """Return the id of a call: it depends only on turn and number, so that equal seeds give equal episodes."""
     return f"{turn}-{number}"
 
 
 def after_thinking(text: str, is_open: bool = False) -> int:
-    """Return the place behind the last thinking of a text; its length, where thinking is not closed.
+    """Return the index after the last thinking of a text; its length if thinking is not closed.
 
     `is_open`: the prompt has opened the thinking already.
     """
-    at = 0
+    index = 0
     while True:
         if is_open:
-            close = text.find(CLOSE, at)
+            close = text.find(CLOSE, index)
             if close < 0:
                 return len(text)
-            at, is_open = close + len(CLOSE), False
-        start = text.find(OPEN, at)
+            index, is_open = close + len(CLOSE), False
+        start = text.find(OPEN, index)
         if start < 0:
-            return at
-        at, is_open = start + len(OPEN), True
+            return index
+        index, is_open = start + len(OPEN), True
 
 
 def read_turn(
@@ -44,22 +44,22 @@ def read_turn(
     tools: Sequence[ToolSchema],
     is_open: bool = False,
 ) -> ReadTurn:
-    """Return the message that a text of the policy is. Markup in thinking, or in a turn that was cut, is no call.
+    """Return the message in the policy's text. Markup in thinking, or in a turn that was cut, is no call.
 
     A turn of which some call cannot be read makes none, and keeps its whole text.
     """
-    at = after_thinking(text, is_open)
-    if finish_reason == "length" or at == len(text):
+    index = after_thinking(text, is_open)
+    if finish_reason == "length" or index == len(text):
         return ReadTurn(Message("assistant", text))
-    result = form.read(text[at:], tools)
+    result = form.read(text[index:], tools)
     if result.unread is not None:
         return ReadTurn(Message("assistant", text), result.unread)
     calls = tuple(Call(call_id(turn, i), name, arguments) for i, (name, arguments) in enumerate(result.calls))
-    return ReadTurn(Message("assistant", text[:at] + result.content, calls))
+    return ReadTurn(Message("assistant", text[:index] + result.content, calls))
 
 
-def spoken(form: CallForm, message: Message, tools: Sequence[ToolSchema]) -> str:
-    """Return the text in which a policy says the message. Raises: DataError for one that is not the policy's."""
+def text_of_turn(form: CallForm, message: Message, tools: Sequence[ToolSchema]) -> str:
+    """Return the text with which a policy says the message. Raises: DataError if it is not the policy's."""
     if message.role != "assistant":
         raise DataError(f"the policy says messages of the assistant, and this is one of role {message.role!r}")
     thinking = "" if message.thinking is None else f"{OPEN}{message.thinking}{CLOSE}"

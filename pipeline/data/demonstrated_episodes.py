@@ -1,4 +1,4 @@
-"""Demonstrated episodes: their rows in a file, and their tokens, which are those of a policy that says the same."""
+"""Read demonstrated episodes from rows, and turn them into the tokens of a policy that says the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from verizero.pipeline.data.spoken import call_id
+from verizero.pipeline.data.policy_text import call_id
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import Conversing
 from verizero.pipeline.errors import DataError
@@ -47,7 +47,7 @@ def demonstration_of(value: Any) -> str | tuple[Message, ...]:
 
 
 def as_value(demonstration: str | tuple[Message, ...] | None) -> Any:
-    """Return the demonstration as `demonstration_of` reads it."""
+    """Return the demonstration as a value for a row; `demonstration_of` reads it."""
     if not isinstance(demonstration, tuple):
         return demonstration
     return [_item(message) for message in demonstration]

@@ -1,4 +1,4 @@
-"""A pass over the rows of a source that counts loaded and skipped rows and names those left out."""
+"""Go through the rows of a source, and count those that are loaded and skipped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from verizero.pipeline.data.demonstrated import as_value
-from verizero.pipeline.data.files import Placed
+from verizero.pipeline.data.demonstrated_episodes import as_value
+from verizero.pipeline.data.files import PlacedRow
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """The prompt as a row of a user's own file."""
+    """Return the prompt as a row, as in a user's file."""
     row = {
         "id": prompt.id,
         "question": prompt.question,
@@ -42,15 +42,15 @@ class SourceCounts:
     examples: dict[str, str] = field(default_factory=dict)
     what: str = "prompts"
     left_out: list[tuple[Any, str]] = field(default_factory=list)
-    """(row, reason) of rows that are written down for people to look at."""
+    """(row, reason) of rows that are written to a file for people."""
 
     def skip(self, reason: str, example: str) -> None:
-        """Count one."""
+        """Count a skipped row."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         self.examples.setdefault(reason, example)
 
     def leave_out(self, reason: str, example: str, row: Any, why: str) -> None:
-        """Count one and keep it for people."""
+        """Count a skipped row, and keep it for people."""
         self.skip(reason, example)
         self.left_out.append((row, why))
 
@@ -61,12 +61,12 @@ class SourceCounts:
 
 
 def good_rows(
-    rows: Iterable[Placed],
+    rows: Iterable[PlacedRow],
     counts: SourceCounts,
     on_bad_row: Literal["error", "skip"],
     make: Callable[[Mapping[str, Any], int], T],
 ) -> Iterator[tuple[str, Mapping[str, Any], T]]:
-    """(place, row, what `make` made of row and number) of each row of which it could.
+    """Yield (place, row, `make(row, number)`) for each good row.
 
     Raises: DataError naming place and remedy for the first that it could not, unless those are skipped.
     """
