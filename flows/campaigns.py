@@ -22,7 +22,7 @@ from prefect.states import Completed, Running
 from pydantic import Field
 
 from verizero.flows.artifacts import RunLog, show_markdown
-from verizero.flows.forms import Recipe, asked, run_name
+from verizero.flows.forms import Recipe, form_request, run_name
 from verizero.flows.process_lifetime import bind_lifetime
 from verizero.flows.requests import run_request
 from verizero.pipeline.config.campaign import campaign_config
@@ -60,7 +60,7 @@ def rl_rounds(
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}.
     """
     bind_lifetime()
-    request = asked(recipe, overrides=overrides)
+    request = form_request(recipe, overrides=overrides)
     limits = {"max_rounds": max_rounds, "max_tokens": max_tokens, "max_hours": max_hours, "target": target}
     config = campaign_config(name=campaign, rounds=rounds, patience=patience, **limits)
     from verizero.pipeline.commands.campaign import fire

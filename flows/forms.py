@@ -55,7 +55,7 @@ def train(
             all, with bounds.
     """
     bind_lifetime()
-    request = asked(recipe, rounds=rounds, stages=stages, run_name=folder, overrides=overrides)
+    request = form_request(recipe, rounds=rounds, stages=stages, run_name=folder, overrides=overrides)
     _train(request, resume)
 
 
@@ -77,9 +77,9 @@ def sft(
         overrides: Any other field of the recipe by its dotted name, e.g. {"sft.steps": 200}.
     """
     bind_lifetime()
-    first = asked(recipe, overrides=overrides)
+    first = form_request(recipe, overrides=overrides)
     name = folder or f"{first.config.name}-sft"
-    _train(asked(recipe, stages=["sft"], run_name=name, overrides=overrides), resume)
+    _train(form_request(recipe, stages=["sft"], run_name=name, overrides=overrides), resume)
 
 
 @flow(name="evaluate", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -98,7 +98,7 @@ def evaluate(
     bind_lifetime()
     # A recipe has one of the two; naming a folder must switch off a model created from scratch.
     chosen = {"model.path": model, "model.create": None} if model else {}
-    request = asked(recipe, overrides={**overrides, **chosen})
+    request = form_request(recipe, overrides={**overrides, **chosen})
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.result import evaluation_markdown
     from verizero.pipeline.whole_run import evaluate_model
@@ -132,7 +132,7 @@ def compare(
         overrides: Any other field by its dotted name, changed in each recipe.
     """
     bind_lifetime()
-    requests = [asked(recipe, overrides=overrides) for recipe in recipes]
+    requests = [form_request(recipe, overrides=overrides) for recipe in recipes]
     from verizero.pipeline.commands.compare import compare as run_compare
     from verizero.pipeline.report.compare_page import text_table
 
@@ -204,7 +204,7 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
         )
 
 
-def asked(recipe: str, **fields: Any) -> Request:
+def form_request(recipe: str, **fields: Any) -> Request:
     """Return the recipe with the form's fields. Raises: ConfigError, in the first second of the run."""
     user_folder = os.environ.get(OWN_RECIPES)
     return request_of(recipe, user_folder=Path(user_folder) if user_folder else None, **fields)

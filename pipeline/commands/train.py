@@ -12,7 +12,7 @@ from verizero.pipeline.commands.arguments import add_recipe
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe, run_folder
-from verizero.pipeline.models.gguf_file import require_model
+from verizero.pipeline.models.gguf_file import check_model_is_there
 from verizero.pipeline.report.progress import for_terminal
 
 
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = load_recipe(path, arguments.set, stages)
     if config.model.path is not None:
         # Check the model now, before ranks or a server start, which takes long.
-        require_model(config.model.path, config.model.revision)
+        check_model_is_there(config.model.path, config.model.revision)
     folder, is_first_rank = run_folder(config), True
     if config.launch.kind != "none" or "RANK" in os.environ:
         from verizero.pipeline.launch import is_rank, join_as_rank, launch

@@ -54,7 +54,7 @@ def fill_batch(workers: Workers, setup: StageSetup, state: RunState, phases: Pha
         batch.groups += young_groups
         batch.sampled += groups
         if second_verifier is not None:
-            second_verifier.ask(state.rl_step, groups, share_of(workers.backend.ranks, prompts).places)
+            second_verifier.ask(state.rl_step, groups, share_of(workers.backend.ranks, prompts).indices)
         batch.tallies.append(tally)
         for reason, num_groups in counts.items():
             batch.counts[reason] += num_groups

@@ -64,7 +64,7 @@ def rewarded_by_judge(
     if judge is None:
         return list(groups)
     share, scorer = share_of(run.ranks, [g.prompt for g in groups]), workers.graders.scorer
-    groups_of_rank = [groups[i] for i in share.places]
+    groups_of_rank = [groups[i] for i in share.indices]
     members = [(g.prompt, m) for g in groups_of_rank for m in g.members]
     with recorder.timed("verify"):
         if judge == "policy":

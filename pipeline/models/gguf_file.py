@@ -57,7 +57,7 @@ def model_folder(path: str, home: Path, revision: str | None = None, field: str 
     return str(folder)
 
 
-def require_model(path: str, revision: str | None = None) -> None:
+def check_model_is_there(path: str, revision: str | None = None) -> None:
     """Raise ConfigError for a model that is neither here nor to be had from the hub."""
     if is_gguf(path):
         located(path)

@@ -138,10 +138,10 @@ class AheadSource(SynchronousSource):
 
     def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Put the batch into the queue with this rank's share of its responses."""
-        partial_batch, places = self._partial(batch, kinds), share_of(self.ranks, batch.prompts).places
+        partial_batch, indices = self._partial(batch, kinds), share_of(self.ranks, batch.prompts).indices
         for kind, rollouts in zip(kinds, batch.rollouts, strict=True):
             rollouts_of_rank = [
-                r for place in places for r in rollouts[place * kind.samples : (place + 1) * kind.samples]
+                r for index in indices for r in rollouts[index * kind.samples : (index + 1) * kind.samples]
             ]
             # Responses are stored in the order of all prompts, so any number of ranks can take shares.
             partial_batch.rollouts.append(rollouts_of_rank)
@@ -176,7 +176,7 @@ class AheadSource(SynchronousSource):
 
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
         """Return the responses of all ranks by kind, in the order of the batch's prompts; empty on ranks above 0."""
-        indices_and_rollouts = (share_of(self.ranks, entry.batch.prompts).places, entry.partial.rollouts)
+        indices_and_rollouts = (share_of(self.ranks, entry.batch.prompts).indices, entry.partial.rollouts)
         # A collective: all ranks hold the same batches in the same order, so they meet here for each.
         gathered = self.ranks.exchange(
             [indices_and_rollouts if rank == 0 else ([], []) for rank in range(self.ranks.size)]
@@ -185,12 +185,12 @@ class AheadSource(SynchronousSource):
             return []
         whole: list[list[Rollout]] = []
         for index, kind in enumerate(entry.partial.kinds):
-            by_place = {
-                place: rollouts[index][i * kind.samples : (i + 1) * kind.samples]
-                for places_of_rank, rollouts in gathered
-                for i, place in enumerate(places_of_rank)
+            by_index = {
+                prompt: rollouts[index][i * kind.samples : (i + 1) * kind.samples]
+                for indices_of_rank, rollouts in gathered
+                for i, prompt in enumerate(indices_of_rank)
             }
-            whole.append([r for place in range(len(entry.batch.prompts)) for r in by_place[place]])
+            whole.append([r for prompt in range(len(entry.batch.prompts)) for r in by_index[prompt]])
         return whole
 
 

@@ -17,7 +17,7 @@ class RankPrompts:
     """The prompts of this rank, and the index of each among all prompts."""
 
     prompts: list[Prompt]
-    places: list[int]
+    indices: list[int]
 
 
 def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> RankPrompts:
@@ -29,8 +29,8 @@ def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> RankPrompts:
     for p in prompts:
         # Dealt in turn by first occurrence, so every rank computes the same owners without a message.
         owner.setdefault(p.id, len(owner) % ranks.size)
-    places = [i for i, p in enumerate(prompts) if owner[p.id] == ranks.rank]
-    return RankPrompts([prompts[i] for i in places], places)
+    indices = [i for i, p in enumerate(prompts) if owner[p.id] == ranks.rank]
+    return RankPrompts([prompts[i] for i in indices], indices)
 
 
 def gather_groups(
@@ -43,15 +43,15 @@ def gather_groups(
     """
     if ranks.size == 1:
         return [list(c) for c in columns], tally
-    gathered = ranks.gather((share.places, [[without_records(g, ranks.rank) for g in c] for c in columns], tally))
+    gathered = ranks.gather((share.indices, [[without_records(g, ranks.rank) for g in c] for c in columns], tally))
     whole: list[list[Group]] = []
     for i, column in enumerate(columns):
-        # Places are indices into the whole step: with them the order is that of one process.
+        # Indices into the whole step: with them the order is that of one process.
         by_index = {
-            place: group for places, theirs, _ in gathered for place, group in zip(places, theirs[i], strict=True)
+            index: group for indices, theirs, _ in gathered for index, group in zip(indices, theirs[i], strict=True)
         }
-        by_index |= dict(zip(share.places, column, strict=True))
-        whole.append([by_index[place] for place in range(len(by_index))])
+        by_index |= dict(zip(share.indices, column, strict=True))
+        whole.append([by_index[index] for index in range(len(by_index))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
 
 

@@ -82,13 +82,13 @@ def rows_of(
     counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
     for p in prompts:
         if talk is not None and isinstance(p.demonstration, tuple):
-            own = [Row(ids, spans) for ids, spans in episode_rows(talk, p, tools(p))]
+            new_rows = [Row(ids, spans) for ids, spans in episode_rows(talk, p, tools(p))]
         else:
             prompt = renderer.prompt_ids(p)
-            own = [row_after((*prompt, *renderer.demonstration_ids(p)), len(prompt))]
-        length = max(len(row.ids) for row in own)
+            new_rows = [row_after((*prompt, *renderer.demonstration_ids(p)), len(prompt))]
+        length = max(len(row.ids) for row in new_rows)
         if context is None or length <= context:
-            rows += own
+            rows += new_rows
             num_kept += 1
             continue
         example = f"{p.id}: {length} tokens, and the model's context is {context}"

@@ -51,13 +51,7 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
 
 
 @contextmanager
-def open_run(
-    config: RunConfig,
-    base_dir: Path,
-    folder: Path,
-    resume: Resume,
-    progress: Progress,
-) -> Iterator[Session]:
+def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress) -> Iterator[Session]:
     """Yield a session that holds the run's folder until the block ends.
 
     What is shown is written to run.log too. An exception ends the run: run.json, summary.json and run.log then have the

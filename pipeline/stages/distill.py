@@ -38,9 +38,9 @@ def distill_phases(session: Session) -> Phases:
     setup, phases = session.setup, rl_phases(session)
 
     def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
-        kept, counts = phases.select(groups)
+        selected, counts = phases.select(groups)
         # A group whose graders failed teaches as much as any other.
-        return (kept if setup.rounds.select.keep == "informative" else list(groups)), counts
+        return (selected if setup.rounds.select.keep == "informative" else list(groups)), counts
 
     learn = partial(train_on_teachers, run, workers, setup, state)
     update = partial(update_policy, workers, state, session.recorder, learn)

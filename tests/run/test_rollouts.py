@@ -55,7 +55,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
             source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
             source.wait()
             if rank == 1:  # what the other rank sends
-                Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
+                Side.said.append((share_of(own, prompts).indices, source._queue[0].partial.rollouts))
             else:
                 saved = source.snapshot()
             source._thread.shutdown()
@@ -66,7 +66,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
         for rank in range(3):
             ranks = Ranks(rank, 3)
-            source, places = source_of(ranks), share_of(ranks, prompts).places
+            source, places = source_of(ranks), share_of(ranks, prompts).indices
             source.restore(whole, kinds)
             rollouts = complete(source)
             sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]

@@ -36,7 +36,7 @@ SET = 200
 def gathered_of(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
     """The groups as this rank has them after all ranks have sampled their shares."""
     share = share_of(ranks, [g.prompt for g in groups])
-    (gathered,), _ = gather_groups(ranks, share, [[groups[i] for i in share.places]], GradingTally({}, 0, 0.0))
+    (gathered,), _ = gather_groups(ranks, share, [[groups[i] for i in share.indices]], GradingTally({}, 0, 0.0))
     return gathered
 
 

@@ -49,8 +49,8 @@ def test_a_prompt_that_comes_twice_goes_to_one_rank_both_times() -> None:
     everything = prompts("abcadb")
     shares = [share_of(Ranks(r, 2), everything) for r in (0, 1)]
     assert ["".join(p.id for p in s.prompts) for s in shares] == ["aca", "bdb"]
-    assert sorted(i for s in shares for i in s.places) == list(range(6))
-    assert [everything[i] for i in shares[1].places] == shares[1].prompts
+    assert sorted(i for s in shares for i in s.indices) == list(range(6))
+    assert [everything[i] for i in shares[1].indices] == shares[1].prompts
     assert share_of(ALONE, everything).prompts == everything
 
 

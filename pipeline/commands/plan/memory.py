@@ -166,11 +166,13 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     ends = shape.hidden * (4 + 3 * width)
     logits = _logits(config, shape, tokens, width, head_learns)
     # The gradient of a block's sums is there for a moment.
-    kept = tokens * (shape.layers * block + ends) + (shape.layers + 1) * summed
+    activations = tokens * (shape.layers * block + ends) + (shape.layers + 1) * summed
     if config.train.gradient_checkpointing:
         # only blocks' inputs are kept; a block is computed again after the logits are freed, and takes their place
-        kept = tokens * (shape.layers * shape.hidden * width + ends) + max(0, tokens * block + 2 * summed - logits)
-    return {"activations": kept, "logits": logits}
+        activations = tokens * (shape.layers * shape.hidden * width + ends) + max(
+            0, tokens * block + 2 * summed - logits
+        )
+    return {"activations": activations, "logits": logits}
 
 
 def _logits(config: RunConfig, shape: Shape, tokens: int, width: int, head_learns: bool) -> float:

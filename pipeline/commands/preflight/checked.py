@@ -41,9 +41,9 @@ def evidence_of(prompt: Prompt, places: dict[str, str], text: str) -> Evidence:
     return evidence_at(places[prompt.id], text)
 
 
-def evidence_at(place: str, text: str) -> Evidence:
-    """Return the row of a place such as "train.jsonl line 3" as evidence."""
-    label, _, number = place.rsplit(" ", 2)  # a label may have spaces of its own
+def evidence_at(line: str, text: str) -> Evidence:
+    """Return a row, named as in "train.jsonl line 3", as evidence."""
+    label, _, number = line.rsplit(" ", 2)  # a label may have spaces of its own
     return Evidence(label, int(number), text)
 
 

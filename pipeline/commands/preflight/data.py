@@ -65,9 +65,11 @@ def refused(field: str, text: str) -> Finding:
     """
     what, _, remedy = text.rpartition("; ")
     what, remedy = (what, remedy) if what else (text, f"correct {field}")
-    place = PLACE.match(what)
+    row_match = PLACE.match(what)
     shown = (
-        Evidence(RECIPE, 1, field) if place is None else evidence_at(place["place"], f"{what[place.end() + 1 :]:.90}")
+        Evidence(RECIPE, 1, field)
+        if row_match is None
+        else evidence_at(row_match["place"], f"{what[row_match.end() + 1 :]:.90}")
     )
     return Finding(REFUSED, "problem", 1.0, f"A run refuses {field}: {what.rstrip('.')}.", (shown,), remedy)
 

@@ -125,8 +125,8 @@ def check(
     rows = good_rows(rows, defaults) if isinstance(rows, Path) else rows
     keyed = [(row, _key(row, key)) for row in rows]
     cases = [case for row, row_key in keyed for case in _cases(row, row_key)]
-    for wanted, what in ((True, "right answer ('accept', or 'response')"), (False, "near miss ('refuse')")):
-        if not any(c.right is wanted for c in cases):
+    for is_right, what in ((True, "right answer ('accept', or 'response')"), (False, "near miss ('refuse')")):
+        if not any(c.right is is_right for c in cases):
             raise ConfigError(f"the rows hold no {what}; a verifier is checked against at least one of each")
 
     def ask(some: Sequence[_Case]) -> list[Verdict]:
