@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from verizero.pipeline.models import kernels
-from verizero.pipeline.models.cpu import product, transposed
 from verizero.pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
 
@@ -90,7 +90,7 @@ class _Head(torch.autograd.Function):
         picked = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
         for rows in _chunks(len(hidden), chunk_tokens):
-            logits = product(hidden[rows], weight, bias).to(dtype)
+            logits = F.linear(hidden[rows], weight, bias).to(dtype)
             cut = None if kept is None else kept[rows]
             picked[rows], normaliser[rows], entropy[rows] = score_rows(logits, targets[rows], temperature, cut)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
@@ -108,10 +108,9 @@ class _Head(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        turned = weight if to_hidden is None else transposed(weight)  # a copy for all chunks, if any needs it
         for rows in _chunks(len(hidden), ctx.chunk_tokens):
             pulled = pull_rows(
-                product(hidden[rows], weight, bias).to(normaliser.dtype),
+                F.linear(hidden[rows], weight, bias).to(normaliser.dtype),
                 targets[rows],
                 ctx.temperature,
                 None if kept is None else kept[rows],
@@ -120,7 +119,7 @@ class _Head(torch.autograd.Function):
                 None if spread is None else spread[rows],
             ).to(weight.dtype)
             if to_hidden is not None:
-                to_hidden[rows] = product(pulled, turned)
+                to_hidden[rows] = pulled @ weight
             if to_weight is not None:
                 to_weight.addmm_(pulled.t(), hidden[rows])
             if to_bias is not None:

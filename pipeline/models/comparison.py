@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.models.chunked_logprobs import within
-from verizero.pipeline.models.cpu import linear
 from verizero.pipeline.models.forward import logits_at, states_at
 from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, compare
 from verizero.pipeline.rl.divergences import Objective
@@ -108,4 +108,4 @@ def _in_chunks(
 
 
 def _logits(states: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return states if weight is None else linear(states, weight, bias)
+    return states if weight is None else F.linear(states, weight, bias)

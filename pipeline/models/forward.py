@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs
 from verizero.pipeline.models.chunked_logprobs import head_logprobs
-from verizero.pipeline.models.cpu import Blocks, blocks_of
-from verizero.pipeline.models.proof import Packed, agree, evaluating, packs, probe_ids
+from verizero.pipeline.models.proof import agree, evaluating, packs, probe_ids
 from verizero.pipeline.models.routing import Rerouted, replaying
 from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.models.sequence_parallel import Pieces
@@ -107,7 +106,7 @@ def logprobs_at(
     else:
         _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
         with _routed(model, replay.routing, rerouted):
-            hidden = states_before(model, input_ids, where, known, blocks_of(model))
+            hidden = states_before(model, input_ids, where, known)
         head, size = model.get_output_embeddings(), layout.chunk_tokens
         values, entropies = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     spreads = spread(entropies, where, known.at) if entropy and entropies is not None else None
@@ -168,7 +167,7 @@ def logits_at(
     is_plain_head = _has_plain_head(model)  # before `_routed`: its proof is a forward of its own
     with _routed(model, routing, rerouted):
         if is_plain_head:
-            hidden = states_before(model, input_ids, where, targets, blocks_of(model))
+            hidden = states_before(model, input_ids, where, targets)
             picked: Tensor = model.get_output_embeddings()(hidden)
             return picked
         _check_first(where)
@@ -181,36 +180,23 @@ def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
 
     None for a model whose head is more than a product; `logits_at` has its logits.
     """
-    return states_before(model, input_ids, where, None, blocks_of(model)) if _has_plain_head(model) else None
+    return states_before(model, input_ids, where) if _has_plain_head(model) else None
 
 
 def can_pack(model: Any) -> bool:
     """True if rows of the model may be packed; tried on a few tokens at the first call."""
-    return _has_plain_head(model) and packs(model, _packed_by(blocks_of(model)))
+    return _has_plain_head(model) and packs(model)
 
 
-def _packed_by(blocks: Blocks | None) -> Packed:
-    return runs.states if blocks is None else blocks.packed_states
-
-
-def states_before(
-    model: Any, input_ids: Tensor, where: Tensor, targets: Targets | None = None, blocks: Blocks | None = None
-) -> Tensor:
-    """Return [N, H] states after the last block and norm from which the tokens at `where` are predicted, row by row.
-
-    By `blocks` if there are any, else by the model's own backbone.
-    """
+def states_before(model: Any, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
+    """Return [N, H] states after the last block and norm from which the tokens at `where` are predicted, row by row."""
     _check_first(where)
     known = _known(where, targets)
     if known.runs is not None:
         tokens, place = input_ids.flatten().index_select(0, known.runs.source), known.runs.place.flatten()
         # A token is predicted from the one before it, which is next to it among B * T.
-        return _packed_by(blocks)(model, tokens, known.runs).index_select(0, place.index_select(0, known.at - 1))
-    ids = input_ids[:, :-1]
-    if blocks is not None:
-        hidden: Tensor = blocks.hidden_states(model, ids)
-    else:
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return runs.states(model, tokens, known.runs).index_select(0, place.index_select(0, known.at - 1))
+    hidden: Tensor = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
     # In rows of T - 1, that of column 0 is left out: one for each row up to the token's own.
     return hidden.flatten(0, 1).index_select(0, known.at - 1 - known.at // where.shape[1])
 

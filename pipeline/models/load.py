@@ -13,7 +13,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.models import cpu
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.near import near_path
 
@@ -69,8 +68,7 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
 
 
 def ready(model: Any) -> Any:
-    """Return the model with fast linear layers, and with its weights at addresses where every product rounds alike."""
-    cpu.use_onednn(model)
+    """Return the model, with its weights at addresses where every product rounds alike."""
     # A file's tensors are at odd addresses, where some products round differently than at those of a fresh model: a
     # resumed run would end with other bytes.
     for parameter in model.parameters():

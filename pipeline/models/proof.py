@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.kernels import HALF
-from verizero.pipeline.models.runs import Runs, moved
+from verizero.pipeline.models.runs import Runs, moved, states
 from verizero.pipeline.types import PromptOf
 
 STRIDE = 7919
@@ -28,10 +28,8 @@ that should not, states differ by 1.5 and 1.6.
 """
 ROWS = (PromptOf(0, 3, 7), PromptOf(1, 2, 4), PromptOf(0, 3, 5), PromptOf(0, 3, 4), PromptOf(2, 0, 6))
 """Rows of a packed forward that is tried: some share a prompt, others share nothing."""
-Packed = Callable[[Any, Tensor, Runs], Tensor]
-"""States [N, H] of a model for the N tokens of runs, ids int64 [N]."""
 
-_PACKS: weakref.WeakKeyDictionary[Any, dict[Packed, bool]] = weakref.WeakKeyDictionary()
+_PACKS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def probe_ids(model: Any, *shape: int) -> Tensor:
@@ -63,15 +61,14 @@ def agree(model: Any, ours: Tensor, theirs: Tensor) -> bool:
     return ours.shape == theirs.shape and difference(ours, theirs) <= allowed
 
 
-def packs(model: Any, packed: Packed) -> bool:
-    """True if packed rows have the states of the model's own padded forward; tried once for each model and function."""
-    known = _PACKS.setdefault(model, {})
-    if packed not in known:
-        known[packed] = _packs(model, packed)
-    return known[packed]
+def packs(model: Any) -> bool:
+    """True if packed rows have the states of the model's own padded forward; tried once for each model."""
+    if model not in _PACKS:
+        _PACKS[model] = _packs(model)
+    return _PACKS[model]
 
 
-def _packs(model: Any, packed: Packed) -> bool:
+def _packs(model: Any) -> bool:
     width, device = max(row.row_tokens for row in ROWS), model.device
     ids = probe_ids(model, len(ROWS), width)
     ids[2:4, :3] = ids[0, :3]
@@ -80,7 +77,7 @@ def _packs(model: Any, packed: Packed) -> bool:
     try:
         with evaluating(model):
             padded = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            ours = packed(model, ids.flatten()[runs.source], runs)[runs.place]
+            ours = states(model, ids.flatten()[runs.source], runs)[runs.place]
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):  # another architecture
         return False
     if all(agree(model, ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):

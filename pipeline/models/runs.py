@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import attentions, short_attention, varlen
+from verizero.pipeline.models import attentions, varlen
 from verizero.pipeline.models.varlen import Ends, Piece
 from verizero.pipeline.models.widths import ALIKE, packed_width
 from verizero.pipeline.types import PromptOf
@@ -182,8 +182,6 @@ class _Call:
         """Return [R * Q, heads, D]; the arguments are those of `Runs.attend`."""
         q, k, v = (_picked(x, at) for x, at in ((query, self.queries), (key, self.keys), (value, self.keys)))
         mask = self._mask(window)
-        if short_attention.is_short(query, self.keys.shape[1]):
-            return short_attention.attend(q, k, v, mask, scale).flatten(0, 1)
         gqa = q.shape[2] != k.shape[2]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.models import cpu
 from verizero.pipeline.models.saved_names import as_saved
 
 INDEX = "model.safetensors.index.json"
@@ -61,7 +60,6 @@ def on_meta(maker: Any, settings: Any, dtype: torch.dtype) -> Any:
         if own:
             # Frequencies of rotary positions, for example, are in no file.
             model._init_weights(module)
-    cpu.use_onednn(model)  # as `load.ready` does: the same products round alike
     return model.eval()
 
 

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 from tests.models.families import VOCAB, build, tiny
 from tests.models.test_forward import batch
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.models.cpu.onednn import use_onednn
 from verizero.pipeline.models.forward import Layout, Replay, logprobs_at
 
 PLAIN = ["qwen2 tied", "llama", "qwen3 with bias"]
@@ -41,13 +40,12 @@ def test_chunks_are_the_whole(name: str, chunk_tokens: int) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_chunks_are_the_whole_in_float32_with_kept_sets(name: str) -> None:
     model = tiny(name)
-    use_onednn(model)
     ids, where, _ = batch()
     targets = ids[where]
     kept = torch.stack([targets, (targets + 1) % VOCAB, torch.full_like(targets, -1)], 1)
     kept[2] = -1
     for one, other in zip(found(model, 2, 1.3, kept), found(model, None, 1.3, kept), strict=True):
-        assert float((one - other).abs().max()) <= 1e-6 * max(1.0, float(other.abs().max()))
+        assert float((one - other).abs().max()) <= 2e-6 * max(1.0, float(other.abs().max()))
     with pytest.raises(DataError, match="is not in the set recorded for it"):
         logprobs_at(model, ids, where, 1.0, replay=Replay((kept + 3) % VOCAB), layout=Layout(chunk_tokens=2))
 

@@ -12,7 +12,6 @@ from tests.models.families import build, tiny
 from tests.models.test_chunked_logprobs import Largest
 from tests.models.test_forward import batch
 from verizero.pipeline.models.comparison import compare_at, readout
-from verizero.pipeline.models.cpu.onednn import use_onednn
 from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.rl.distillation import ServedLogprobs, compare, distribution
 from verizero.pipeline.rl.divergences import Objective
@@ -66,10 +65,8 @@ def _told(logits: torch.Tensor, targets: torch.Tensor, objective: Objective) -> 
     return [ServedLogprobs(ids, log_q.gather(1, ids))]
 
 
-def test_in_float32_through_onednn_it_is_the_same_but_for_rounding() -> None:
+def test_in_float32_it_is_the_same_but_for_rounding() -> None:
     model, teacher, (ids, where, _) = tiny("qwen2 tied"), tiny("llama", seed=3), batch()
-    use_onednn(model)
-    use_onednn(teacher)
     with torch.no_grad():
         said, theirs = readout(teacher, ids, where), logits_at(teacher, ids, where)
     wanted = compare(logits_at(model, ids, where), ids[where], theirs, Objective())

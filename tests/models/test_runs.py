@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.models.families import FAST, SLOW, VOCAB, build, tiny
 from verizero.pipeline.models import proof
-from verizero.pipeline.models.cpu import blocks_of, use_onednn
 from verizero.pipeline.models.forward import Layout, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.load import recompute_activations
 from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs, states
@@ -78,11 +77,9 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("chunk", [None, 7])
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads", "mistral wide heads"])
-def test_the_blocks_of_our_own(name: str, chunk: int | None) -> None:
+def test_models_of_transformers_in_float32(name: str, chunk: int | None) -> None:
     model, data = tiny(name), batch()
-    use_onednn(model)
     assert can_pack(model)
-    assert blocks_of(model) is not None
     logprobs, gradients = ours(model, data, chunk)
     wanted, wanted_gradients = one_by_one(model, *data)
     assert torch.allclose(logprobs.double(), wanted, atol=1e-5)
@@ -157,23 +154,17 @@ def test_in_bfloat16_rounding_is_allowed_and_another_attention_is_not(
         assert can_pack(model) is good
 
 
-def test_the_proof_is_of_the_forward_that_computes_and_is_made_once() -> None:
-    """Blocks of our own and those of transformers are proved each for itself."""
-    model, tried = tiny("qwen2 tied"), list[str]()
+def test_the_proof_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = tiny("qwen2 tied"), list[int]()
 
-    def wrong(model: Any, ids: Tensor, runs: Runs) -> Tensor:
-        tried.append("wrong")
-        return 0.9 * states(model, ids, runs)
-
-    def right(model: Any, ids: Tensor, runs: Runs) -> Tensor:
-        tried.append("right")
+    def counted(model: Any, ids: Tensor, runs: Runs) -> Tensor:
+        tried.append(len(ids))
         return states(model, ids, runs)
 
-    with pytest.warns(UserWarning, match="so rows are padded"):
-        assert not proof.packs(model, wrong)
-    assert proof.packs(model, right)
-    assert proof.packs(model, right)
-    assert tried == ["wrong", "right"]
+    monkeypatch.setattr(proof, "states", counted)
+    assert proof.packs(model)
+    assert proof.packs(model)
+    assert len(tried) == 1
 
 
 def test_a_forward_of_padded_rows_is_what_it_was() -> None:

@@ -12,7 +12,6 @@ import torch
 from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.models.cpu.onednn import use_onednn
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.prepare import Controllers, Settings
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -25,9 +24,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=
 def policy(seed: int = 0, dtype: torch.dtype = torch.float64, layers: int = 1) -> Any:
     """A tiny decoder; by default of one layer, which is all that most of what an update does can tell apart."""
     sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": layers}
-    model = build("qwen2", sizes, seed, dtype)
-    use_onednn(model)
-    return model
+    return build("qwen2", sizes, seed, dtype)
 
 
 def two_layers(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

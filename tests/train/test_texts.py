@@ -15,7 +15,6 @@ from tests.models.families import VOCAB, build, tiny
 from tests.oracles.varlen import varlen_attn
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
-from verizero.pipeline.models.cpu.onednn import use_onednn
 from verizero.pipeline.models.forward import Targets, logits_at
 from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs
 from verizero.pipeline.models.widths import packed_width
@@ -64,9 +63,8 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads"])
-def test_the_blocks_of_our_own(name: str) -> None:
+def test_models_of_transformers_in_float32(name: str) -> None:
     model = tiny(name)
-    use_onednn(model)
     rows = texts(count=40)
     assert sum(len(ids) for ids, _ in rows) > MIN_CALL_TOKENS, "attention has several calls"
     wanted_loss, wanted = one_by_one(model, rows)
@@ -120,7 +118,6 @@ def test_where_a_kernel_attends_to_texts_of_different_lengths(
 
 def test_a_text_does_not_see_its_neighbours() -> None:
     model = tiny("qwen2 tied")
-    use_onednn(model)
     ids = torch.randint(0, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1))
     where = torch.zeros(ids.shape, dtype=torch.bool)
     where[2, 1:6] = True

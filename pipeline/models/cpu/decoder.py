@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from verizero.pipeline.models.cpu.cache import Cache, Shared, room_of
 from verizero.pipeline.models.cpu.llama import Sizes, unsupported
-from verizero.pipeline.models.cpu.norms import rms_norm
 from verizero.pipeline.models.cpu.onednn import packed, product
 from verizero.pipeline.models.kernels import HALF
 from verizero.pipeline.models.proof import evaluating, probe_ids
@@ -59,6 +58,16 @@ def _copied(weight: Tensor, packs: bool) -> Tensor:
 def _taken(held: Tensor, new: Tensor) -> Tensor:
     """Return `new` in the tensor `held`, or packed again: a packed one takes no plain numbers."""
     return packed(new) if held.layout != torch.strided else held.copy_(new)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) over the last dimension, times weight [H]."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    # On the CPU this takes fewer passes than torch's own norm.
+    r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    normed: Tensor = (x * r).mul_(weight)
+    return normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,23 +239,23 @@ class Decoder:
 
     def _project(self, layer: _Layer, x: Tensor, b: int, n: int, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nq, kv, d = self.sizes.heads, self.sizes.kv_heads, self.sizes.head_dim
-        fused = product(rms_norm(x, layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias)
+        fused = product(_rms_norm(x, layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias)
         fused = fused.view(b, n, nq + 2 * kv, d)
         qk, v = fused[:, :, : nq + kv], fused[:, :, nq + kv :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(qk[:, :, :nq], layer.q_norm, self.sizes.eps)
-            qk = torch.cat([q, rms_norm(qk[:, :, nq:], layer.k_norm, self.sizes.eps)], 2)
+            q = _rms_norm(qk[:, :, :nq], layer.q_norm, self.sizes.eps)
+            qk = torch.cat([q, _rms_norm(qk[:, :, nq:], layer.k_norm, self.sizes.eps)], 2)
         pairs = torch.view_as_complex(qk.float().reshape(b, n, nq + kv, d // 2, 2))
         qk = torch.view_as_real(pairs * rotation).flatten(3).to(x.dtype)
         return qk[:, :, :nq], qk[:, :, nq:], v
 
     def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
         x = product(attended, layer.out, layer.out_bias).add_(x)
-        gate, up = product(rms_norm(x, layer.norm2, self.sizes.eps), layer.gate_up).chunk(2, 1)
+        gate, up = product(_rms_norm(x, layer.norm2, self.sizes.eps), layer.gate_up).chunk(2, 1)
         return product(F.silu(gate).mul_(up), layer.down).add_(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return product(rms_norm(x, self.norm, self.sizes.eps), self.head).float()
+        return product(_rms_norm(x, self.norm, self.sizes.eps), self.head).float()
 
     def _rotation(self, length: int) -> Tensor:
         """Return complex64 [>= length, d/2], grown by doubling."""

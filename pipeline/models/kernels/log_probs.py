@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verizero.pipeline.models.cpu import product
 from verizero.pipeline.models.kernels import is_interpreted, launching_on, proved
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -162,7 +161,7 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a [n, k] times b [k, m] in float32."""
     if a.dtype == torch.float32:
-        return product(a, b.t())
+        return a @ b
     # Only CUDA has a product whose result is wider than its factors.
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
