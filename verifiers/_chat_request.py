@@ -1,4 +1,4 @@
-"""Requests to OpenAI-compatible endpoints, tried again where the failure may pass."""
+"""Requests to OpenAI-compatible endpoints, repeated if a failure may be temporary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verizero.pipeline.own_requests import open_url
 
 T = TypeVar("T")
 SHOWN = 300
-"""Most bytes of a refusal that an error shows."""
+"""Maximum of bytes of a refusal that an error shows."""
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
@@ -61,7 +61,7 @@ def first_choice(
     backoff_s: float,
     what: str,
 ) -> T:
-    """Return what `read` finds in the first choice of the reply; a reply that it cannot read is a failed try.
+    """Return `read(first choice)` of the reply. If `read` fails, the request is repeated.
 
     Raises: GradingError when all tries failed, or the key is not set.
     """
@@ -70,25 +70,25 @@ def first_choice(
         raise GradingError(f"environment variable {api_key_variable} is empty; it must hold the key of the {what}")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     wait = backoff_s
-    for left in range(retries, -1, -1):  # tries that are left after this one
+    for tries_left in range(retries, -1, -1):  # tries that are left after this one
         try:
             request = urllib.request.Request(address, json.dumps(body).encode(), headers)
             with open_url(request, timeout_s) as response:
                 return read(json.load(response)["choices"][0])
         except urllib.error.HTTPError as exc:
-            why = f": {exc.reason}" if 300 <= exc.code < 400 else _said(exc)
+            why = f": {exc.reason}" if 300 <= exc.code < 400 else _refusal_text(exc)
             problem, again = f"HTTP {exc.code}{why}", exc.code in RETRIED
         except (OSError, ValueError, KeyError, IndexError, TypeError) as exc:
             problem, again = f"{type(exc).__name__}: {exc}", True
-        if not again or left == 0:
+        if not again or tries_left == 0:
             break
         time.sleep(wait)
         wait *= 2
-    raise GradingError(f"{what} failed after {retries - left + 1} tries: {problem}")
+    raise GradingError(f"{what} failed after {retries - tries_left + 1} tries: {problem}")
 
 
-def _said(refusal: urllib.error.HTTPError) -> str:
-    """Return the beginning of the refusal's text in brackets; nothing if it has none."""
+def _refusal_text(refusal: urllib.error.HTTPError) -> str:
+    """Return the beginning of the refusal's text in brackets; empty if it has none."""
     try:
         text = refusal.read(SHOWN).decode(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Constraints on a text that a program can check, one small frozen model each; the field `type` names it in data."""
+"""Constraints on a text that a program can check. Each is a small model, which data names by `type`."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 
 def occurrences(word: str, text: str) -> int:
-    """Return how often a word or phrase occurs whole, in either case."""
+    """Return the number of whole occurrences of a word or phrase, in any case."""
     return len(re.findall(rf"(?<!\w){re.escape(_folded(word))}(?!\w)", _folded(text)))
 
 

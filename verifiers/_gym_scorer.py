@@ -1,5 +1,5 @@
-"""Program of a process of its own: scores answers with the reasoning-gym package, whose scorers
-evaluate answers as code.
+"""The program of a separate process: it scores answers with the reasoning-gym package, whose
+scorers evaluate answers as code.
 
 One request per line of standard input, one reply per line of standard output, all JSON.
 """

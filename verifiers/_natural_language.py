@@ -1,4 +1,4 @@
-"""The language of a text, told by its script, and within a script by its most frequent small words.
+"""Tell the language of a text by its script, and within a script by its most frequent small words.
 
 Made for "answer in Spanish", where a whole answer is in one language; not for single words or mixed texts.
 """
@@ -31,7 +31,7 @@ ALONE = {
     "el": "greek", "he": "hebrew", "bn": "bengali", "pa": "gurmukhi", "gu": "gujarati", "ta": "tamil", "te": "telugu",
     "kn": "kannada", "ml": "malayalam", "th": "thai", "ko": "hangul", "ja": "kana", "zh": "han",
 }  # fmt: skip
-"""Languages that are told by their script alone."""
+"""Languages that have a script of their own."""
 
 SMALL_WORDS: dict[str, dict[str, str]] = {
     "latin": {

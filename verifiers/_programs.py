@@ -1,4 +1,4 @@
-"""Shared parts of verifiers that run programs: the program in a response, its tests, each distinct pair run once."""
+"""Code that verifiers of programs share: find the program, read its tests, run equal pairs only once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAGS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one reference, and the mode in which they talk to the program.
+    """The tests of a reference, and their mode: stdin or function.
 
     `alternative` is a second reading of the same tests (APPS wraps each expected value in a list of one, and a
     function may itself return such a list); a program is right if it passes all tests of either reading.
@@ -40,7 +40,7 @@ class Suite:
     alternative: tuple[Test, ...] | None = None
 
     def first(self, at_most: int | None) -> Suite:
-        """Return this suite with at most that many tests, spread evenly over the list so that large inputs stay in."""
+        """Return this suite with at most that many tests, spread evenly, so that large inputs are among them."""
         n = len(self.tests)
         if at_most is None or n <= at_most:
             return self
@@ -50,7 +50,7 @@ class Suite:
 
 
 def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Answer:
-    """Return the program in a response: the last closed fence of that language or of none, else the whole answer.
+    """Return the program in a response: the last closed fence of that language or without one, else the answer.
 
     With `defines`, the last fence that defines that name wins over later ones (usage examples follow solutions).
     An unclosed fence or a fence of other languages only is no answer.
@@ -157,7 +157,7 @@ def grade_distinct(
     key: Callable[[Work], str],
     run: Callable[[list[Work]], Sequence[Verdict]],
 ) -> list[Verdict]:
-    """Return one verdict per attempt, in order; `run` grades the work of all attempts, works of equal key once.
+    """Return one verdict per attempt, in order. `run` grades all work together; work with equal keys runs once.
 
     `prepare` returns the work of an attempt, or its verdict if there is nothing to run. A broken reference is
     "verifier_error" for its own attempt only.

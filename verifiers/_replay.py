@@ -1,4 +1,4 @@
-"""Asserts in pytest's style, checked against a program that never sees them.
+"""Check asserts in pytest's style against a program that never sees them.
 
 A test runs in a sandbox of its own, where each call of the program's function is answered from what the program, run in
 another, returned for those arguments. Neither can reach the other: only plain values travel.
@@ -22,12 +22,12 @@ HERE = Path(__file__).parent
 STEP = (HERE / "in_sandbox" / "asserts.py").read_text()
 CALLS = (HERE / "in_sandbox" / "calls.py").read_text()
 MAX_CALLS = 64
-"""Calls that one test may make of the program."""
+"""Maximum of calls of the program in a test."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
-    """The tests of one reference, each a source of its own, and the functions of the program that they call."""
+class AssertSuite:
+    """The tests of a reference, each as Python source, and the functions of the program that they call."""
 
     tests: tuple[str, ...]
     names: tuple[str, ...]
@@ -35,12 +35,12 @@ class Suite:
 
 @dataclass(slots=True)
 class Replay:
-    """One program on its way through a suite: per test the calls so far, their results, and the end, once known."""
+    """The state of a program in a suite: for each test its calls so far, their results, and its end."""
 
     program: str
-    suite: Suite
+    suite: AssertSuite
     stop: bool = False
-    """True to leave out the tests after the first that does not pass."""
+    """True to skip the tests after the first failure."""
     alone: bool = False
     """True if each test has a process of its own."""
     calls: list[list[tuple[Any, ...]]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Replay:
 
 
 @lru_cache(maxsize=4096)
-def suite_of(source: str, setup: str, fn: str | None) -> Suite:
+def assert_suite_of(source: str, setup: str, fn: str | None) -> AssertSuite:
     """Return the tests in a source: each top-level assert, each `test_...` function, each assert of `check(candidate)`.
 
     Each test keeps the imports, data and definitions before it.
@@ -93,11 +93,11 @@ def suite_of(source: str, setup: str, fn: str | None) -> Suite:
     names = (fn,) if fn else _undefined(ast.parse(setup + "\n" + source))
     if not names:
         raise DataError("reference.tests: they call nothing of the program; name its function in reference.fn")
-    return Suite(texts, tuple(names))
+    return AssertSuite(texts, tuple(names))
 
 
-def replay(work: Sequence[tuple[str, Suite]], run: Run, stop: bool = False) -> list[Replay]:
-    """Take every program through its suite, all at once: tests run until they need a call, programs make the calls.
+def replay(work: Sequence[tuple[str, AssertSuite]], run: Run, stop: bool = False) -> list[Replay]:
+    """Run all programs through their suites together: tests run until they need a call, then programs make the calls.
 
     Tests of one program share a process as long as all pass; a test that failed in a shared process is tried again
     alone, so that state kept between calls does not count against a program. With `stop`, tests after the first that
@@ -111,7 +111,9 @@ def replay(work: Sequence[tuple[str, Suite]], run: Run, stop: bool = False) -> l
         if not failed:
             return replays
         tried.update(failed)
-        again = [Replay(r.program, Suite((r.suite.tests[i],), r.suite.names)) for k, i in failed for r in [replays[k]]]
+        again = [
+            Replay(r.program, AssertSuite((r.suite.tests[i],), r.suite.names)) for k, i in failed for r in [replays[k]]
+        ]
         _advance(again, run)
         for (k, i), once in zip(failed, again, strict=True):
             r = replays[k]
@@ -125,7 +127,7 @@ def _failed_in_shared(r: Replay) -> list[int]:
 
 
 def _advance(replays: Sequence[Replay], run: Run) -> None:
-    """Take every replay to its end."""
+    """Run every replay to its end."""
     for _ in range(MAX_CALLS + 1):
         active = [r for r in replays if r.open_tests()]
         if not active:
@@ -171,7 +173,7 @@ def _answer_calls(active: Sequence[Replay], run: Run) -> None:
 def _each(
     active: Sequence[Replay], job: Callable[[Replay, Sequence[int]], Job], run: Run
 ) -> Iterator[tuple[Replay, int, Ran]]:
-    """Yield every open test with its result: all of a replay in one process; if that fails, each in its own."""
+    """Yield every open test with its result. The tests of a replay share a process; if it fails, each gets its own."""
     parts = [(r, some) for r in active for some in ([[i] for i in r.open_tests()] if r.alone else [r.open_tests()])]
     again: list[tuple[Replay, list[int]]] = []
     for (r, tests), ran in zip(parts, _values(parts, job, run), strict=True):
@@ -203,7 +205,7 @@ def _values(
 
 
 def _problem(results: Any, num_calls: int) -> str | None:
-    """Return the reason why the results cannot be used, else None. The program may have forged anything in them."""
+    """Return why the results cannot be used, else None. The program may have forged them."""
     if not isinstance(results, list) or len(results) != num_calls:
         return "no_result"
     for result in results:

@@ -1,4 +1,4 @@
-"""Search a model's text for a task's pattern: in this process if that is quick, else in the sandbox, which ends it.
+"""Search a model's text for a pattern: here if that is surely quick, else in the sandbox, which has a time limit.
 
 A text can be written to make a pattern run for years, as forty letters and a mark do for `^(a+)+$`.
 """
@@ -16,7 +16,7 @@ from verizero.verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, ru
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 MAX_HERE = 2_000
-"""Characters of a text that is searched in this process."""
+"""Maximum of characters in a text that is searched in this process."""
 LIMITS = SandboxParams(wall_s=5, cpu_s=1)
 
 
@@ -60,7 +60,7 @@ def is_quick(pattern: str) -> bool:
 
 
 def _repetitions(tree: Any) -> int:
-    """Count the parts that can match in several ways; a part inside another one counts twice."""
+    """Count the parts that can match in several ways; a nested part counts twice."""
     total = 0
     for operation, argument in tree:
         name = str(operation)
@@ -71,15 +71,15 @@ def _repetitions(tree: Any) -> int:
         elif name in ("GROUPREF", "GROUPREF_EXISTS"):
             total += 2
         else:
-            total += sum(_repetitions(part) for part in _parts(argument))
+            total += sum(_repetitions(part) for part in _inner_patterns(argument))
             total += name == "BRANCH"  # (a|ab)* has as many ways as (a*)*
     return total
 
 
-def _parts(argument: Any) -> list[Any]:
+def _inner_patterns(argument: Any) -> list[Any]:
     """Return the patterns inside the argument of an operation."""
     if isinstance(argument, parser.SubPattern):
         return [argument]
     if isinstance(argument, tuple | list):
-        return [inner for item in argument for inner in _parts(item)]
+        return [inner for item in argument for inner in _inner_patterns(item)]
     return []

@@ -1,4 +1,4 @@
-"""Jobs that verifiers send to the sandbox, and their outcomes, on whatever machine programs run."""
+"""Jobs that verifiers send to the sandbox, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Language = Literal["python", "c", "cpp", "javascript", "bash"]
 
 
 class SandboxParams(VerifierParams):
-    """Limits of one run; None takes the limit of the recipe's section `sandbox`, else the sandbox's default."""
+    """Limits of a run. None: the limit of the recipe's section `sandbox`, else the sandbox's default."""
 
     wall_s: float | None = Field(None, gt=0, description="seconds of wall time, for programs that sleep")
     cpu_s: float | None = Field(None, gt=0, description="seconds of CPU time")
@@ -28,14 +28,14 @@ class SandboxParams(VerifierParams):
     output_kib: int | None = Field(None, ge=1)
 
     def limits(self) -> sandbox.Limits:
-        """Return the sandbox's limits, with those that are set here in their place."""
+        """Return the sandbox's limits, replaced by those that are set here."""
         stated = {name: getattr(self, name) for name in SandboxParams.model_fields}
         return replace(sandbox_settings.current().limits, **{k: v for k, v in stated.items() if v is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program with its tests. With `stop`, tests after the first failure may be left out."""
+    """A program with its tests. With `stop`, tests after the first failure may be skipped."""
 
     program: str
     tests: tuple[Mapping[str, Any], ...]
@@ -43,18 +43,18 @@ class Job:
     language: Language = "python"
     stop: bool = False
     needs_values: bool = False
-    """True if the values that its functions return are wanted, not only the status of each test."""
+    """True to get the returned values too, not only the status of each test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The status of something that ran, and whether it ran too long."""
+    """The status of a run, and if it ran too long."""
 
     status: str
 
     @property
     def is_over_budget(self) -> bool:
-        """True if it ran past its time."""
+        """True if it ran longer than it may."""
         return self.status in OVER_BUDGET
 
 

@@ -1,4 +1,4 @@
-"""The wall around verifiers from outside: a process of their own grades, and is ended when it takes too long.
+"""Run verifiers of users in a process of their own, which is killed when it takes too long.
 
 Whatever their code does, from `sys.exit` to a search that never ends, costs the response that it was asked about, and
 nothing else. Prints of theirs go to standard error, the first of them.
@@ -30,26 +30,26 @@ from verizero.pipeline.types import Attempt, Verdict
 from verizero.sandbox import settings
 
 TIME_S = 30.0
-"""Seconds that a verifier from outside may take for a response, unless the recipe says otherwise."""
+"""Default of the seconds that a user's verifier may take for a response."""
 START_S = 600.0
-"""Seconds in which its file must be loaded: it may import a library of models."""
+"""Seconds for loading its file, which may import large libraries."""
 SILENCE_S = 10.0
-"""Seconds after which a person is told what is waited for."""
+"""Seconds of waiting after which a message is shown."""
 GIVE_UP = 3
-"""Responses in a row that may each use up their time before the rest of a call is not asked about."""
+"""After this many timeouts in a row, the rest of a call is not graded."""
 MAX_PRINTED = 16384
-"""Bytes of a process's prints that are shown."""
+"""Maximum of bytes of a process's prints that are shown."""
 DUMP_S = 2.0
-"""Seconds in which a process that is to be ended writes down where it is."""
+"""Seconds for a process to write its stack before it is killed."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 is_inside = False
-"""True in the process of its own: what is graded there needs no further wall."""
+"""True in that process, where no further process is needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """A verifier from outside, as another process can load it."""
+class ExternalVerifier:
+    """A user's verifier, in a form that another process can load."""
 
     name: str | None
     path: str | None
@@ -59,50 +59,50 @@ class Outside:
     time_s: float
     file: str
     line: int
-    """The place where its function begins."""
+    """File and line of its function."""
     is_batch: bool
 
     @property
     def label(self) -> str:
-        """The verifier in messages."""
+        """The verifier's name in messages."""
         return f"verifier {self.name or self.path!r}"
 
 
-class Lost(Exception):
-    """No verdict came; the text says why."""
+class NoVerdict(Exception):
+    """There is no verdict; the text says why."""
 
 
-class Disturbed(Lost):
-    """The process was ended for the sake of another call."""
+class Interrupted(NoVerdict):
+    """The process was killed because of another call."""
 
 
-class Refused(Lost):
-    """The verifier does not load there."""
+class NotLoaded(NoVerdict):
+    """The process cannot load the verifier."""
 
 
-def score(outside: Outside, attempts: Sequence[Attempt]) -> list[Verdict]:
+def score(outside: ExternalVerifier, attempts: Sequence[Attempt]) -> list[Verdict]:
     """Return one verdict per attempt, in order; "verifier_error" where none came."""
     verdicts: list[Verdict] = []
-    num_closed, lost_s, size = _held.num_closed, 0.0, len(attempts)
+    num_closed, lost_s, size = _current.num_closed, 0.0, len(attempts)
     while len(verdicts) < len(attempts):
         asked, begun = attempts[len(verdicts) : len(verdicts) + size], time.perf_counter()
         try:
-            if _held.num_closed > num_closed:
-                raise Refused("grading was ended")
+            if _current.num_closed > num_closed:
+                raise NotLoaded("grading was ended")
             for verdict in _process().ask(outside, asked):
                 verdicts.append(verdict)
                 lost_s = 0.0
                 begun = time.perf_counter()
-        except Disturbed:
+        except Interrupted:
             continue
-        except Lost as exc:
-            if outside.is_batch and len(asked) > 1 and not isinstance(exc, Refused):
+        except NoVerdict as exc:
+            if outside.is_batch and len(asked) > 1 and not isinstance(exc, NotLoaded):
                 size = 1  # one of them may be to blame, which costs no other
                 continue
             seconds = time.perf_counter() - begun
             lost_s += seconds
             verdicts.append(Verdict("verifier_error", reason=str(exc), seconds=seconds))
-            if isinstance(exc, Refused) or lost_s >= GIVE_UP * outside.time_s:
+            if isinstance(exc, NotLoaded) or lost_s >= GIVE_UP * outside.time_s:
                 rest = Verdict("verifier_error", reason=f"not asked about after others: {exc}")
                 verdicts += [rest] * (len(attempts) - len(verdicts))
     return verdicts
@@ -110,9 +110,9 @@ def score(outside: Outside, attempts: Sequence[Attempt]) -> list[Verdict]:
 
 def close() -> None:
     """End the process. Calls that wait for it return at once, with failures; later ones start another."""
-    with _held.lock:
-        _held.num_closed += 1
-        process, _held.process = _held.process, None
+    with _current.lock:
+        _current.num_closed += 1
+        process, _current.process = _current.process, None
     if process is not None and process.owner == os.getpid():
         process.end("grading was ended")
 
@@ -125,7 +125,7 @@ class _Process:
         """The state of this process that its code could look at; where it differs, another process is started."""
         self.owner = os.getpid()
         self.why = ""
-        """Why it is gone; empty while it lives."""
+        """The reason why it ended; empty while it lives."""
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, SimpleQueue[tuple[str, Any]]] = {}
@@ -143,7 +143,7 @@ class _Process:
             thread.start()
         self._send(sys.path)
 
-    def ask(self, outside: Outside, attempts: Sequence[Attempt]) -> Iterator[Verdict]:
+    def ask(self, outside: ExternalVerifier, attempts: Sequence[Attempt]) -> Iterator[Verdict]:
         """Yield the verdicts as they come. Raises: Lost."""
         mine: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         number = next(self._numbers)
@@ -151,18 +151,18 @@ class _Process:
             self._waiting[number] = mine
         try:
             if self.why:
-                raise Disturbed(self.why)
+                raise Interrupted(self.why)
             choice = (outside.name, outside.path, outside.base, dict(outside.params), outside.time_s)
             self._send((number, choice, list(attempts)))
             wait = _Wait(outside, len(attempts))
             while wait.num_left:
                 kind, value = self._next(mine, wait)
                 if kind == "refused":
-                    raise Refused(value)
+                    raise NotLoaded(value)
                 if kind == "disturbed":
-                    raise Disturbed(value)
+                    raise Interrupted(value)
                 if kind == "ended":
-                    raise Lost(self._last_place(outside, value))
+                    raise NoVerdict(self._last_place(outside, value))
                 wait.took(kind)
                 if kind == "verdict":
                     yield Verdict(*value)
@@ -184,9 +184,9 @@ class _Process:
                     continue
             place = self._last_place(wait.outside, f"no verdict within {wait.limit_s:g} s", asks=True)
             self.end(f"{wait.outside.label} took too long")
-            raise Lost(f"{place}; make it faster, or raise time_s of the verifier")
+            raise NoVerdict(f"{place}; make it faster, or raise time_s of the verifier")
 
-    def _last_place(self, outside: Outside, what: str, asks: bool = False) -> str:
+    def _last_place(self, outside: ExternalVerifier, what: str, asks: bool = False) -> str:
         """Return `what`, and the line of the verifier's file at which its process is, or was when it died."""
         if asks:
             with contextlib.suppress(ProcessLookupError):
@@ -204,7 +204,7 @@ class _Process:
         try:
             message = pickle.dumps(request)
         except Exception as exc:
-            raise Refused(f"a response or reference cannot be sent to another process: {exc}") from exc
+            raise NotLoaded(f"a response or reference cannot be sent to another process: {exc}") from exc
         with self._writing, contextlib.suppress(OSError):  # the thread that reads learns why it is gone
             self._child.stdin.write(message)
             self._child.stdin.flush()
@@ -245,7 +245,7 @@ class _Process:
 class _Wait:
     """The time that a call may still wait, and what a person is told meanwhile."""
 
-    def __init__(self, outside: Outside, num: int) -> None:
+    def __init__(self, outside: ExternalVerifier, num: int) -> None:
         self.outside, self.num_left, self._num = outside, num, num
         self.limit_s = START_S
         self._since = self._silent_since = time.monotonic()
@@ -277,7 +277,7 @@ class _Wait:
         self.num_left -= kind == "verdict"
 
 
-class _Held:
+class _Current:
     """The process of this one, if there is one."""
 
     lock = threading.Lock()
@@ -285,17 +285,17 @@ class _Held:
     num_closed = 0
 
 
-_held = _Held()
+_current = _Current()
 
 
 def _process() -> _Process:
     """Return the process, a new one if there is none, or none that sees what this process sees."""
     surroundings = (os.getpid(), os.getcwd(), list(sys.path), dict(os.environ), settings.variables())
-    with _held.lock:
-        before = _held.process
+    with _current.lock:
+        before = _current.process
         if before is not None and not before.why and before.surroundings == surroundings:
             return before
-        made = _held.process = _Process(surroundings)
+        made = _current.process = _Process(surroundings)
     if before is not None and before.owner == os.getpid():  # a process that was forked must not end its parent's
         before.end("another was started")
     return made

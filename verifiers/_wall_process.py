@@ -1,4 +1,4 @@
-"""Program of the process in which verifiers from outside grade.
+"""The program of the process in which users' verifiers grade.
 
 It ends when its standard input does, or when nothing ends a call that takes far too long.
 """
@@ -27,10 +27,10 @@ Request = tuple[int, Choice, list[Any]]
 
 
 class Answers:
-    """Answers requests, several at a time."""
+    """Grades requests, several at a time."""
 
     def __init__(self, out: IO[bytes], dump: int) -> None:
-        """`dump`: where the lines go at which a process is that is ended."""
+        """`dump`: descriptor of the file to which stacks are written before the process is killed."""
         self._out, self._dump, self._writing = out, dump, threading.Lock()
         self._requests: SimpleQueue[Request] = SimpleQueue()
         self._main = threading.Lock()

@@ -101,7 +101,7 @@ class Verifier(Generic[P]):
             name, path = self.loaded_by
             place = None if base is None else base.absolute()
             is_batch = self.batch is not None
-            outside = _wall.Outside(name, path, place, params, time_s, self.file, self.line, is_batch)
+            outside = _wall.ExternalVerifier(name, path, place, params, time_s, self.file, self.line, is_batch)
         return BoundVerifier(self, checked, time_s, outside)
 
 
@@ -113,7 +113,7 @@ class BoundVerifier(Generic[P]):
         verifier: Verifier[P],
         params: P,
         time_s: float = TIME_S,
-        outside: _wall.Outside | None = None,
+        outside: _wall.ExternalVerifier | None = None,
     ) -> None:
         self.verifier = verifier
         self.params = params

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import after_thinking, one_answer, too_long, undecorated
+from verizero.verifiers.answer import after_thinking, one_answer, too_long, without_decoration
 from verizero.verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
@@ -36,7 +36,7 @@ def exact(attempt: Attempt, params: ExactParams) -> Verdict:
     if isinstance(text, Verdict):
         return text
     answer = _normal(text, params)
-    right = any(answer in (_normal(g, params), _normal(undecorated(g), params)) for g in golds)
+    right = any(answer in (_normal(g, params), _normal(without_decoration(g), params)) for g in golds)
     return Verdict("graded", float(right), "equal" if right else f"different: {answer:.80}", text)
 
 

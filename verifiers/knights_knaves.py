@@ -11,7 +11,7 @@ from pydantic import Field
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import Answer, after_thinking, marked
+from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged
 from verizero.verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
@@ -98,7 +98,7 @@ def _roles_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    answer = marked(part.text)
+    answer = boxed_or_tagged(part.text)
     if answer is not None:
         return answer
     if attempt.truncated:

@@ -12,7 +12,7 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._programs import grade_distinct
 from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
-from verizero.verifiers.answer import Answer, after_thinking, code_blocks, final_answer, marked, too_long
+from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged, code_blocks, final_answer, too_long
 from verizero.verifiers.base import verifier
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
@@ -79,7 +79,7 @@ def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    answer = marked(part.text)
+    answer = boxed_or_tagged(part.text)
     if answer is not None:
         return answer
     blocks, left_open = code_blocks(part.text)

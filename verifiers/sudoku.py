@@ -9,7 +9,7 @@ from typing import Any
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import Answer, after_thinking, code_blocks, marked
+from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged, code_blocks
 from verizero.verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
@@ -61,7 +61,7 @@ def _grid_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    answer = marked(part.text)
+    answer = boxed_or_tagged(part.text)
     if answer is not None:
         return Answer(None, "several_answers") if answer.text is not None and answer.others else answer
     blocks, left_open = code_blocks(part.text)

@@ -11,7 +11,7 @@ from pydantic import Field
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._programs import grade_distinct, program_of
-from verizero.verifiers._replay import Replay, Suite, replay, suite_of
+from verizero.verifiers._replay import AssertSuite, Replay, assert_suite_of, replay
 from verizero.verifiers._sandbox_jobs import Run, SandboxParams, runner
 from verizero.verifiers.base import verifier
 
@@ -38,15 +38,15 @@ def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Ver
 def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> list[Verdict]:
     """Return one verdict per attempt, in order, with `run` in the sandbox's place."""
 
-    def prepare(attempt: Attempt) -> tuple[str, Suite] | Verdict:
+    def prepare(attempt: Attempt) -> tuple[str, AssertSuite] | Verdict:
         suite = _suite(attempt.reference)
         program = program_of(attempt, "python", suite.names[0] if len(suite.names) == 1 else None)
         return program.no_answer() if program.text is None else (program.text, suite)
 
-    def key(work: tuple[str, Suite]) -> str:
+    def key(work: tuple[str, AssertSuite]) -> str:
         return json.dumps([work[0], work[1].tests, work[1].names])
 
-    def run_distinct(work: list[tuple[str, Suite]]) -> list[Verdict]:
+    def run_distinct(work: list[tuple[str, AssertSuite]]) -> list[Verdict]:
         return [_verdict(r, params) for r in replay(work, run, stop=params.grading == "all")]
 
     return grade_distinct(attempts, prepare, key, run_distinct)
@@ -69,7 +69,7 @@ def _verdict(replayed: Replay, params: UnitTestsParams) -> Verdict:
     return Verdict("graded", score, first[:300], program, seconds)
 
 
-def _suite(reference: Any) -> Suite:
+def _suite(reference: Any) -> AssertSuite:
     if isinstance(reference, str | list):
         reference = {"tests": reference}
     if not isinstance(reference, Mapping):
@@ -79,4 +79,4 @@ def _suite(reference: Any) -> Suite:
     if not isinstance(source, str):
         raise DataError(f"reference.tests: expected Python source or a list of asserts, got {tests!r:.80}")
     setup = reference.get("setup") or reference.get("test_setup_code") or ""
-    return suite_of(source, str(setup), reference.get("fn") or reference.get("entry_point"))
+    return assert_suite_of(source, str(setup), reference.get("fn") or reference.get("entry_point"))

@@ -1,4 +1,4 @@
-"""The alarms of a run, for its page: suspected collapses and what was done, and graders that failed."""
+"""The section of a page with a run's alarms: suspected collapses, and graders that failed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from verizero.pipeline.report.files import RunFiles
 from verizero.pipeline.report.row_types import Alarm, VerifierAlarm
 from verizero.pipeline.shown import in_html
 
-MOST = 50
-"""Alarms listed. Graders that fail for days raise the same alarm a thousand times."""
+MAX_ALARMS = 50
+"""Maximum of listed alarms: graders that fail for days raise the same alarm a thousand times."""
 
 
 def alarms_section(run: RunFiles) -> str:
     """Return the section of the page, empty for a run without alarms."""
     if not run.alarms:
         return ""
-    shown = run.alarms[-MOST:]
-    left = len(run.alarms) - len(shown)
-    note = f'<p class="note">The last {len(shown)} of {len(run.alarms):,}.</p>' if left else ""
-    items = "".join(f"<li>{in_html(alarm_line(row))}</li>" for row in shown)
+    alarms = run.alarms[-MAX_ALARMS:]
+    num_left = len(run.alarms) - len(alarms)
+    note = f'<p class="note">The last {len(alarms)} of {len(run.alarms):,}.</p>' if num_left else ""
+    items = "".join(f"<li>{in_html(alarm_line(row))}</li>" for row in alarms)
     return f'<section id="alarms"><h2>Alarms</h2>{note}<ul class="alarms card">{items}</ul></section>\n'
 
 

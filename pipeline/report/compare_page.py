@@ -1,4 +1,4 @@
-"""compare.html: runs of several recipes on one page, made from their files alone."""
+"""Write compare.html: runs of several recipes on one page, made from their files only."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HEAD = (
     "length at the end",
     "entropy at the end",
 )
-AT_THE_END = {"length": "length/mean", "entropy": "entropy"}
-"""Columns that are means of a metric over the last quarter of the RL steps."""
+END_METRICS = {"length": "length/mean", "entropy": "entropy"}
+"""Column -> metric that is averaged over the last quarter of the RL steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """One run: its evaluations along each axis, pass@1 by prompt at the first and the last, and what it cost."""
+class RunOutcome:
+    """The results of one run: evaluations along each axis, first and last pass@1 by prompt, and its cost."""
 
     at: Mapping[str, tuple[float, ...]]
     pass_1: tuple[float, ...]
@@ -46,7 +46,7 @@ class Reached:
     after: Mapping[str, float]
     peak_memory_mib: float
     end: Mapping[str, float]
-    """The columns of AT_THE_END that the run has."""
+    """The columns of END_METRICS that the run has."""
 
 
 def build_compare_page(folder: Path) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
     "seconds" and "peak_memory_mib" a run, and the number of its runs, "num_runs".
     """
     record = json.loads((folder / "compare.json").read_text())
-    runs: dict[str, list[Reached]] = {}
+    runs: dict[str, list[RunOutcome]] = {}
     for run in record["runs"]:
-        runs.setdefault(run["run"][0], []).append(reached(folder / run["folder"], run["peak_memory_mib"]))
+        runs.setdefault(run["run"][0], []).append(outcome_of(folder / run["folder"], run["peak_memory_mib"]))
     order = [name for name in record["order"] if name in runs]
     # A comparison that still runs has fewer seeds of later recipes: seeds are compared in pairs.
     rows = {name: summarize_runs(runs[name], runs[order[0]][: len(runs[name])]) for name in order}
@@ -68,7 +68,7 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
     return rows
 
 
-def reached(folder: Path, peak_memory_mib: float) -> Reached:
+def outcome_of(folder: Path, peak_memory_mib: float) -> RunOutcome:
     """Return the results of the run in `folder`, read from its files."""
     run = read_run(folder)
     # Tokens are totals so far in each row, seconds are of one step.
@@ -82,7 +82,7 @@ def reached(folder: Path, peak_memory_mib: float) -> Reached:
     def until(totals: Sequence[float], step: int) -> float:
         return 0.0 if step == 0 else totals[step - 1]
 
-    return Reached(
+    return RunOutcome(
         at={
             "steps": tuple(float(s) for s in steps),
             "tokens": tuple(until(tokens, s) for s in steps),
@@ -92,19 +92,19 @@ def reached(folder: Path, peak_memory_mib: float) -> Reached:
         before=by_prompt[0],
         after=by_prompt[-1],
         peak_memory_mib=peak_memory_mib,
-        end=at_the_end([r.metrics for r in run.rl_steps]),
+        end=end_metrics([r.metrics for r in run.rl_steps]),
     )
 
 
-def at_the_end(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The columns of AT_THE_END, over the steps of the last quarter that know them."""
+def end_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the columns of END_METRICS, over steps of the last quarter that have the metric."""
     last = steps[-max(1, len(steps) // 4) :]
-    known = {name: [m[key] for m in last if key in m] for name, key in AT_THE_END.items()}
+    known = {name: [m[key] for m in last if key in m] for name, key in END_METRICS.items()}
     return {name: fmean(values) for name, values in known.items() if values}
 
 
-def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[str, Any]:
-    """One recipe's line of the table; `first` are the first recipe's runs of the same seeds."""
+def summarize_runs(runs: Sequence[RunOutcome], first: Sequence[RunOutcome]) -> dict[str, Any]:
+    """Return a recipe's row of the table. `first`: the first recipe's runs with the same seeds."""
     gain = paired_over_seeds([(r.before, r.after) for r in runs])
     # The first recipe is not compared with itself: that is 0 without any doubt.
     is_first = all(own is other for own, other in zip(runs, first, strict=True))
@@ -116,13 +116,13 @@ def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[st
         "against_first": against and against.as_dict(),
         **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
         "peak_memory_mib": fmean(r.peak_memory_mib for r in runs),
-        **{name: fmean(r.end[name] for r in runs) for name in AT_THE_END if all(name in r.end for r in runs)},
+        **{name: fmean(r.end[name] for r in runs) for name in END_METRICS if all(name in r.end for r in runs)},
         "num_runs": len(runs),
     }
 
 
-def chart(axis: str, label: str, runs: Mapping[str, Sequence[Reached]]) -> Chart:
-    """pass@1 of each recipe along one axis: the mean over its runs, between evaluations in a straight line."""
+def chart(axis: str, label: str, runs: Mapping[str, Sequence[RunOutcome]]) -> Chart:
+    """Return the chart of each recipe's pass@1 along an axis: the mean over its runs, interpolated linearly."""
     x = tuple(sorted({at for rs in runs.values() for r in rs for at in r.at[axis]}))
     series = []
     for color, (name, rs) in enumerate(runs.items()):
@@ -135,7 +135,7 @@ def chart(axis: str, label: str, runs: Mapping[str, Sequence[Reached]]) -> Chart
 
 
 def interpolated(xs: Sequence[float], ys: Sequence[float], at: float) -> float | None:
-    """The piecewise linear curve through the points, at `at`; None outside of them. Of equal xs the last counts."""
+    """Return the piecewise linear curve through the points at `at`; None outside. Of equal xs the last counts."""
     points = dict(zip(xs, ys, strict=True))
     if at in points:
         return points[at]
@@ -147,14 +147,14 @@ def interpolated(xs: Sequence[float], ys: Sequence[float], at: float) -> float |
 
 
 def text_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table as Markdown, and what its brackets are."""
+    """Return the table as Markdown, with an explanation of its brackets."""
     lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     lines += [f"| {' | '.join(_cells(name, row))} |" for name, row in rows.items()]
     return "\n".join([*lines, "", explained([row["num_runs"] for row in rows.values()])])
 
 
 def explained(num_runs: Sequence[int]) -> str:
-    """Return the sentence that says what the brackets are intervals of, for recipes with so many runs each."""
+    """Return a sentence that explains the brackets, for recipes with these numbers of runs."""
     seeds = " to ".join(str(n) for n in sorted({min(num_runs), max(num_runs)}))
     prompts_alone = (
         "With one seed they speak of prompts alone: another seed may differ by more than they are wide; add --seeds."
@@ -185,7 +185,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{row['tokens']:,.0f}",
         f"{row['seconds']:.0f}",
         f"{row['peak_memory_mib']:.0f}",
-        *(f"{row[name]:.3g}" if name in row else "–" for name in AT_THE_END),
+        *(f"{row[name]:.3g}" if name in row else "–" for name in END_METRICS),
     ]
 
 

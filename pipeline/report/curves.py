@@ -1,4 +1,4 @@
-"""Which curves a run shows, as plain numbers: what the plots draw and what the page shows under the pointer."""
+"""The charts of a run as plain numbers, for the plots and for the values that the page shows at the pointer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verizero.pipeline.report.row_types import EvaluationRow, StepRow, kind_of, 
 from verizero.pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
-"""Points of a curve, about one a pixel of a narrow screen; longer runs are shown as means of equal buckets."""
+"""Maximum of points in a curve; longer curves are shown as means of equal buckets."""
 SMOOTHING = 0.04
 """Half-width of the moving average drawn over a noisy curve, as a share of its points."""
 
@@ -53,7 +53,7 @@ class Chart:
 
 
 def build_charts(run: RunFiles) -> list[Chart]:
-    """The charts that this run has numbers for, in reading order; curves longer than MAX_POINTS are thinned."""
+    """Return the charts for which this run has numbers, in reading order, with at most MAX_POINTS points."""
     rows = run.rl_steps
     charts = [
         _rewards(rows),
@@ -77,11 +77,11 @@ def build_charts(run: RunFiles) -> list[Chart]:
     return [thin(chart) for chart in charts if chart is not None]
 
 
-def thin(chart: Chart, most: int = MAX_POINTS) -> Chart:
-    """`chart` with at most `most` points, each the mean of equally many consecutive ones (and the caption says so)."""
-    if len(chart.x) <= most:
+def thin(chart: Chart, max_points: int = MAX_POINTS) -> Chart:
+    """Return `chart` with at most `max_points` points, each a mean of neighbours; the caption says so."""
+    if len(chart.x) <= max_points:
         return chart
-    width = math.ceil(len(chart.x) / most)
+    width = math.ceil(len(chart.x) / max_points)
 
     def means(values: Sequence[float | None]) -> tuple[float | None, ...]:
         buckets = ([v for v in values[i : i + width] if v is not None] for i in range(0, len(values), width))

@@ -1,4 +1,4 @@
-"""The section of a page that says why a run does not learn: each cause with its curve, its lines and its remedy."""
+"""The section of a page with the diagnosis: each cause with its curve, its lines and its remedy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from verizero.pipeline.report.curves import Chart
 from verizero.pipeline.shown import in_html
 
 SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
-"""Options of a command line in a remedy, which may be followed by words."""
+"""Command-line options in a remedy, which words may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One cause that was found, as the page shows it."""
+    """A cause, as the page shows it."""
 
     cause: str
     level: str
@@ -24,26 +24,26 @@ class Card:
     evidence: tuple[str, ...]
     remedy: str
     chart: Chart | None
-    """The curve of the number that shows the cause; None where texts show it."""
+    """The curve of the metric that shows the cause; None if texts show it."""
 
 
 def diagnosis_section(cards: Sequence[Card] | None, plots: Sequence[str | None]) -> str:
-    """Return the section; empty where nobody looked. `plots`: the drawn chart of each card, None without."""
+    """Return the section; empty without a diagnosis. `plots`: the drawn chart of each card, or None."""
     if cards is None:
         return ""
     body = "".join(_article(card, plot) for card, plot in zip(cards, plots, strict=True))
-    quiet = '<p class="note">No cause was found in the files of this run for which it would not learn.</p>'
-    return f'<section id="diagnosis"><h2>Diagnosis</h2>\n{body or quiet}\n</section>\n'
+    note = '<p class="note">No cause was found in the files of this run for which it would not learn.</p>'
+    return f'<section id="diagnosis"><h2>Diagnosis</h2>\n{body or note}\n</section>\n'
 
 
 def _article(card: Card, plot: str | None) -> str:
     lines = "".join(f"<li>{in_html(line)}</li>" for line in card.evidence)
-    picture = "" if plot is None or card.chart is None else f"<p>{in_html(card.chart.title)}</p>{plot}"
+    plot_markup = "" if plot is None or card.chart is None else f"<p>{in_html(card.chart.title)}</p>{plot}"
     return (
         f'<article class="card finding {in_html(card.level)}"><h3><span class="level">{in_html(card.level)}</span> '
         f"{in_html(card.cause)} <small>confidence {card.confidence:.0%}</small></h3>"
         f'<div class="why"><p>{in_html(card.sentence)}</p><ul>{lines}</ul>{_remedy(card.remedy)}</div>'
-        f'<div class="curve">{picture}</div></article>'
+        f'<div class="curve">{plot_markup}</div></article>'
     )
 
 

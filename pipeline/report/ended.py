@@ -1,6 +1,6 @@
-"""The end of a run: reason, place and message, as run.json and summary.json have them under `ended`.
+"""The end of a run: reason, place and message, written to run.json and summary.json as `ended`.
 
-A run that is under way has null there, and so has one that was killed: nothing can be written then.
+`ended` is null while a run goes, and after a run was killed, which could write nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ended:
 
 
 def ended_by(exc: BaseException, where: str) -> Ended:
-    """Return how a run ended that the exception ended in the step `where`."""
+    """Return the end of a run by an exception in the step `where`."""
     # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; it may have led to another error.
     outside = next((link for link in chain_of(exc) if not isinstance(link, Exception)), None)
     if outside is not None:
@@ -70,7 +70,7 @@ def ended_by(exc: BaseException, where: str) -> Ended:
 
 
 def ended_well(folder: Path, stages: Mapping[str, tuple[int, int]]) -> Ended:
-    """Return how a run ended that did all its stages.
+    """Return the end of a run that has done all its stages.
 
     `stages`: name -> (steps, budget of tokens) of each stage that has a budget; a stage that made fewer steps has
     spent it.
@@ -119,7 +119,7 @@ def _info(path: Path) -> dict[str, Any]:
 
 
 def end_of(folder: Path, info: Mapping[str, Any]) -> str:
-    """Return a line on how the run in `folder` ended; `info` is its run.json. Empty if an older version wrote that."""
+    """Return a line about the end of the run in `folder`. `info`: its run.json. Empty if an older version wrote it."""
     if "ended" not in info:
         return ""
     ended = info["ended"]

@@ -21,7 +21,7 @@ from verizero.pipeline.report.intervals import mean_interval, rate_interval
 
 @dataclass(frozen=True, slots=True)
 class PromptSamples:
-    """The samples of one held-out prompt: one entry a sample, in the order sampled.
+    """The samples of a held-out prompt, one entry for each, in order.
 
     `answers` are what the verifier extracted, None where it found nothing. `lengths` are in tokens. `scores` are the
     verifier's, in [0, 1]; empty: 1 for a right sample and 0 for another. Samples that the grader could not judge are
@@ -58,7 +58,7 @@ class Gain:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of the n samples, drawn without replacement, hold a right one.
+    """Return 1 - C(n - c, k) / C(n, k): the chance that a right one is among k of the n samples.
 
     Unbiased for the chance that k fresh samples do. Computed in integers, so no n is too large.
 
@@ -74,7 +74,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def maj_at_k(correct: Sequence[bool], answers: Sequence[str | None], k: int) -> float:
-    """The expected correctness of the majority answer among k of the n samples, drawn without replacement.
+    """Return the expected correctness of the majority answer among k of the n samples.
 
     Exact over all C(n, k) subsets, not sampled. Answers vote as stripped text: two spellings of one number are two
     answers, since merging only those known to be right would count wrong votes as split. None has no vote, and a
@@ -98,7 +98,7 @@ def maj_at_k(correct: Sequence[bool], answers: Sequence[str | None], k: int) -> 
 
 
 def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: float) -> Gain:
-    """The rise of pass@1, split into sharpening (towards the pass@k it began with) and new (pass@k itself).
+    """Return the rise of pass@1 in two parts: sharpening (towards the first pass@k) and new (a rise of pass@k).
 
     pass@k is the model's reach: what it finds in k tries. pass@1 / pass@k is its sharpness: how much of its reach one
     try gets. Since pass@1 = reach * sharpness,
@@ -151,7 +151,7 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
 
 
 def summarize_domain(samples: Sequence[PromptSamples], k: int) -> dict[str, Any]:
-    """Each measure as {"value", "low", "high"}, with counts: one entry of an evaluation's "domains".
+    """Return each measure as {"value", "low", "high"}, with counts: an entry of an evaluation's "domains".
 
     Measures: pass@1 (mean over all samples of a prompt), score (the same of the verifier's scores: more than pass@1
     where credit is partial), pass@k, maj@k, greedy, length (tokens), truncated (share). A measure that no prompt gives

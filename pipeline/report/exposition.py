@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the content of a run's metrics.jsonl, read at each request, over loopback only."""
+"""Serve `/metrics` for Prometheus: the content of a run's metrics.jsonl, on this machine only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GAUGES = {
     "grad_norm": ("grad_norm", "Gradient norm of the last update, before clipping."),
     "learning_rate": ("learning_rate", "Learning rate of the last update."),
 }
-"""Metric of Prometheus -> its name in a step's metrics, and its help text."""
+"""Prometheus metric -> its name in a step's metrics, and its help text."""
 ALARMS = ("collapse", "verifier")
 Labels = tuple[tuple[str, str], ...]
 
 
-class Reading(Collector):
-    """Gauges and counters of the lines of metrics.jsonl read so far. No line is read twice, unless the file was cut."""
+class MetricsCollector(Collector):
+    """Reads new lines of metrics.jsonl at each request, and keeps gauges and counters of them."""
 
     def __init__(self, path: Path, run: str) -> None:
         """`run`: a label of every number."""
@@ -69,7 +69,7 @@ class Reading(Collector):
         }
 
     def refresh(self) -> None:
-        """Take in the whole lines that were added; all lines again if the file became shorter (a resumed run)."""
+        """Read the lines that were added; if the file became shorter (a resumed run), read all again."""
         if not self.path.is_file():
             return
         if self.path.stat().st_size < self.at:
@@ -88,7 +88,7 @@ class Reading(Collector):
                     self._count("unreadable_lines_total", 1)
 
     def add(self, row: MetricsRow) -> None:
-        """Take in one row of metrics.jsonl."""
+        """Add a row of metrics.jsonl."""
         for phase, seconds in phases_of(row.time).items():
             self._count("phase_seconds_total", seconds, stage=row.stage, phase=phase)
         if isinstance(row, Alarm):
@@ -166,7 +166,7 @@ def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
 
     from verizero.pipeline.service import Refused, Service
 
-    reading = Reading(folder / "metrics.jsonl", run)
+    reading = MetricsCollector(folder / "metrics.jsonl", run)
 
     def admits(path: str, key: str) -> None:
         if path != "/metrics":

@@ -1,4 +1,4 @@
-"""A run's folder, read back: what every part of a report is made from."""
+"""Read a run's folder, for all parts of a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from verizero.pipeline.report.row_types import (
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run. A file that is missing reads as empty; only metrics.jsonl must exist."""
+    """The files of a run. Only metrics.jsonl must exist; a missing file is empty."""
 
     folder: Path
     recipe: str
@@ -39,7 +39,7 @@ class RunFiles:
     """Evaluations in order, without those that a roll-back undid."""
     alarms: list[Alarm]
     base_evaluation: int | None
-    """Index of the evaluation that learning from rewards or preferences started from; None without evaluations."""
+    """Index of the last evaluation before learning from rewards or preferences; None without evaluations."""
 
     @property
     def name(self) -> str:
@@ -48,12 +48,12 @@ class RunFiles:
 
     @property
     def rl_steps(self) -> list[StepRow]:
-        """Rows of RL steps, and of steps on preferences that are made as they are trained on; of all such stages."""
+        """Rows of the steps of all stages that train in rounds on their own responses."""
         return [row for row in self.steps if issubclass(section_of(row), RoundsConfig)]
 
 
 def read_run(folder: Path) -> RunFiles:
-    """The files of the run in `folder`.
+    """Return the files of the run in `folder`.
 
     Raises: RunError if it holds no metrics.jsonl, or a run.json that is not JSON.
     """

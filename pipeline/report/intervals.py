@@ -161,7 +161,7 @@ def t_quantile(df: int) -> float:
 
 
 def _inside(angle: float, df: int) -> float:
-    """The chance that |t| is below tan(angle) * sqrt(df)."""
+    """Return the chance that |t| is below tan(angle) * sqrt(df)."""
     cosine, sine = math.cos(angle), math.sin(angle)
     term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
     for i in range(1 + df % 2, df, 2):

@@ -1,4 +1,4 @@
-"""Peaks of memory: of a run over all of its processes, as one that was killed has several; of a GPU by phase."""
+"""Peaks of memory: of all processes of a run, also after a resume; and of a GPU by phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "peak_memory.json"
 
 
 def peak_mib() -> float:
-    """The most memory that this process has had resident, in MiB.
+    """Return the peak of this process's resident memory, in MiB.
 
     On Linux from its own address space: the system's other counter begins with what the parent held when it forked.
     """
@@ -33,7 +33,7 @@ def note_peak(folder: Path) -> None:
 
 
 def noted_peak(folder: Path) -> float:
-    """The highest peak that was noted in the run's folder, in MiB; 0 where none was, or its note is torn."""
+    """Return the highest peak in the run's folder, in MiB; 0 without one."""
     try:
         return float(json.loads((folder / FILE).read_text())["peak_memory_mib"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -41,7 +41,7 @@ def noted_peak(folder: Path) -> float:
 
 
 class DevicePeaks:
-    """The most that torch held on a GPU in each phase since the last `take`; phases may be within each other."""
+    """Measures torch's peak of GPU memory in each phase since the last `take`. Phases may be nested."""
 
     def __init__(self, peak_bytes: Callable[[], float]) -> None:
         """`peak_bytes` returns the peak since it was last called."""

@@ -1,4 +1,4 @@
-"""The section of a page that lists where a second verifier disagreed with the one that gave the reward."""
+"""The section of a page with responses on which a second verifier disagreed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def opinions_section(run: RunFiles) -> str:
     metrics = [row.metrics for row in run.rl_steps]
     if not any("verdict/second_opinions" in m for m in metrics):
         return ""
-    asked, differ = (
+    num_graded_twice, num_different = (
         int(sum(m.get(f"verdict/{name}", 0) for m in metrics)) for name in ("second_opinions", "disagreements")
     )
     rows = list(_newest(run))
-    share = f" ({differ / asked:.1%})" if asked else ""
-    note = f"{differ:,} of {asked:,} verdicts{share} that a second verifier gave again differ. "
-    if differ:
-        shown = "All are listed." if len(rows) == differ else f"The {len(rows):,} newest that were kept are listed."
+    share = f" ({num_different / num_graded_twice:.1%})" if num_graded_twice else ""
+    note = f"{num_different:,} of {num_graded_twice:,} verdicts{share} that a second verifier gave again differ. "
+    if num_different:
+        shown = (
+            "All are listed." if len(rows) == num_different else f"The {len(rows):,} newest that were kept are listed."
+        )
         note += f"{shown} Each is an error of one of the two: the first gave the reward."
     return (
         f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{in_html(note)}</p>{_table(rows)}</section>\n'

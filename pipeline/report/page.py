@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, made from its files alone."""
+"""Write report.html: a self-contained page about a run, made from its files only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verizero.pipeline.report.diagnosis_section import Card, diagnosis_section
 from verizero.pipeline.report.files import RunFiles, read_run
 from verizero.pipeline.report.opinions import opinions_section
 from verizero.pipeline.report.plots import Plot, draw
-from verizero.pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
+from verizero.pipeline.report.samples import MAX_SAMPLES, SampleChoice, choose_samples
 from verizero.pipeline.report.summary import RL_PHASES, gives_part, summarize
 from verizero.pipeline.shown import in_html, visible
 
@@ -251,7 +251,7 @@ def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
     }
 
 
-def _sample_note(chosen: Chosen) -> str:
+def _sample_note(chosen: SampleChoice) -> str:
     if not chosen.num_samples:
         return "No sampled answer is recorded in this run."
     if chosen.num_shown == chosen.num_samples:

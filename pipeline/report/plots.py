@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 350.0, 215.0
 LEFT, RIGHT, BOTTOM, TOP = 42.0, 10.0, 38.0, 8.0
 """Margins around the axes, in points; each row of the legend adds LEGEND_ROW above."""
 LEGEND_ROW = 16.0
-LEAST_AXES = 110.0
+MIN_AXES_HEIGHT = 110.0
 """Height left for the axes: under a longer legend the picture grows."""
 FALLBACKS = ("#2a78d6", "#eb6834", "#1a9c6b", "#b58900", "#7a5fd0", "#d6498f", "#5f7f95", "#8a6d5a")
 """Series colours where no style sheet sets --series-1 … --series-8: at least 3:1 on white and on black."""
@@ -78,10 +78,10 @@ def draw(chart: Chart) -> Plot:
         matplotlib.rcdefaults()  # a person's own matplotlibrc must not change a report
         # The salt makes matplotlib's ids the same each time; by default they are random.
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": chart.name})
-        named = [_named(s.label) for s in chart.series if s.style != "dashed"]
+        named = [_legend_label(s.label) for s in chart.series if s.style != "dashed"]
         columns = _columns(named)
         top = TOP + (LEGEND_ROW * -(-len(named) // columns) if len(named) > 1 else 0)
-        height = max(HEIGHT, top + LEAST_AXES + BOTTOM)
+        height = max(HEIGHT, top + MIN_AXES_HEIGHT + BOTTOM)
         figure = Figure(figsize=(WIDTH / 72, height / 72))
         figure.patch.set_alpha(0)
         axes = figure.add_axes(
@@ -89,7 +89,7 @@ def draw(chart: Chart) -> Plot:
         )
         axes.patch.set_alpha(0)
         _fill(axes, chart)
-        _dress(axes, chart)
+        _style_axes(axes, chart)
         if len(named) > 1:
             _legend(axes, columns)
         out = io.StringIO()
@@ -105,7 +105,9 @@ def _fill(axes: Any, chart: Chart) -> None:
     floor = [0.0] * len(chart.x)
     for series in stacked:
         top = [a + (b or 0.0) for a, b in zip(floor, series.y, strict=True)]
-        axes.fill_between(chart.x, floor, top, color=_color(series), alpha=0.8, linewidth=0, label=_named(series.label))
+        axes.fill_between(
+            chart.x, floor, top, color=_color(series), alpha=0.8, linewidth=0, label=_legend_label(series.label)
+        )
         floor = top
     for x in chart.marks:
         axes.axvline(x, color="#010101", linewidth=1.0, linestyle=(0, (1, 2.5)))
@@ -122,14 +124,16 @@ def _line(axes: Any, chart: Chart, series: Series) -> None:
     if series.style == "noisy" and len(chart.x) > 8:
         axes.plot(chart.x, y, color=color, linewidth=0.8, alpha=0.4)
         half_width = max(1, round(SMOOTHING * len(chart.x)))
-        axes.plot(chart.x, _gaps(tuple(moving_average(series.y, half_width))), color=color, label=_named(series.label))
+        axes.plot(
+            chart.x, _gaps(tuple(moving_average(series.y, half_width))), color=color, label=_legend_label(series.label)
+        )
     elif series.style == "dashed":
         axes.plot(chart.x, y, color=color, linewidth=1.2, linestyle=(0, (4, 2.5)), alpha=0.75)
     else:
-        axes.plot(chart.x, y, color=color, marker=marker, markersize=4, label=_named(series.label))
+        axes.plot(chart.x, y, color=color, marker=marker, markersize=4, label=_legend_label(series.label))
 
 
-def _dress(axes: Any, chart: Chart) -> None:
+def _style_axes(axes: Any, chart: Chart) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.grid(axis="y")
@@ -148,7 +152,7 @@ def _dress(axes: Any, chart: Chart) -> None:
         every = -(-len(chart.x) // 6)
         # Counted from the end: the last evaluation is the one that people look for.
         shown = range((len(chart.x) - 1) % every, len(chart.x), every)
-        axes.set_xticks([chart.x[i] for i in shown], [_short(chart.ticks[i]) for i in shown])
+        axes.set_xticks([chart.x[i] for i in shown], [_short_label(chart.ticks[i]) for i in shown])
     axes.set_xlabel(one_line(chart.x_label), fontsize=9, labelpad=2)
 
 
@@ -208,14 +212,14 @@ def _gaps(values: tuple[float | None, ...]) -> list[float]:
     return [float("nan") if v is None else v for v in values]
 
 
-def _named(label: str) -> str:
+def _legend_label(label: str) -> str:
     """A label for the legend, at most 24 letters; a leading underscore would hide it from matplotlib."""
     label = one_line(label)
     short = label if len(label) <= 24 else label[:23] + "…"
     return f"\u200b{short}" if short.startswith("_") else short
 
 
-def _short(label: str) -> str:
+def _short_label(label: str) -> str:
     """An evaluation's label in a few letters: "after round 3" -> "round 3", "before training" -> "base"."""
     short = one_line(label).removeprefix("after ")
     return "base" if short.startswith("before") else short[:14]

@@ -1,4 +1,4 @@
-"""Progress of a run for a person: a bar per phase in a terminal, a line every few seconds elsewhere."""
+"""Show a run's progress: bars in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Progress(Protocol):
         ...
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
-        """Take the number of steps done, and the numbers that changed."""
+        """Update the number of steps done, and the metrics that changed."""
         ...
 
     def under_way(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Take what is under way, and how many of `total` responses are done; a total of 0: it counts nothing."""
+        """Update the present activity, and how many of `total` responses are done (0: nothing to count)."""
         ...
 
     def say(self, text: str) -> None:
@@ -66,7 +66,7 @@ class Silent:
 
 
 class _Activity(NamedTuple):
-    """An activity of a run, since when it is under way, and how many of its responses are done."""
+    """The present activity of a run: its start, and how many of its responses are done."""
 
     what: str
     since: float

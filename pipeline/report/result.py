@@ -1,4 +1,4 @@
-"""A run's result in words: lines for a terminal, a table for a page."""
+"""Write a run's result as lines for a terminal, and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
 
 
 def evaluation_markdown(domains: Mapping[str, Any]) -> str:
-    """One evaluation as a markdown table: each measure with its interval, by domain."""
+    """Return an evaluation as a Markdown table: each measure with its interval, by domain."""
     is_partial = any("score_by_prompt" in row for row in domains.values())
     measures = [m for m in MEASURES if any(m in row for row in domains.values()) and (m != "score" or is_partial)]
     head = ["domain", *measures]
@@ -55,7 +55,7 @@ def _estimate(value: Mapping[str, float] | None) -> str:
 
 
 def _failures(summary: Mapping[str, Any]) -> list[str]:
-    """One line for each domain and evaluation in which graders failed."""
+    """Return a line for each domain and evaluation in which graders failed."""
     return [
         f"graders failed on {side['grader_failures']} of {side['num_responses']} answers of {domain} {when} RL; they "
         "stand in no measure"

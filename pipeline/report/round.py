@@ -1,4 +1,4 @@
-"""A short view of a run after a round: its curves as pictures in markdown, and some answers as a table."""
+"""Write a short view of a run after a round: curves as pictures in Markdown, and a table of answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ALARMS = 5
 
 
 def data_uri(chart: Chart) -> str:
-    """The chart as a picture that needs no other file: `data:image/svg+xml;base64,…`."""
+    """Return the chart as an address with the whole picture: `data:image/svg+xml;base64,…`."""
     return "data:image/svg+xml;base64," + base64.b64encode(draw(chart).svg.encode()).decode()
 
 
@@ -45,7 +45,7 @@ def round_markdown(folder: Path, causes: Sequence[str] = ()) -> str:
 
 
 def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]:
-    """Answers of the round in rows of plain values, from its last steps, at most MAX_ANSWERS."""
+    """Return up to MAX_ANSWERS answers of the round's last steps, as rows of plain values."""
     own = (row for row in read_rollouts(folder) if row.stage == stage and row.round == round_)
     return [
         {

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl and rollouts.jsonl: one frozen class a kind, and the only place that knows their JSON.
+"""The types of rows of metrics.jsonl and rollouts.jsonl, and their JSON.
 
 A row's keys are the names of its fields, in the order of the class, after the keys that name its kind. A field whose
 default is None is left out while it is None. Fields with a default may be missing: files of older runs lack them.
@@ -25,7 +25,7 @@ Tag = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """The fields that rows of a stage begin with."""
+    """The first fields of all rows of a stage."""
 
     stage: str
     stage_kind: str | None = None
@@ -91,7 +91,7 @@ class EvaluationRow(StageRow):
 
 @dataclass(frozen=True, slots=True)
 class SignRow:
-    """One measure past its limit."""
+    """A measure that is past its limit."""
 
     measure: str
     value: float

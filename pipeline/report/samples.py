@@ -1,4 +1,4 @@
-"""The sampled responses that a page carries: whole groups, chosen evenly over the run, of bounded size."""
+"""Choose the responses for a page: whole groups, spread evenly over the run, with limited size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SampleChoice:
     """Groups of responses to show, in the order written, and how many there are in all."""
 
     groups: list[dict[str, Any]]
@@ -31,8 +31,8 @@ class Chosen:
     num_groups: int
 
 
-def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
-    """Groups of the rollouts.jsonl in `folder` with about `most` responses together, and never more.
+def choose_samples(folder: Path, max_samples: int = MAX_SAMPLES) -> SampleChoice:
+    """Groups of the rollouts.jsonl in `folder` with about `max_samples` responses together, and never more.
 
     Each stage (RL, and every evaluation by its label) gets an equal part of the room, what one does not need goes to
     the others; within a stage groups are evenly spaced from its first to its last. Responses of one prompt and step
@@ -45,51 +45,51 @@ def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
         sizes[key] = sizes.get(key, 0) + 1
     num_samples = sum(sizes.values())
     if not sizes:
-        return Chosen([], 0, 0, 0)
+        return SampleChoice([], 0, 0, 0)
     stages: dict[str, list[Key]] = {}
     for key in sizes:
         stages.setdefault(key[0], []).append(key)
-    # Room is counted in groups of the largest size, hence the number of responses never exceeds `most`.
-    largest = min(max(sizes.values()), most)
-    room = divide({stage: len(keys) for stage, keys in stages.items()}, most // largest)
-    wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), room[stage])}
-    text = max(MIN_TEXT, min(MAX_TEXT, MAX_CHARS // max(1, min(most, num_samples))))
-    groups = _collect(folder, wanted, largest, text)
-    return Chosen(groups, sum(len(g["samples"]) for g in groups), num_samples, len(sizes))
+    # Room is counted in groups of the largest size, hence the number of responses never exceeds `max_samples`.
+    largest = min(max(sizes.values()), max_samples)
+    max_characters = divide({stage: len(keys) for stage, keys in stages.items()}, max_samples // largest)
+    wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), max_characters[stage])}
+    text = max(MIN_TEXT, min(MAX_TEXT, MAX_CHARS // max(1, min(max_samples, num_samples))))
+    groups = _read_samples(folder, wanted, largest, text)
+    return SampleChoice(groups, sum(len(g["samples"]) for g in groups), num_samples, len(sizes))
 
 
 def divide(needs: dict[str, int], total: int) -> dict[str, int]:
     """`total` shared equally among names, none getting more than it needs; the rest goes to those that need more."""
     shares = dict.fromkeys(needs, 0)
     left = total
-    while left > 0 and (hungry := [n for n in needs if shares[n] < needs[n]]):
+    while left > 0 and (unsatisfied := [n for n in needs if shares[n] < needs[n]]):
         # With less left than names, one each goes to the first of them, which ends the loop.
-        part = max(1, left // len(hungry))
-        for name in hungry[:left]:
+        part = max(1, left // len(unsatisfied))
+        for name in unsatisfied[:left]:
             more = min(part, needs[name] - shares[name])
             shares[name] += more
             left -= more
     return shares
 
 
-def spaced(count: int, most: int) -> list[int]:
-    """At most `most` indices of `count`, evenly spaced; the first and the last are among them where two fit."""
-    if count <= most:
+def spaced(count: int, max_samples: int) -> list[int]:
+    """At most `max_samples` indices of `count`, evenly spaced; the first and the last are among them where two fit."""
+    if count <= max_samples:
         return list(range(count))
-    if most < 2:
-        return [count - 1] * most
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+    if max_samples < 2:
+        return [count - 1] * max_samples
+    return [round(i * (count - 1) / (max_samples - 1)) for i in range(max_samples)]
 
 
-def shorten(text: str, most: int) -> str:
+def shorten(text: str, max_samples: int) -> str:
     """`text`, or its beginning and its end (where the answer is) with a note of what is left out between them."""
-    if len(text) <= most:
+    if len(text) <= max_samples:
         return text
-    tail = most // 3
-    return f"{text[: most - tail]}\n[… {len(text) - most:,} characters left out …]\n{text[-tail:]}"
+    tail = max_samples // 3
+    return f"{text[: max_samples - tail]}\n[… {len(text) - max_samples:,} characters left out …]\n{text[-tail:]}"
 
 
-def _collect(folder: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
+def _read_samples(folder: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
     groups: dict[Key, dict[str, Any]] = {}
     for row in read_rollouts(folder):
         key = _key(row)
@@ -115,8 +115,8 @@ def _collect(folder: Path, wanted: set[Key], largest: int, text: int) -> list[di
 
 
 def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
-    played = {} if row.messages is None else _played(row, row.messages, text)
-    return played | {
+    episode = {} if row.messages is None else _episode_sample(row, row.messages, text)
+    return episode | {
         "sample": row.sample,
         "reward": row.reward if row.reward is not None and math.isfinite(row.reward) else None,
         "status": row.status,
@@ -130,14 +130,14 @@ def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
     }
 
 
-def _played(row: RolloutRow, messages: Sequence[MessageRow], text: int) -> dict[str, Any]:
+def _episode_sample(row: RolloutRow, messages: Sequence[MessageRow], text: int) -> dict[str, Any]:
     """Return what the page shows of an episode: its messages, within the room that one answer has."""
-    most = max(MIN_TEXT, text // max(1, len(messages)))
-    shown = [{name: v for name, v in to_json(m).items() if v is not None} for m in messages]
+    max_samples = max(MIN_TEXT, text // max(1, len(messages)))
+    max_shown = [{name: v for name, v in to_json(m).items() if v is not None} for m in messages]
     return {
         "ending": row.ending,
         "rows": row.rows,
-        "messages": [m | {"text": shorten(m["text"], most)} for m in shown],
+        "messages": [m | {"text": shorten(m["text"], max_samples)} for m in max_shown],
     }
 
 

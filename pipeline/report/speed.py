@@ -1,4 +1,4 @@
-"""The speed of a step: tokens a second by phase, and the share of the GPUs' arithmetic that an update used."""
+"""The speed of a step: tokens a second by phase, and the MFU of the update."""
 
 from __future__ import annotations
 

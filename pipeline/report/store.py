@@ -24,7 +24,7 @@ FILES = ("metrics.jsonl", "rollouts.jsonl")
 
 
 class Store:
-    """Appends rows to the files of the run folder `folder`."""
+    """Appends rows to the files of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

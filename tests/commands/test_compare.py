@@ -19,7 +19,7 @@ from tests.warm import warm
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.compare import check_comparable, compare
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
+from verizero.pipeline.report.compare_page import RunOutcome, end_metrics, interpolated, summarize_runs, text_table
 from verizero.pipeline.report.files import read_run
 
 
@@ -101,13 +101,13 @@ def test_between_evaluations_the_curve_is_straight() -> None:
 
 def test_columns_of_the_end_are_of_the_last_quarter() -> None:
     steps = [{"length/mean": float(n), **({"entropy": 0.5} if n < 7 else {})} for n in range(8)]
-    assert at_the_end(steps) == {"length": 6.5, "entropy": 0.5}
-    assert at_the_end(steps[-1:]) == {"length": 7.0}
+    assert end_metrics(steps) == {"length": 6.5, "entropy": 0.5}
+    assert end_metrics(steps[-1:]) == {"length": 7.0}
 
 
-def of(before: Mapping[str, float], after: Mapping[str, float]) -> Reached:
+def of(before: Mapping[str, float], after: Mapping[str, float]) -> RunOutcome:
     at = {"steps": (0.0, 2.0), "tokens": (0.0, 300.0), "seconds": (0.0, 1.5)}
-    return Reached(at, (0.0, 0.0), before, after, 100.0, {"length": 12.0})
+    return RunOutcome(at, (0.0, 0.0), before, after, 100.0, {"length": 12.0})
 
 
 def test_differences_pair_prompts_within_each_seed() -> None:

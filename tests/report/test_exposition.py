@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.report.runs import make_run, read_rows
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.listening import free_port
-from verizero.pipeline.report.exposition import CONTENT_TYPE, Reading, exposed
+from verizero.pipeline.report.exposition import CONTENT_TYPE, MetricsCollector, exposed
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.summary import count_seconds
 
@@ -38,7 +38,7 @@ def of(samples: dict[Sample, float], name: str, **labels: str) -> float:
     return samples[f"verizero_{name}", frozenset(labels.items())]
 
 
-def samples_of(reading: Reading) -> dict[Sample, float]:
+def samples_of(reading: MetricsCollector) -> dict[Sample, float]:
     return parsed(generate_latest(reading).decode())
 
 
@@ -55,7 +55,7 @@ def port() -> int:
 
 def test_it_says_what_the_file_says(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")
-    reading = Reading(run / "metrics.jsonl", "a")
+    reading = MetricsCollector(run / "metrics.jsonl", "a")
     samples = samples_of(reading)
     rows = read_rows(run / "metrics.jsonl")
     steps = [r for r in rows if r["kind"] == "step" and r["stage"] == "rl"]
@@ -83,7 +83,7 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
     evaluation |= {"domains": {}, "verdicts": {"graded": 5}, "time": {}}
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in (step, alarm, evaluation, step)) + '{"kind":"al')
-    reading = Reading(file, "a")
+    reading = MetricsCollector(file, "a")
     samples = samples_of(reading)
     assert of(samples, "verdicts_total", status="graded", of="training") == 12
     assert of(samples, "verdicts_total", status="timeout", of="training") == 4
@@ -109,7 +109,7 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
 def test_a_damaged_line_is_counted_and_the_rest_is_served(damage: str, tmp_path: Path) -> None:
     step = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": {"entropy": 0.5}, "time": {}}
     (tmp_path / "metrics.jsonl").write_text(damage + "\n" + json.dumps(step) + "\n")
-    reading = Reading(tmp_path / "metrics.jsonl", "a")
+    reading = MetricsCollector(tmp_path / "metrics.jsonl", "a")
     samples = samples_of(reading)
     assert of(samples, "unreadable_lines_total") == 1
     assert of(samples, "entropy") == 0.5
@@ -119,7 +119,7 @@ def test_labels_that_need_it_are_escaped(tmp_path: Path) -> None:
     metrics = {'reward/mean/a"b\\c\nd': 0.5}
     row = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": metrics, "time": {}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    reading = Reading(tmp_path / "metrics.jsonl", "a")
+    reading = MetricsCollector(tmp_path / "metrics.jsonl", "a")
     assert of(samples_of(reading), "domain_reward", domain='a"b\\c\nd') == 0.5
 
 

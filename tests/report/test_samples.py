@@ -35,7 +35,7 @@ def test_a_small_run_is_shown_whole(tmp_path: Path) -> None:
 
 
 def test_a_large_run_is_shown_evenly_in_whole_groups(tmp_path: Path) -> None:
-    chosen = choose_samples(write(tmp_path, {"rl": 900, "evaluation/a": 100, "evaluation/b": 5}), most=200)
+    chosen = choose_samples(write(tmp_path, {"rl": 900, "evaluation/a": 100, "evaluation/b": 5}), max_samples=200)
     assert chosen.num_samples == 4 * 1005
     assert chosen.num_shown == sum(len(g["samples"]) for g in chosen.groups) <= 200
     assert {len(g["samples"]) for g in chosen.groups} == {4}
@@ -50,7 +50,7 @@ def test_a_large_run_is_shown_evenly_in_whole_groups(tmp_path: Path) -> None:
 
 
 def test_one_group_larger_than_the_page_is_cut_to_it(tmp_path: Path) -> None:
-    chosen = choose_samples(write(tmp_path, {"rl": 2}, group_size=30), most=10)
+    chosen = choose_samples(write(tmp_path, {"rl": 2}, group_size=30), max_samples=10)
     assert (chosen.num_shown, chosen.num_samples) == (10, 60)
 
 
@@ -90,25 +90,25 @@ def test_a_division_gives_all_it_can_and_is_fair(needs: dict[str, int], total: i
 
 @settings(deadline=None)
 @given(st.integers(0, 500), st.integers(0, 60))
-def test_spaced_indices_are_distinct_and_ordered(count: int, most: int) -> None:
-    indices = spaced(count, most)
-    assert len(indices) == min(count, most)
+def test_spaced_indices_are_distinct_and_ordered(count: int, max_samples: int) -> None:
+    indices = spaced(count, max_samples)
+    assert len(indices) == min(count, max_samples)
     assert indices == sorted(set(indices))
     assert all(0 <= i < count for i in indices)
-    if min(count, most) >= 2:
+    if min(count, max_samples) >= 2:
         assert (indices[0], indices[-1]) == (0, count - 1)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=300), st.integers(3, 200))
-def test_shortened_text_keeps_that_many_characters(text: str, most: int) -> None:
-    short = shorten(text, most)
-    if len(text) <= most:
+def test_shortened_text_keeps_that_many_characters(text: str, max_samples: int) -> None:
+    short = shorten(text, max_samples)
+    if len(text) <= max_samples:
         assert short == text
     else:
-        assert short.endswith(text[-(most // 3) :])
-        assert text.startswith(short[: most - most // 3])
-        assert f"{len(text) - most:,} characters" in short
+        assert short.endswith(text[-(max_samples // 3) :])
+        assert text.startswith(short[: max_samples - max_samples // 3])
+        assert f"{len(text) - max_samples:,} characters" in short
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.report.exposition import Reading
+from verizero.pipeline.report.exposition import MetricsCollector
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.collapse import LIMITS
@@ -72,7 +72,7 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     page = (tmp_path / "a" / "report.html").read_text()
     assert "Rolled back to step 0, with rl.optimizer.learning_rate = 0.001 from there on" in page
     assert "Alarms" not in (tmp_path / "b" / "report.html").read_text()
-    reading = Reading(tmp_path / "a" / "metrics.jsonl", "a")
+    reading = MetricsCollector(tmp_path / "a" / "metrics.jsonl", "a")
     reading.refresh()
     assert reading.counters["alarms_total"][(("alarm", "collapse"),)] == 1
     samples = read_jsonl(tmp_path / "a" / "rollouts.jsonl")

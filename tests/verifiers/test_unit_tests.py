@@ -8,7 +8,7 @@ import pytest
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._replay import suite_of
+from verizero.verifiers._replay import assert_suite_of
 from verizero.verifiers.unit_tests import unit_tests
 
 
@@ -153,12 +153,14 @@ def test_a_test_that_fails_by_itself_is_the_references_fault() -> None:
 
 
 def test_splitting_keeps_every_assert() -> None:
-    suite = suite_of("import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n", "", None)
+    suite = assert_suite_of(
+        "import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n", "", None
+    )
     assert suite.names == ("f",)
     assert [t.count("assert") for t in suite.tests] == [1, 1, 1]
     assert "y = 2" in suite.tests[1]
     with pytest.raises(DataError, match=r"reference\.tests"):
-        suite_of("f(1)", "", "f")
+        assert_suite_of("f(1)", "", "f")
 
 
 def test_equal_programs_run_once_and_in_order() -> None:

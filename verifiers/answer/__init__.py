@@ -1,4 +1,4 @@
-"""The only reader of responses: every verifier starts from the final answer that is found here.
+"""Find the final answer of a response. All verifiers use it.
 
 In this order: thinking is cut, then the last closed box, `<answer>` tags, an announcement such as "the answer is" in
 one of some thirty languages, the concluding sentence. No number is taken from anywhere else in the text.
@@ -15,29 +15,29 @@ from verizero.verifiers.answer.parts import (
     Answer,
     Block,
     after_thinking,
+    boxed_or_tagged,
     code_blocks,
     is_blank,
     last_box,
     last_tag,
-    marked,
-    undecorated,
+    without_decoration,
 )
-from verizero.verifiers.answer.prose import announced, concluded
+from verizero.verifiers.answer.prose import announced_answer, concluding_answer
 
 __all__ = [
     "MAX_TAIL",
     "Answer",
     "Block",
     "after_thinking",
+    "boxed_or_tagged",
     "code_blocks",
     "final_answer",
     "is_blank",
     "last_box",
     "last_tag",
-    "marked",
     "one_answer",
     "too_long",
-    "undecorated",
+    "without_decoration",
 ]
 
 
@@ -56,22 +56,24 @@ def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
     if part.text is None:
         return part
     text = part.text[-MAX_TAIL:].strip()
-    answer, offered = marked(text), [text]
+    answer, offered = boxed_or_tagged(text), [text]
     if answer is None and attempt.truncated:
         return Answer(None, "truncated")
     if answer is None:
-        answer = announced(text) or (concluded(text) if concluding_sentence else Answer(None, "no_cue"))
+        answer = announced_answer(text) or (concluding_answer(text) if concluding_sentence else Answer(None, "no_cue"))
         offered = [*answer.uncut, *([text] if concluding_sentence else [])]
     elif answer.text is not None:
         offered = [] if answer.others else [answer.text]
-        inner = announced(answer.text) if answer.reason == "answer_tag" else None  # <answer>The answer is 42.</answer>
+        inner = (
+            announced_answer(answer.text) if answer.reason == "answer_tag" else None
+        )  # <answer>The answer is 42.</answer>
         answer = inner if inner is not None and inner.text is not None else answer
     same = next((t for t in (_as_reference(uncut, attempt.reference) for uncut in offered) if t is not None), None)
     if same is not None:
         return Answer(same, answer.reason if answer.text is not None else "whole", same)
     if answer.text is None:
         return answer
-    return replace(answer, text=undecorated(answer.text), written=answer.text)
+    return replace(answer, text=without_decoration(answer.text), written=answer.text)
 
 
 def _as_reference(text: str, reference: Any) -> str | None:
@@ -80,8 +82,10 @@ def _as_reference(text: str, reference: Any) -> str | None:
     texts = [str(r) for r in references if isinstance(r, str | int | float)]
     if len(text) > MAX_DECORATION + max(map(len, texts), default=-MAX_DECORATION):
         return None
-    wanted = {_plain(t) for text in texts for t in (text, undecorated(text))}
-    return next((t for t in (text.strip(), undecorated(text), text.removesuffix(".")) if _plain(t) in wanted), None)
+    wanted = {_plain(t) for text in texts for t in (text, without_decoration(text))}
+    return next(
+        (t for t in (text.strip(), without_decoration(text), text.removesuffix(".")) if _plain(t) in wanted), None
+    )
 
 
 def _plain(text: str) -> str:
@@ -89,7 +93,7 @@ def _plain(text: str) -> str:
 
 
 def one_answer(attempt: Attempt, max_chars: int | None = None) -> str | Verdict:
-    """Return the final answer's text, or a verdict if there is none to compare: no answer, several, or a long one."""
+    """Return the final answer's text, or a verdict if it cannot be compared: no answer, several, or too long."""
     answer = final_answer(attempt)
     if answer.text is None:
         return answer.no_answer()

@@ -1,4 +1,4 @@
-"""Words around an answer that take it back: another candidate next to it, an answer of somebody else, a bound."""
+"""Words around an answer that withdraw it: another candidate, an answer of somebody else, a bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUNDED = re.compile(
     r"|instead of|below|above|under|over|exceeds?)\s*$",
     re.IGNORECASE,
 )
-"""Words before the formula of a concluding sentence which tell that the formula is not the value itself."""
+"""Words before the formula of a concluding sentence which show that the formula is not the value itself."""
 OF_ANOTHER = re.compile(
     r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative)\s+$",
     re.IGNORECASE,
@@ -31,29 +31,29 @@ TAKEN_BACK = re.compile(
     r"(?=[\s$*]*(?:\\[)\]])?[.!]?\**(?:\s+(?-i:[A-Z\\])|\s*\n|\s*$|;))",
     re.IGNORECASE,
 )
-"""Words behind an answer that put another value in its place: "wait, no, it is 43"."""
+"""Words after an answer that replace it by another value: "wait, no, it is 43"."""
 SUPPOSITION = re.compile(r"(?:^|[.!?\n]\s*)(?:so\s+)?if\b[^.!?\n]*$", re.IGNORECASE)
 
 
 MAX_REST = 400
-"""Characters behind an answer in which it may be taken back."""
+"""Maximum of characters after an answer in which such words are looked for."""
 BARE_LINE = re.compile(r"\s*[-*]{0,2}\s*(?:\w[.)]\s)?\**([^\s*:](?:[^:\n]|:(?=\S)){0,40}?)[*.]{0,3}\s*?(?:\n|$)")
-"""A line that holds a candidate and nothing else; a heading ends with a colon."""
+"""A line with only a candidate; a heading ends with a colon."""
 
 
-def beside(text: str, start: int, end: int) -> str | None:
+def candidate_near_box(text: str, start: int, end: int) -> str | None:
     """Return the candidate offered next to a box in text[start:end]: "or 5" behind it, "either 5 or" before it."""
     hedge = OR_ELSE.match(text, end) or EITHER.search(text[max(0, start - 120) : start])
     return hedge[1] if hedge else None
 
 
-def taken_back(rest: str) -> str | None:
-    """Return the value that `rest`, the text behind an answer, puts in its place; None if the answer stays as it is."""
+def replacing_value(rest: str) -> str | None:
+    """Return the value by which `rest`, the text after an answer, replaces it; None if it does not."""
     later = TAKEN_BACK.search(rest[:MAX_REST])
     return later[1].strip("$ ") if later else None
 
 
-def listed_below(content: str, rest: str) -> str | None:
+def candidate_below(content: str, rest: str) -> str | None:
     """Return the next line if it is a candidate like `content`, the line before `rest`: "Answer:", "B", "C".
 
     Lines are alike if both are values (numbers, formulas, letters), or both are at most three words.

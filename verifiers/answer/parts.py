@@ -1,4 +1,4 @@
-"""Parts of a response that are marked as such: thinking, boxes, tags and code fences.
+"""Find marked parts of a response: thinking, boxes, tags and code fences.
 
 Every scan is linear in the length of the text.
 """
@@ -14,7 +14,7 @@ from verizero.verifiers.answer import hedges
 from verizero.verifiers.answer.words import OTHER_PROSE
 
 MAX_TAIL = 20_000
-"""Characters that are read, from the end."""
+"""Maximum of characters that are read, from the end."""
 MAX_BOXES = 20
 """Boxes that are joined to one list; more are a flood."""
 OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking>")
@@ -30,17 +30,17 @@ FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILIN
 END_TOKENS = re.compile(
     r"(?:\s{0,9}(?:<\|[A-Za-z_]{1,40}\|>|<｜[^<>|｜]{1,40}｜>|</s>|<eos>|<end_of_turn>|<end_of_utterance>)){1,9}\Z"
 )
-"""Tokens that end a text or a turn, where a decoder has left them in it."""
+"""End tokens that a decoder may have left in the text."""
 FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f")
-"""Characters that are letters or marks by their category and yet show nothing."""
+"""Invisible characters whose Unicode category is a letter or mark."""
 MAX_LAYERS = 16
-"""Layers of decoration that are taken off; each costs a pass over the text."""
+"""Maximum of layers of decoration that are removed; each costs a pass over the text."""
 STYLES = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\boxed{", "\\fbox{")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text taken from a response, or None and a reason code that says why there is none.
+    """A text from a response; or None, with a reason code.
 
     Example: `Answer("42", "boxed", written="42.", boxes=("42.",))`.
     """
@@ -64,7 +64,7 @@ class Answer:
     def candidates(self) -> tuple[str, ...]:
         """Every answer that the response offers, undecorated, each once, the content of the last box first."""
         offered = [*reversed(self.boxes or (self.text or "",)), *([self.alternative] if self.alternative else [])]
-        return tuple(dict.fromkeys(map(undecorated, offered)))
+        return tuple(dict.fromkeys(map(without_decoration, offered)))
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def last_box(text: str) -> Answer:
     if all(is_blank(content) for content in contents):
         return Answer(None, "empty_box")
     joined, end = joiner.join(dict.fromkeys(contents)), boxes[-1][2] + 1
-    alternative = hedges.beside(text, first, end) or hedges.taken_back(text[end:])
+    alternative = hedges.candidate_near_box(text, first, end) or hedges.replacing_value(text[end:])
     return Answer(joined, "boxed", joined, tuple(contents), alternative, is_other_language(text))
 
 
@@ -166,7 +166,7 @@ def last_tag(text: str, tag: str = "answer") -> Answer:
     return Answer(content, f"{tag}_tag", content, other_language=is_other_language(text))
 
 
-def marked(text: str) -> Answer | None:
+def boxed_or_tagged(text: str) -> Answer | None:
     """Return the last box, else the last `<answer>` tag, open and empty ones included; None if there is neither."""
     for answer in (last_box(text), last_tag(text)):
         if not answer.reason.startswith("no_"):
@@ -179,7 +179,7 @@ def is_other_language(text: str) -> bool:
     return OTHER_PROSE.search(text[-2_000:]) is not None
 
 
-def undecorated(text: str) -> str:
+def without_decoration(text: str) -> str:
     """Return `text` without outer space, emphasis, dollar signs, code quotes, styles, and a final dot."""
     for _ in range(MAX_LAYERS):
         bare = text.strip().strip("*`").strip()

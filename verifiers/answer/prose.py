@@ -1,4 +1,4 @@
-"""Answers in prose: announced by words such as "the answer is", or stated by the concluding sentence."""
+"""Find answers in prose: after words such as "the answer is", or in the concluding sentence."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from verizero.verifiers.answer.words import (
 )
 
 MAX_CLOSING = 1_500
-"""Characters of the tail in which a concluding sentence is looked for."""
+"""Characters at the end in which a concluding sentence is looked for."""
 MAX_CUES = 3
 """Announcements of which all that follows is kept."""
 BETWEEN = " \t:：是为"
-"""Characters between an announcement and what it announces."""
+"""Maximum of characters between an announcement and the answer."""
 JSON_ANSWER = re.compile(r"\"(?:final_)?answer\"\s?:\s?(\"?)([^\"{}\n]{1,300})\1\s{0,9}[,}]", re.IGNORECASE)
 FORMULA = re.compile(
     r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$(?!\d)", re.DOTALL
@@ -55,7 +55,7 @@ FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za
 
 
 @lru_cache(maxsize=64)  # the parts of a combined verifier read the same response
-def announced(text: str) -> Answer | None:
+def announced_answer(text: str) -> Answer | None:
     """Return the text behind the last announcement: "the answer is", "####", JSON's key "answer". None without one.
 
     The content ends with its sentence. A cue at the end of its line announces the next line that is not empty.
@@ -79,7 +79,7 @@ def _behind(text: str, cue: re.Match[str]) -> Answer:
         return Answer(None, "empty_cue")
     content = _until_sentence_end(rest)
     later = rest[len(content) :]
-    alternative = (hedges.listed_below(content, later) if below else None) or hedges.taken_back(later)
+    alternative = (hedges.candidate_below(content, later) if below else None) or hedges.replacing_value(later)
     if rest[len(content) : len(content) + 1] == "?" or (content.endswith("?") and NOTATION.search(content)):
         return Answer(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
@@ -124,8 +124,8 @@ def _until_sentence_end(text: str) -> str:
     return (text[: clause.start()] if clause else text).strip()
 
 
-def concluded(text: str) -> Answer:
-    """Return the value that the last sentence states, or the whole text if it is nothing but an answer."""
+def concluding_answer(text: str) -> Answer:
+    """Return the value in the last sentence, or the whole text if it is only an answer."""
     tail = text[-MAX_CLOSING:]
     spans = [m.span() for m in FORMULA.finditer(tail)]
     ends = [m.end() for m in sentence_ends(tail) if not any(a < m.start() < b for a, b in spans)]
