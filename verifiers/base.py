@@ -1,4 +1,4 @@
-"""The class of all verifiers, and the decorator `@verifier`, which makes a verifier of a function.
+"""The class of verifiers, and the decorator `@verifier`, which makes one of a function.
 
 A verifier turns an attempt (response, reference, prompt) into a verdict. Its parameters are a frozen pydantic model,
 so they are validated with the recipe. Whatever goes wrong inside a verifier is never a wrong answer: it becomes a
@@ -53,7 +53,7 @@ class VerifierParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     may_leave: ClassVar[bool] = True
-    """True if another process may grade: the verifier holds no model, connection or process of its own."""
+    """True if another process may grade: the verifier has no model, connection or process."""
 
     def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
         """Return the verifiers that this one combines."""
@@ -67,7 +67,7 @@ OURS = __name__.partition(".")[0]
 
 
 class Verifier(Generic[P]):
-    """A named grader with typed parameters. Made by `@verifier`; call `bind` to get something that scores."""
+    """A grader with typed parameters, made by `@verifier`. `bind` gives it parameters; then it can score."""
 
     def __init__(self, name: str, params_type: type[P], single: Single[P] | None, batch: Batch[P] | None) -> None:
         self.name = name
@@ -168,7 +168,7 @@ class BoundVerifier(Generic[P]):
             return self._failure(exc, time.perf_counter() - start)
 
     def _judged(self, result: object, seconds: float) -> Verdict:
-        """Return what a verifier returned as a verdict; one that says nothing of the answer is its failure."""
+        """Return a verifier's result as a verdict. A result without meaning is a failure of the verifier."""
         if isinstance(result, Verdict):
             if result.status not in STATUSES:
                 return self._wrong(f"status {result.status!r} is not one of {', '.join(STATUSES)}", seconds)
@@ -201,7 +201,7 @@ class BoundVerifier(Generic[P]):
         return self._wrong(words, seconds, raised_at(exc, self.verifier.file))
 
     def _wrong(self, what: str, seconds: float, place: str = "") -> Verdict:
-        """Return the verdict of a verifier that did `what`, with the line: of its function if `place` is empty."""
+        """Return the verdict for a failed verifier: `what` it did, and the line (by default that of its function)."""
         where = "" if self.verifier.is_ours else f", at {place or f'{self.verifier.file}:{self.verifier.line}'}"
         return Verdict("verifier_error", reason=what[: max(100, 300 - len(where))] + where, seconds=seconds)
 

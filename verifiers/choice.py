@@ -17,7 +17,7 @@ from verizero.verifiers.base import VerifierParams, verifier
 from verizero.verifiers.exact import normal
 
 MAX_CHARS = 2_000
-"""A longer answer is prose, not a choice."""
+"""Maximum of characters in an answer; a longer one is prose."""
 MARKED = re.compile(
     r"(?:(?:the|correct|right|best|choice|option|answer|letter|is|i|choose|pick)\s+){0,5}"
     r"[(\[{]?\s*(?P<letter>[A-Za-z])\s*(?:[)\]}]|[.:,)]|$|\s+-|(?=\())\s*(?P<rest>.*)",

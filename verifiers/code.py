@@ -1,4 +1,4 @@
-"""Programs, run against tests in the sandbox."""
+"""Grade programs by tests in the sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CodeParams(SandboxParams):
 
 @verifier(batch=True)
 def code(attempts: Sequence[Attempt], params: CodeParams) -> list[Verdict]:
-    """Return 1 for a program that passes its tests (or the share that it passes); past its time, "timeout".
+    """Return 1 for a program that passes its tests (or the share that it passes); "timeout" if it takes too long.
 
     References: {"tests": [{"fn", "args", "expected"} or {"input", "output"}, ..], "fn"?}, or APPS and TACO
     {"inputs", "outputs", "fn_name"?}; see `verifiers/_programs.py`. The program is in the last fence that fits, or

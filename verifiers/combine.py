@@ -1,4 +1,4 @@
-"""Several verifiers as one: weights, all of, first of, and gates."""
+"""Combine verifiers: by weights, all of, first of, and gates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Part(BaseModel):
 
 
 class CombineParams(VerifierParams):
-    """The parts, and how their scores become one."""
+    """The parts, and the rule that combines their scores."""
 
     parts: tuple[Part, ...] = Field(min_length=1)
     mode: Literal["weighted", "all_of", "first_of"] = Field(

@@ -14,12 +14,12 @@ from verizero.verifiers.answer import after_thinking, one_answer, too_long, with
 from verizero.verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
-"""Characters that show nothing and change no meaning."""
+"""Invisible characters that change no meaning."""
 ARTICLES = re.compile(r"\b(?:a|an|the)\b\s*", re.IGNORECASE)
 
 
 class ExactParams(VerifierParams):
-    """The differences between two texts that do not matter."""
+    """Differences between texts that are ignored."""
 
     where: Literal["answer", "response"] = Field("answer", description="the final answer, or all after thinking")
     ignore_case: bool = True

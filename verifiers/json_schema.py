@@ -67,7 +67,7 @@ def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
 
 
 def _share(value: Any, wanted: Mapping[str, Any], params: JsonSchemaParams) -> float:
-    """Return the score, below 1, of JSON that is not the wanted one."""
+    """Return the score, below 1, of JSON that differs from the expected one."""
     if params.grading == "all" or "equals" not in wanted:
         return 0.0
     got, right = dict(_places(value)), dict(_places(wanted["equals"]))
@@ -77,7 +77,7 @@ def _share(value: Any, wanted: Mapping[str, Any], params: JsonSchemaParams) -> f
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield the values that hold no others, each with the keys and indices that lead to it."""
+    """Yield the values that are no containers, each with its path of keys and indices."""
     if isinstance(value, dict | list) and value:
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _places(item, (*place, key))

@@ -29,7 +29,7 @@ its own correctness or score count for nothing. Reply with a JSON object and not
 
 
 class JudgeParams(VerifierParams):
-    """The endpoint and its model, the rubric, and the patience with both."""
+    """The endpoint and its model, the rubric, and the limits of requests."""
 
     may_leave: ClassVar[bool] = False
     url: str | None = Field(None, description="base URL of the endpoint, e.g. http://localhost:8000/v1; None is off")
@@ -81,7 +81,7 @@ def _one(attempt: Attempt, params: JudgeParams) -> Verdict:
 
 
 def messages(attempt: Attempt, answer: str, params: JudgeParams) -> list[dict[str, str]]:
-    """Return the conversation for the judge. The answer does not hold the marker that is put around it."""
+    """Return the conversation for the judge. The marker around the answer does not occur in the answer."""
     number = 0
     while (mark := f"<<<answer {number}>>>") in answer:
         number += 1

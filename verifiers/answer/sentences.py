@@ -1,4 +1,4 @@
-"""Ends of sentences, and lines that are no sentences: code, queries, addresses, pairs."""
+"""Find the ends of sentences, and lines that are no sentences: code, queries, addresses, pairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASSERTS = re.compile(
 
 
 def sentence_ends(text: str) -> list[re.Match[str]]:
-    """Return the marks that end the sentences of a text, but for those of abbreviations."""
+    """Return the marks that end sentences of a text; dots of abbreviations are left out."""
     return [m for m in SENTENCE_END.finditer(text) if not _is_abbreviation(text, m)]
 
 
@@ -41,7 +41,7 @@ def _is_abbreviation(text: str, mark: re.Match[str]) -> bool:
 
 
 def is_code(line: str) -> bool:
-    """True if a line is a program, a query, an address or data, in which a word or a sign states no value."""
+    """True if a line is code, a query, an address or data, where words and signs announce no value."""
     return CODE.search(line) is not None
 
 

@@ -1,4 +1,4 @@
-"""Runs in the sandbox: a search for a pattern, which may run for years and is ended there."""
+"""Runs in the sandbox: a search for a pattern, which may take too long and is then killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical forms that answers are brought to before they are compared: bare points, lists without dots, letters."""
+"""Bring answers to a canonical form before they are compared: bare points, lists without dots, letters."""
 
 from __future__ import annotations
 

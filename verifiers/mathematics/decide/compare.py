@@ -1,4 +1,4 @@
-"""The comparison of two trees. The gold decides the type: a set, a tuple, a curve, a number."""
+"""Compare two trees. The gold decides the type: a set, a tuple, a curve, a number."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ ZERO = (libmp.fzero, libmp.fzero)
 
 
 def bounds(tree: Node, names: Mapping[str, Exact], precision: int, is_complex: bool) -> Bounds:
-    """Return bounds of the value of `tree` in `precision` bits; `is_complex` allows roots and logs of negative numbers.
+    """Return bounds of `tree` in `precision` bits; `is_complex` allows roots and logarithms of negative numbers.
 
     Raises: NotExact if the tree holds something without a numeric value, Undefined, TooBig.
     """
