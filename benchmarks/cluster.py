@@ -185,7 +185,7 @@ def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
     from verizero.pipeline.config.rollout import VllmConfig
     from verizero.pipeline.rollout.engine_model import EngineModel
-    from verizero.pipeline.rollout.server_client import Setting
+    from verizero.pipeline.rollout.server_client import ServerSetup
     from verizero.pipeline.rollout.server_pool import ServerPool
     from verizero.pipeline.rollout.servers.vllm_server import servers
     from verizero.pipeline.rollout.torch_engine import TorchEngine
@@ -196,8 +196,8 @@ def engine_of(name: str, model: Any, folder: Path) -> Any:
     target, config = EngineModel.of(model, ()), VllmConfig()
     if name == "vllm":
         return VllmEngine(target, config, 1024)
-    setting = Setting(target, 1024, folder, "rollout.vllm")
-    return ServerPool(servers(config, setting), setting)
+    setup = ServerSetup(target, 1024, folder, "rollout.vllm")
+    return ServerPool(servers(config, setup), setup)
 
 
 def with_transformers(model: Any, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""Temporary folders that outlive a killed process only until the next process on the machine asks for one.
+"""Temporary folders. Those of a killed process are removed when the next process on this machine makes one.
 
-Those of one process lie in one folder, which it keeps locked as long as it uses any.
+All folders of a process are in one parent folder, which it keeps locked while it uses any.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "verizero-agents-"
-_HELD: dict[int, tuple[int, Path]] = {}
-"""Process -> the descriptor of its locked folder, and the folder. A fork finds no entry of its own."""
+_LOCKED: dict[int, tuple[int, Path]] = {}
+"""Process id -> (descriptor of the locked parent folder, the folder). A forked process has another id, so no entry."""
 _LOCK = threading.Lock()
 
 
 def new_folder() -> Path:
-    """Return a new empty folder. A process that has none yet first removes those that dead processes left."""
+    """Return a new empty folder. The first call of a process removes the folders of dead processes."""
     with _LOCK:
-        held = _HELD.get(os.getpid())
-        if held is None:
-            parent = Path(tempfile.gettempdir())
-            _remove_left(parent)
-            held = _HELD[os.getpid()] = _locked_folder(parent)
-        return Path(tempfile.mkdtemp(dir=held[1]))
+        locked = _LOCKED.get(os.getpid())
+        if locked is None:
+            temporary = Path(tempfile.gettempdir())
+            _remove_left(temporary)
+            locked = _LOCKED[os.getpid()] = _locked_folder(temporary)
+        return Path(tempfile.mkdtemp(dir=locked[1]))
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of this process with all that is in it."""
+    """Remove a folder of this process with all its files."""
     shutil.rmtree(folder, ignore_errors=True)
     with _LOCK, suppress(OSError):
-        held = _HELD.get(os.getpid())
-        if held is not None and held[1] == folder.parent:
-            os.rmdir(held[1])  # fails while another folder is in it
-            os.close(_HELD.pop(os.getpid())[0])
+        locked = _LOCKED.get(os.getpid())
+        if locked is not None and locked[1] == folder.parent:
+            os.rmdir(locked[1])  # fails while another folder is in it
+            os.close(_LOCKED.pop(os.getpid())[0])
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove the folders in `parent` of processes that are gone. Those of other users stay."""
+    """Remove the folders in `parent` of processes that have ended. Those of other users stay."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -58,7 +58,7 @@ def _locked_folder(parent: Path) -> tuple[int, Path]:
         with suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another process may have taken the new folder for a dead one's, before the lock.
+            # Before the lock, another process may have removed the new folder as that of a dead process.
             if folder.is_dir():
                 return descriptor, folder
             os.close(descriptor)

@@ -119,7 +119,7 @@ class Game:
             return {"done": True, "reward": reward, "answer": reason}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _act(self, text: str) -> bool:
         if self._params.get("brackets", True) and "[" not in text and "]" not in text:

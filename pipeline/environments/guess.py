@@ -66,7 +66,7 @@ class Guess:
         return Reply((Message("user", words),), state=self._state())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _state(self) -> str:
         return f"{self.low} to {self.high}, {self.left} left"

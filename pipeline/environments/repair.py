@@ -74,7 +74,7 @@ class Repair:
         return Reply((Message("user", words),), state=f"{self.left} left")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _first_failure(self, program: str) -> tuple[int, sandbox.TestResult | None]:
         params = self.params

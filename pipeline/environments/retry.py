@@ -38,7 +38,7 @@ class Retry:
         return Reply((Message("user", self.params.words),), state=f"{self.left} left")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> Retry:

@@ -1,4 +1,4 @@
-"""Answers of a model behind an OpenAI-compatible endpoint, as rollouts without log-probs."""
+"""Samples answers from a model at an OpenAI-compatible endpoint, as rollouts without log-probs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verizero.verifiers._chat_request import chat
 
 LARGEST_SEED = 2**31
 Tokens = Callable[[str], tuple[int, ...]]
-"""Returns a response's tokens with the end token. Raises: DataError for a text that they cannot write."""
+"""Returns a response's tokens with the end token. Raises: DataError for a text that no tokens give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answers:
     """The responses of an endpoint."""
 
     rollouts: list[list[Rollout]]
-    """The responses to each prompt, without those that the policy's tokens cannot write."""
+    """The responses to each prompt, without those that the policy's tokens cannot express."""
     unwritable: int
     """The number of responses left out."""
 
@@ -37,7 +37,7 @@ def ask_endpoint(
     seed: int,
     *names: str | int,
 ) -> Answers:
-    """Return `samples` answers to each prompt's question, each with a seed of its own, which endpoints may ignore.
+    """Return `samples` answers to each prompt's question. Each has its own seed, which endpoints may ignore.
 
     Raises: EngineError if the endpoint does not answer.
     """
@@ -64,17 +64,17 @@ def ask_endpoint(
         )
         return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
 
-    asked = [(p, i) for p in prompts for i in range(samples)]
+    wanted = [(p, i) for p in prompts for i in range(samples)]
     with ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint") as pool:
         try:
-            answers = list(pool.map(ask, [p for p, _ in asked], [i for _, i in asked]))
+            answers = list(pool.map(ask, [p for p, _ in wanted], [i for _, i in wanted]))
         except GradingError as exc:
             # Otherwise leaving the block would first send all requests that still wait.
             pool.shutdown(cancel_futures=True)
             raise EngineError(f"{exc}; check that the endpoint runs, then start the same command again") from exc
     rollouts: list[list[Rollout]] = [[] for _ in prompts]
     unwritable = 0
-    for at, ((prompt, number), (text, is_cut)) in enumerate(zip(asked, answers, strict=True)):
+    for index, ((prompt, number), (text, is_cut)) in enumerate(zip(wanted, answers, strict=True)):
         try:
             ids = tokens(text)
         except DataError:
@@ -83,5 +83,5 @@ def ask_endpoint(
         ids = ids[:-1] if is_cut else ids  # `tokens` adds the end token, which a response cut at its length lacks
         reason: FinishReason = "length" if is_cut else "stop"
         # No weights of ours drew it: version -1, no prompt tokens, and log-probs that nobody may use.
-        rollouts[at // samples].append(Rollout(prompt.id, number, (), ids, (0.0,) * len(ids), text, reason, -1))
+        rollouts[index // samples].append(Rollout(prompt.id, number, (), ids, (0.0,) * len(ids), text, reason, -1))
     return Answers(rollouts, unwritable)

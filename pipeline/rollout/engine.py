@@ -12,12 +12,12 @@ from verizero.pipeline.types import FinishReason, KeptTokens, Routing
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt in tokens and one seed for each response wanted; a response depends on its own seed only."""
+    """A prompt in tokens, and a seed for each response to it; a response depends on its own seed only."""
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     keys: tuple[int, ...] = ()
-    """For each seed a number; servers that are many answer equal numbers by one of them, for its prefix cache."""
+    """A number for each seed. A pool sends equal numbers to the same server, for its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A response that ended while others were still written: number `sample` of request number `request`."""
+    """A response that has ended, number `sample` of request number `request`, while others may still be written."""
 
     request: int
     sample: int
@@ -60,8 +60,8 @@ class Ended:
     finish_reason: FinishReason
 
 
-Listener = Callable[[Sequence[Ended]], None]
-"""Receives responses as they end."""
+EndedReader = Callable[[Sequence[Ended]], None]
+"""Receives responses as they end. `generate_rollouts` makes EndedResponses of them."""
 
 
 def check_requests(requests: Sequence[Request], max_tokens: int, limit: int | None, context: str) -> None:
@@ -91,12 +91,12 @@ class Engine(Protocol):
 
     @property
     def fallback_reason(self) -> str | None:
-        """The reason for the fallback; None where none is in use."""
+        """Why the fallback is in use; None if it is not."""
         ...
 
     @property
     def answers_threads(self) -> bool:
-        """True if several threads may call `generate` at the same time, and each is answered as soon as it can be."""
+        """True if several threads may call `generate` at a time; each returns as soon as its own responses are done."""
         ...
 
     def publish(self, version: int) -> None:
@@ -107,18 +107,17 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
         """Return, per request, one completion per seed, in order.
 
-        `listener` receives, in the calling thread, each response at most once as it ends, so that it is graded while
-        others are still written. An engine that learns of the end too late may leave out any of
-        them, or all: those are graded after `generate`.
+        `reader` receives responses as they end, in the calling thread, so that they are graded while others are still
+        written. It gets each at most once; an engine may leave out any or all, which are graded after `generate`.
         """
         ...
 
     def rest(self) -> None:
-        """Give device memory back until the next `publish` or `generate`; does nothing where that is impossible."""
+        """Free device memory until the next `publish` or `generate`; do nothing if the engine cannot."""
         ...
 
     def counts(self) -> Mapping[str, float]:
@@ -126,5 +125,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the engine's memory and processes."""
         ...

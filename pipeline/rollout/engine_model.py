@@ -1,4 +1,4 @@
-"""The policy as an engine with weights of its own needs it."""
+"""The policy as an engine needs it that copies the weights: model, end tokens, weights, records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Records:
     """The experts that computed each token."""
 
 
-NOTHING = Records()
+NO_RECORDS = Records()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class EngineModel:
     model: Any
     eos_ids: tuple[int, ...]
     weights: Weights
-    records: Records = NOTHING
-    """The parts of its responses that the engine records."""
+    records: Records = NO_RECORDS
+    """The facts that the engine records for each token."""
 
     @classmethod
     def of(
-        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
+        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NO_RECORDS
     ) -> EngineModel:
         """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
         return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)

@@ -1,4 +1,4 @@
-"""Prefill and one-token steps through transformers' own forward, with the interface of the fast decoder."""
+"""Decodes through transformers' own forward, with the interface of the fast decoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HfCache:
         self._order: list[int] = []
 
     def begin(self, inner: Any, pad: Tensor, length: int, rows: int) -> None:
-        """Take a new cache with rows left-padded by pad [B], in place of the one whose rows have all ended."""
+        """Begin with a new transformers cache, whose rows are left-padded by pad [B]; all old rows have ended."""
         self.inner, self.pad, self.length, self._order = inner, pad, length, list(range(rows))
 
     @property
@@ -40,8 +40,8 @@ class HfCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move rows to slots that are free; `resize` follows, and copies them."""
-        for a, b in zip(sources, targets, strict=True):
-            self._order[b] = self._order[a]
+        for source, target in zip(sources, targets, strict=True):
+            self._order[target] = self._order[source]
 
     def resize(self, rows: int) -> None:
         """Keep the first `rows` slots."""
@@ -63,8 +63,8 @@ class HfCache:
 class HfDecoder:
     """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces.
 
-    transformers has many kinds of caches, which take no new rows: all rows begin together, and the next ones when all
-    have ended.
+    transformers has many kinds of caches, which take no new rows: all rows begin together, and the next rows begin when
+    all have ended.
     """
 
     refills = False
@@ -81,7 +81,7 @@ class HfDecoder:
         self.model.load_state_dict(self.source.state_dict())
 
     def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> HfCache:
-        """Return a cache without rows. It grows by itself: the arguments are for the fast path."""
+        """Return a cache without rows. It grows as needed; most arguments are for the fast path only."""
         return HfCache(min(most, sum(repeats)))
 
     @torch.inference_mode()
@@ -90,7 +90,7 @@ class HfDecoder:
     ) -> Tensor:
         """Compute prompts, put prompt p into the cache for repeats[p] rows, and return logits [rows, V] after them.
 
-        The cache has no rows that have not ended, so `slots` are its first.
+        All rows of the cache have ended, so `slots` are its first.
         """
         from transformers import DynamicCache
 

@@ -1,4 +1,4 @@
-"""A client of an HTTP server that speaks JSON: it waits long for an answer while the server is healthy, else not."""
+"""A client of an HTTP server with JSON. It waits long for an answer, but only while the server is healthy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verizero.pipeline.listening import address_towards
 from verizero.pipeline.rollout.server_client import ServerLost
 
 BRIEF_S = 5.0
-"""Seconds in which a lost server must answer to be used again."""
+"""Seconds within which a lost server must answer to be used again."""
 REFUSALS = (400, 413, 422)
 """Statuses for a request that any server would refuse. Other errors mean that this server fails or lacks the route."""
 T = TypeVar("T")
@@ -33,9 +33,9 @@ class HttpClient:
     """The server at `url`. Any number of threads may call it at once; each keeps a connection of its own."""
 
     def __init__(self, url: str, limits: ServerParams, field: str, hint: str = "is it that kind of server?") -> None:
-        """Wait as long as `limits` say. Messages name their `field` of the recipe, and for a strange answer a `hint`.
+        """`limits`: timeouts, in the recipe's section `field`. `hint`: added to errors about strange answers.
 
-        While an answer is awaited, `GET /health` is asked after every `health_timeout_s` of silence.
+        After each `health_timeout_s` without an answer, `GET /health` must answer.
         """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -72,7 +72,7 @@ class HttpClient:
         return answer[name]
 
     def ask_briefly(self, path: str) -> Any:
-        """Return the answer's JSON; None if there is none within a few seconds."""
+        """Return the answer's JSON; None without an answer in a few seconds."""
         connection = http.client.HTTPConnection(*self._address, timeout=BRIEF_S)
         try:
             connection.request("GET", path)
@@ -88,9 +88,9 @@ class HttpClient:
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         """Return status and body. If the server has closed this thread's old connection, try once more on a new one."""
-        # Taken out until the answer is read whole: after an exception no request may find half an answer on it.
-        kept, self._thread.connection = self._thread.connection, None
-        for connection in ([] if kept is None else [kept]) + [self._connect()]:
+        # Removed until the answer is read whole: after an exception no request may find half an answer on it.
+        old, self._thread.connection = self._thread.connection, None
+        for connection in ([] if old is None else [old]) + [self._connect()]:
             try:
                 self._in_time(connection.request, method, path, data, {"Content-Type": "application/json"})
                 self._await(connection)
@@ -98,13 +98,13 @@ class HttpClient:
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 connection.close()
                 # A server closes idle connections without notice. A new connection that breaks means that it fails.
-                if connection is not kept:
+                if connection is not old:
                     raise
                 continue
             body = self._in_time(reply.read)
             self._thread.connection = connection
             return reply.status, body
-        raise AssertionError("the last connection is never the kept one")
+        raise AssertionError("the last connection is never the old one")
 
     def _in_time(self, act: Callable[..., T], *arguments: Any) -> T:
         """Return act(*arguments). Raises: TimeoutError if the server stops in the middle of a request or an answer."""
@@ -116,7 +116,7 @@ class HttpClient:
 
     def _await(self, connection: http.client.HTTPConnection) -> None:
         """Return when the answer begins. Raises: TimeoutError if the server is not healthy, or takes too long."""
-        asked = f"{self.field}.request_timeout_s={self.limits.request_timeout_s:g}"
+        limit = f"{self.field}.request_timeout_s={self.limits.request_timeout_s:g}"
         until = time.monotonic() + self.limits.request_timeout_s
         while True:
             try:
@@ -124,7 +124,7 @@ class HttpClient:
                 return
             except TimeoutError:
                 if time.monotonic() > until:
-                    raise TimeoutError(f"no answer within {asked}") from None
+                    raise TimeoutError(f"no answer within {limit}") from None
             self._check_health()
 
     def _check_health(self) -> None:

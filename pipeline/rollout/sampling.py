@@ -1,4 +1,4 @@
-"""Draw tokens from logits by given uniform numbers: a row's draw depends on its own logits and number only."""
+"""Draws tokens from logits with given uniform numbers: a row's token depends on its own logits and number only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from verizero.pipeline.rollout.engine import Sampling
 
 BLOCK = 512
-"""Tokens that are summed first. On the CPU 128, 512 and 2,048 took 21, 19 and 27 ms of 32 rows of 151,936 tokens."""
+"""Tokens in a block, whose probabilities are summed first. On the CPU 128, 512 and 2,048 took 21, 19 and 27 ms for 32
+rows of 151,936 tokens."""
 BLOCKS_FROM = 8192
-"""The least vocabulary that is drawn from by blocks. By blocks and whole, on one thread of a CPU: 64 rows of 2,000
+"""The smallest vocabulary that is drawn from by blocks. By blocks and whole, on one thread of a CPU: 64 rows of 2,000
 tokens 0.64 and 0.53 ms, 64 rows of 49,152 8.1 and 14.3 ms, 32 rows of 151,936 19 and 37 ms. 256 rows of 50 tokens take
 0.1 ms whole."""
 NUMBERS_AT_ONCE = 64
-"""Numbers of a seed that are drawn ahead; how many changes none of them."""
+"""Numbers of a seed that are drawn at a time; the numbers do not depend on it."""
 
 
 def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -42,24 +43,24 @@ class Kept:
     """The sets that tokens were drawn from."""
 
     ids: Tensor
-    """int32 [B, n]: each row's tokens in the order of the vocabulary, then -1; n is the most that a set may have."""
+    """int32 [B, n]: each row's tokens in the order of the vocabulary, then -1; n is the limit of a set's size."""
     sizes: Tensor
-    """int64 [B]: how many tokens they are; 0 for a whole vocabulary."""
+    """int64 [B]: number of tokens in each set; 0 for the whole vocabulary."""
     bounded: Tensor
-    """bool [B]: `max_kept` left out some."""
+    """bool [B]: `max_kept` dropped some tokens of the set."""
 
 
 def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:
-    """Return tokens and log-probs as `pick`, and the set drawn from: at most the `max_kept` most likely tokens."""
+    """Return tokens and log-probs as `pick`, and the sets drawn from: at most the `max_kept` most likely tokens."""
     cut = cut_off(_scaled(logits, sampling), sampling.top_k, sampling.top_p)
     vocab = cut.shape[1]
-    most = min(sampling.max_kept, vocab)
-    bounded = (cut > -math.inf).sum(1) > most
+    max_size = min(sampling.max_kept, vocab)
+    bounded = (cut > -math.inf).sum(1) > max_size
     # Bounded before the draw: log-probs are then of the set that is recorded.
-    cut = most_likely(cut, most)
+    cut = most_likely(cut, max_size)
     tokens, logprobs = _draw(cut, uniforms)
     counts = (cut > -math.inf).cumsum(1, dtype=torch.int32)
-    numbers = torch.arange(1, most + 1, dtype=torch.int32, device=cut.device).expand(len(cut), -1)
+    numbers = torch.arange(1, max_size + 1, dtype=torch.int32, device=cut.device).expand(len(cut), -1)
     # The k-th token of a set is the first whose count is k.
     ids = torch.searchsorted(counts, numbers.contiguous(), out_int32=True).masked_fill_(numbers > counts[:, -1:], -1)
     sizes = counts[:, -1].long()
@@ -84,10 +85,10 @@ def _draw_whole(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_by_blocks(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw the same tokens from sums of blocks: float64 over the blocks, and over the tokens of one block a row."""
+    """Draw as `_draw_whole`, with float64 sums over blocks, then over the tokens of the one block that was drawn."""
     vocab = logits.shape[1]
-    most = logits.amax(-1, keepdim=True)
-    weights = (logits - most).exp_()
+    largest = logits.amax(-1, keepdim=True)
+    weights = (logits - largest).exp_()
     whole = vocab // BLOCK * BLOCK
     sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(-1)
     rest = weights[:, whole:].sum(-1, keepdim=True)
@@ -95,18 +96,18 @@ def _draw_by_blocks(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     goal = uniforms[:, None] * cumulative[:, -1:]
     block = _first_above(cumulative, goal)
     before = cumulative.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
-    # The last block may be shorter: what lies behind the vocabulary weighs nothing.
-    places = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    own = weights.gather(1, places.clamp(max=vocab - 1)).double().masked_fill_(places >= vocab, 0.0)
-    tokens = block * BLOCK + _first_above(own.cumsum_(-1), goal - before)
-    logprobs = (logits.gather(1, tokens) - most).double() - cumulative[:, -1:].log()
+    # The last block may be shorter: indices beyond the vocabulary get the weight 0.
+    ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    in_block = weights.gather(1, ids.clamp(max=vocab - 1)).double().masked_fill_(ids >= vocab, 0.0)
+    tokens = block * BLOCK + _first_above(in_block.cumsum_(-1), goal - before)
+    logprobs = (logits.gather(1, tokens) - largest).double() - cumulative[:, -1:].log()
     return tokens[:, 0], logprobs.float()[:, 0]
 
 
 def _first_above(cumulative: Tensor, goal: Tensor) -> Tensor:
-    """Return int64 [B, 1]: the first place of cumulative [B, n] that exceeds goal [B, 1]; it has a weight above zero.
+    """Return int64 [B, 1]: the first index at which cumulative [B, n] exceeds goal [B, 1]; its weight is above zero.
 
-    Where rounding puts the goal at the sum of all, that is the last place with a weight.
+    If rounding makes the goal the sum of all, it is the last index with a weight above zero.
     """
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     return torch.minimum(torch.searchsorted(cumulative, goal, right=True), last)
@@ -115,7 +116,7 @@ def _first_above(cumulative: Tensor, goal: Tensor) -> Tensor:
 def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Return logits with -inf outside the top_k tokens, then outside the smallest set of probability >= top_p.
 
-    Tokens as likely as the last of the top_k stay too: their place in the vocabulary does not decide.
+    Tokens as likely as the last of the top_k stay too: their order in the vocabulary does not decide.
     """
     if 0 < top_k < logits.shape[1]:
         # Compared by value, so that ties stay.
@@ -131,13 +132,13 @@ def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return logits
 
 
-def most_likely(logits: Tensor, most: int) -> Tensor:
-    """Return logits with -inf outside the `most` likeliest tokens; of equal ones the first in the vocabulary stay."""
-    if most >= logits.shape[1]:
+def most_likely(logits: Tensor, max_size: int) -> Tensor:
+    """Return logits with -inf outside the `max_size` likeliest tokens; of equal ones the first stay."""
+    if max_size >= logits.shape[1]:
         return logits
-    least = logits.topk(most, -1).values[:, -1:]
+    least = logits.topk(max_size, -1).values[:, -1:]
     above, equal = logits > least, logits == least
-    room = most - above.sum(1, keepdim=True)
+    room = max_size - above.sum(1, keepdim=True)
     stays = above | (equal & (equal.cumsum(1, dtype=torch.int32) <= room))
     return logits.masked_fill(~stays, -math.inf)
 

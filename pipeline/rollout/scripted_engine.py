@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling
 
 Script = Callable[[tuple[int, ...], int], Sequence[int]]
 """(prompt_ids, seed) -> response token ids."""
@@ -22,20 +22,20 @@ class ScriptedEngine:
         self.version = -1
 
     def publish(self, version: int) -> None:
-        """Note the version."""
+        """Set the version."""
         self.version = version
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
         """Return the script's answers; finish_reason is "stop" exactly where one ends with the end token in time.
 
-        The listener receives those of a later request before those of an earlier one.
+        The reader receives the responses of later requests first.
         """
         answers = [[self._answer(r.prompt_ids, seed, sampling) for seed in r.seeds] for r in requests]
-        if listener is not None:
+        if reader is not None:
             for i in reversed(range(len(answers))):
-                listener([Ended(i, j, c.token_ids, c.finish_reason) for j, c in enumerate(answers[i])])
+                reader([Ended(i, j, c.token_ids, c.finish_reason) for j, c in enumerate(answers[i])])
         return answers
 
     def rest(self) -> None:

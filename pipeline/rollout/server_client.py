@@ -1,6 +1,6 @@
-"""Protocols of one kind of server, for a pool of them (`server_pool`): programs to start, a client of each server.
+"""The protocols of one kind of server: programs that start servers, and a client of each, for `server_pool`.
 
-An installed package brings a kind of its own: a function `servers(params, setting)` that returns a `Client`, as an
+An installed package can add a kind: a function `servers(params, setup)` that returns a `Client`, as an
 entry point of the group `verizero.servers` (docs/engines.md).
 """
 
@@ -18,12 +18,12 @@ from verizero.pipeline.rollout.weights import Named
 
 
 class ServerLost(Exception):
-    """The server does not answer, or gives an answer that no working server would; others take over its work."""
+    """The server does not answer, or gives an answer that no working server would; other servers do its work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The run that servers are for."""
+class ServerSetup:
+    """The parts of a run that its servers depend on."""
 
     policy: EngineModel
     max_rows: int
@@ -31,7 +31,7 @@ class Setting:
     folder: Path
     """The run's folder, which ranks and servers on other machines may see too."""
     field: str
-    """The recipe's section with the servers' parameters, for messages."""
+    """The recipe's section with the servers' parameters, for error messages."""
     num_ranks: int = 1
 
 
@@ -44,13 +44,13 @@ class Program:
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """All variables of the process, in place of this one's; empty: this one's."""
+    """All environment variables of the program; empty: those of this process."""
 
 
 class Server(Protocol):
     """The client of one server. Several threads may call `sample` at once.
 
-    Raises: ServerLost where another server may do better; EngineError for what any server would refuse.
+    Raises: ServerLost if another server may succeed; EngineError for a request that any server would refuse.
     """
 
     @property
@@ -70,9 +70,9 @@ class Server(Protocol):
         ...
 
     def confirm(self, label: str) -> None:
-        """End the update: call the weights `label`, and forget what was computed with the old ones.
+        """End the update: call the weights `label`, and clear caches of the old ones.
 
-        Raises: ServerLost unless the server then says that its weights are called so.
+        Raises: ServerLost unless the server then reports that label.
         """
         ...
 
@@ -81,7 +81,7 @@ class Server(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the server, which keeps running and may be used again. May take a while."""
+        """Close the connections. The server keeps running and may be used again. May take a while."""
         ...
 
 
@@ -93,7 +93,7 @@ class Client(Protocol):
     longest: int | None
     """The most tokens of prompt and response together."""
     longest_field: str
-    """The source of `longest`, in words for a message."""
+    """The field that `longest` comes from, for error messages."""
 
     @property
     def params(self) -> ServerParams:
@@ -102,7 +102,7 @@ class Client(Protocol):
 
     @property
     def way(self) -> str:
-        """The transport of weights, for the records of a run."""
+        """The name of the transport of weights, for the records of a run."""
         ...
 
     def programs(self) -> Sequence[Program]:
@@ -110,13 +110,13 @@ class Client(Protocol):
         ...
 
     def connect(self, url: str) -> Server:
-        """Return the client of one server, without asking it anything. Raises: EngineError for a wrong address."""
+        """Return the client of one server, without a request to it. Raises: EngineError for a wrong address."""
         ...
 
     def pieces(self, weights: Named) -> Generator[Any, None, None]:
-        """Yield the weights in pieces where servers can read them; the next one when all servers have taken one."""
+        """Yield the weights in pieces that servers can read. The next is requested when all servers have one."""
         ...
 
     def close(self) -> None:
-        """Release what the programs needed; their servers have ended."""
+        """Remove files that the programs needed; their servers have ended."""
         ...

@@ -1,8 +1,8 @@
 """A pool of servers as the rollout engine: started by the run, or given by URL, of any kind (`server_client`).
 
-A request goes to whichever server has room; the turns of an episode go to one, which has the earlier ones cached. A
-server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
-all servers piece by piece, in one pass; a dead server does not delay the others.
+A request goes to any server that has room; all turns of an episode go to one server, which has cached the earlier ones.
+A server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go
+to all servers piece by piece, in one pass; a dead server does not delay the others.
 
 All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
 for responses. From then on, a server that any rank lost is lost to all ranks.
@@ -22,21 +22,21 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from verizero.pipeline.errors import EngineError, VerizeroError
-from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, Setting
+from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
+from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, ServerSetup
 from verizero.pipeline.rollout.server_process import ServerProcess
-from verizero.pipeline.rollout.weights import Counted, Published
+from verizero.pipeline.rollout.weights import CountedWeights, Published
 
-Place = tuple[int, int]
-"""Index of a request, and index of a seed in it."""
+ResponseIndex = tuple[int, int]
+"""(index of a request, index of a seed in it)"""
 LEAVE_S = 10.0
-"""Seconds that `close` waits for process groups to be destroyed: a process that ends amid that is aborted. A send to a
-server that hangs takes longer, and does no harm then."""
+"""Seconds that `close` waits for process groups to be destroyed: a process that ends during that is aborted. A send to
+a server that hangs takes longer, which does no harm."""
 T = TypeVar("T")
 
 
 class Peers(Protocol):
-    """The ranks that ask the same servers."""
+    """The ranks that use the same servers."""
 
     @property
     def rank(self) -> int:
@@ -60,29 +60,29 @@ class ServerPool:
     fallback_reason: str | None = None
     answers_threads = True
 
-    def __init__(self, client: Client, setting: Setting, peers: Peers | None = None) -> None:
+    def __init__(self, client: Client, setup: ServerSetup, peers: Peers | None = None) -> None:
         """Start the servers, or take those of `client.params.urls`. Logs go to the run's folder, by the first rank.
 
         peers: None for a run of one rank. Raises: EngineError if a server does not start.
         """
-        self.client, self.setting = client, setting
+        self.client, self.setup = client, setup
         self.published: Published | None = None
         self.version = -1
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
         self._processes: list[ServerProcess] = []
         self._lost_before: list[str] = []
-        """Reasons of losses up to the last publish, equal on all ranks."""
+        """Reasons for the servers lost before the last publish; equal on all ranks."""
         self._lost_since: dict[str, str] = {}
-        """URL -> reason of this rank's losses since."""
+        """URL -> reason, for the servers that this rank lost since."""
         self._may_return: list[Server] = []
-        """Lost servers that the run did not start: somebody may start them again."""
-        self._leaving: list[Future[None]] = []
-        self._changes = threading.Lock()
-        """Held while servers are dropped or losses counted: several threads may call `generate`."""
+        """Lost servers that the run did not start: they may be restarted by someone."""
+        self._closing: list[Future[None]] = []
+        self._changes_lock = threading.Lock()
+        """Protects the servers and the counts of losses: several threads may call `generate`."""
         self._resampled = self._resampled_by_others = 0
         try:
-            # The first rank names them, so that all ranks use equal addresses and one tag of the run.
+            # The first rank decides, so that all ranks have the same addresses and the same tag of the run.
             urls, self._logs, self._run = self._by_first_rank(
                 lambda: (client.params.urls or self._start(), str(self._log("*")), secrets.token_hex(4))
             )
@@ -103,9 +103,9 @@ class ServerPool:
         Raises: EngineError if no server is left.
         """
         start = time.perf_counter()
-        # From here on all ranks agree on the servers, and no request is under way: weights may change.
+        # After this all ranks have the same servers, and no request is being answered: weights may change.
         self._share_losses()
-        weights = Counted(iter(self.setting.policy.weights()))
+        weights = CountedWeights(iter(self.setup.policy.weights()))
 
         def send() -> tuple[list[str], list[str]]:
             self._take_back()
@@ -123,21 +123,21 @@ class ServerPool:
         self.published = Published(self.client.way, time.perf_counter() - start, weights.num_bytes)
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed. The listener hears of each when its server has answered.
+        """Return, per request, one completion per seed. `reader` receives each when its server has answered.
 
         Raises: EngineError for a prompt that leaves no room, or if no server is left.
         """
         check_requests(requests, sampling.max_tokens, self.client.longest, self.client.longest_field)
-        todo = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
-        made: dict[Place, Completion] = {}
-        while todo:  # again whenever servers were lost: what they had not answered is back in `todo`
-            self._answer(todo, requests, sampling, made, listener or (lambda ended: None))
-        return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
+        waiting = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
+        completions: dict[ResponseIndex, Completion] = {}
+        while waiting:  # again after a server was lost: its responses wait again
+            self._answer(waiting, requests, sampling, completions, reader or (lambda ended: None))
+        return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def rest(self) -> None:
-        """Do nothing: the servers' memory is not the trainer's."""
+        """Do nothing: servers do not use the trainer's memory."""
 
     def counts(self) -> Mapping[str, float]:
         """Return the run's servers and repeated requests so far; those of other ranks as of the last publish."""
@@ -149,33 +149,33 @@ class ServerPool:
 
     def close(self) -> None:
         """End the servers that this run started; the others keep running."""
-        self._leaving += [in_thread(server.close) for server in self.servers]
+        self._closing += [in_thread(server.close) for server in self.servers]
         self._end_processes()
-        wait(self._leaving, LEAVE_S)
+        wait(self._closing, LEAVE_S)
 
     def _start(self) -> tuple[str, ...]:
         """Start the client's programs; return the servers' URLs once all of them answer."""
-        # All start before any is waited for: they load side by side, and share one deadline.
+        # All start before the wait: they load at the same time, with one deadline.
         for number, program in enumerate(self.client.programs()):
             self._processes.append(ServerProcess(program, self._log(number)))
         until = time.monotonic() + self.client.params.start_timeout_s
-        what, field = f"a server of {self.client.kind}", f"{self.setting.field}.start_timeout_s"
+        what, field = f"a server of {self.client.kind}", f"{self.setup.field}.start_timeout_s"
         for process in self._processes:
             process.wait(max(1.0, until - time.monotonic()), what, field)
         return tuple(p.url for p in self._processes)
 
     def _log(self, number: int | str) -> Path:
-        return self.setting.folder / "logs" / f"{self.client.kind.lower()}-{number}.log"
+        return self.setup.folder / "logs" / f"{self.client.kind.lower()}-{number}.log"
 
     def _label(self, version: int) -> str:
-        """Return the name that servers know the weights by: unlike another run's, or a restarted server's own."""
+        """Return a name for the weights that no other run uses, and no restarted server."""
         return f"{version}@{self._run}"
 
     def _gather(self, value: T) -> list[T]:
         return [value] if self._peers is None else self._peers.gather(value)
 
     def _by_first_rank(self, do: Callable[[], T], then: Callable[[], Any] = lambda: None) -> T:
-        """Return on all ranks what `do` returns on the first, or raise what it raises; all ranks call `then`.
+        """Run `do` on the first rank, and return its result or raise its exception on all ranks. All ranks call `then`.
 
         Raises: VerizeroError.
         """
@@ -193,24 +193,24 @@ class ServerPool:
         return outcome[0]
 
     def _share_losses(self) -> None:
-        """Drop on this rank the servers that any rank lost. All ranks call this; then none waits for a response."""
+        """Drop the servers that any rank lost. All ranks must call this, when none waits for a response."""
         ranks = self._gather((self._lost_since, self._resampled))
-        # Reversed: of several reasons for one server, that of the lowest rank is kept on all ranks.
-        lost = {url: why for theirs, _ in reversed(ranks) for url, why in theirs.items()}
+        # Reversed: of several reasons for one server, all ranks keep that of the lowest rank.
+        lost = {url: reason for losses, _ in reversed(ranks) for url, reason in losses.items()}
         self._drop({s: lost[s.url] for s in self.servers if s.url in lost})
         self._lost_before, self._lost_since = [*self._lost_before, *lost.values()], {}
         self._resampled_by_others = sum(number for _, number in ranks) - self._resampled
 
     def _take_back(self) -> None:
-        """Use lost servers again that somebody restarted; the publish that calls this sends them the weights."""
+        """Use restarted servers again; the publish that calls this sends them the weights."""
         with ThreadPoolExecutor(max(1, len(self._may_return))) as pool:
-            # All at once: each that is still gone costs its whole timeout.
+            # All at once: each server that is still gone takes its whole timeout.
             restarted = list(pool.map(lambda server: server.was_restarted(), self._may_return))
         self.servers += [s for s, is_back in zip(self._may_return, restarted, strict=True) if is_back]
         self._may_return = [s for s, is_back in zip(self._may_return, restarted, strict=True) if not is_back]
 
-    def _send(self, weights: Counted, label: str) -> None:
-        """Send the weights to all servers, piece by piece, and have them call the weights `label`."""
+    def _send(self, weights: CountedWeights, label: str) -> None:
+        """Send the weights to all servers, piece by piece, and confirm them as `label`."""
         self._check_left()
         with closing(self.client.pieces(weights)) as pieces:
             for piece in pieces:
@@ -220,19 +220,19 @@ class ServerPool:
 
     def _answer(
         self,
-        todo: deque[Place],
+        waiting: deque[ResponseIndex],
         requests: Sequence[Request],
         sampling: Sampling,
-        made: dict[Place, Completion],
-        listener: Listener,
+        completions: dict[ResponseIndex, Completion],
+        reader: EndedReader,
     ) -> None:
-        """Move responses from `todo` to `made` by all servers; those of a server that fails go back to `todo`."""
+        """Let all servers answer what is `waiting`, into `completions`. Responses of a server that fails wait again."""
         self._check_left()
-        servers, label, num = list(self.servers), self._label(self.version), len(todo)
-        own = _deal(todo, requests, servers)
+        servers, label, num = list(self.servers), self._label(self.version), len(waiting)
+        dealt = _deal(waiting, requests, servers)
         refused: list[Exception] = []
         failures: dict[Server, str] = {}
-        ended: SimpleQueue[Ended | None] = SimpleQueue()  # what threads answer, and a None of each at its end
+        ended: SimpleQueue[Ended | None] = SimpleQueue()  # the threads' answers; each thread ends with a None
 
         def work(server: Server) -> None:
             try:
@@ -244,19 +244,19 @@ class ServerPool:
             while server not in failures and not refused:
                 try:
                     # Atomic, as append is: threads share the deques without a lock.
-                    i, j = (own[server] or todo).popleft()
+                    i, j = (dealt[server] or waiting).popleft()
                 except IndexError:
-                    if not (own[server] or todo):
+                    if not (dealt[server] or waiting):
                         return
                     continue
                 request = requests[i]
                 try:
-                    made[i, j] = done = server.sample(request.prompt_ids, request.seeds[j], sampling, label)
+                    completions[i, j] = done = server.sample(request.prompt_ids, request.seeds[j], sampling, label)
                     ended.put(Ended(i, j, done.token_ids, done.finish_reason))
                 except ServerLost as exc:
                     # Another server draws it again from the same seed, so the loss leaves no trace in the data.
-                    todo.append((i, j))
-                    with self._changes:
+                    waiting.append((i, j))
+                    with self._changes_lock:
                         self._resampled += 1
                     failures.setdefault(server, str(exc))
                 except Exception as exc:
@@ -264,22 +264,22 @@ class ServerPool:
                     refused.append(exc)
 
         ranks = 1 if self._peers is None else self._peers.size
-        most = min(-(-self.client.params.concurrency // ranks), num)  # threads per server; all ranks use each server
+        num_threads = min(-(-self.client.params.concurrency // ranks), num)  # per server; all ranks use each server
         # Daemons: a request that hangs must not keep the process from ending.
-        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(most)]
+        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(num_threads)]
         for thread in threads:
             thread.start()
         for _ in threads:
             for answered in iter(ended.get, None):
-                listener([answered])
+                reader([answered])
         if refused:
             raise refused[0]
         for server in failures:
-            todo.extend(own[server])
+            waiting.extend(dealt[server])
         self._drop(failures)
 
     def _each(self, call: Callable[[Server], Any]) -> None:
-        """Call with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
+        """Call `call` with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
         failures: dict[Server, str] = {}
 
         def attempt(server: Server) -> None:
@@ -298,7 +298,7 @@ class ServerPool:
         """Raise EngineError if no server is left."""
         if self.servers:
             return
-        remedy = f"start them again, or others that {self.setting.field}.urls then names (docs/engines.md)"
+        remedy = f"start them again, or others that {self.setup.field}.urls then names (docs/engines.md)"
         if not self.client.params.urls:
             remedy = f"see why in {self._logs}"
         raise EngineError(
@@ -307,15 +307,15 @@ class ServerPool:
         )
 
     def _drop(self, failures: dict[Server, str]) -> None:
-        """Use the servers no more, and end those that this run started: a hung server would keep its memory."""
-        with self._changes:
-            # A server that another thread has dropped meanwhile is gone from the list.
-            lost = {server: why for server, why in failures.items() if server in self.servers}
-            for server, why in lost.items():
+        """Stop using the servers, and end those that this run started: a hung server would keep its memory."""
+        with self._changes_lock:
+            # Another thread may have dropped a server already.
+            lost = {server: reason for server, reason in failures.items() if server in self.servers}
+            for server, reason in lost.items():
                 self.servers.remove(server)
-                self._lost_since[server.url] = why
+                self._lost_since[server.url] = reason
         for server in lost:
-            self._leaving.append(in_thread(server.close))
+            self._closing.append(in_thread(server.close))
             # Only the first rank sends weights, so it alone decides which servers are used again.
             if self.client.params.urls and self._is_first:
                 self._may_return.append(server)
@@ -330,14 +330,16 @@ class ServerPool:
         self.client.close()
 
 
-def _deal(todo: deque[Place], requests: Sequence[Request], servers: Sequence[Server]) -> dict[Server, deque[Place]]:
-    """Move the responses with a key from `todo` to the queues of their servers. A loss deals the rest again."""
-    own: dict[Server, deque[Place]] = {server: deque() for server in servers}
-    for _ in range(len(todo)):
-        i, j = todo.popleft()
+def _deal(
+    waiting: deque[ResponseIndex], requests: Sequence[Request], servers: Sequence[Server]
+) -> dict[Server, deque[ResponseIndex]]:
+    """Move the responses with a key from `waiting` to the queues of their servers. A loss deals the rest again."""
+    dealt: dict[Server, deque[ResponseIndex]] = {server: deque() for server in servers}
+    for _ in range(len(waiting)):
+        i, j = waiting.popleft()
         keys = requests[i].keys
-        (own[servers[keys[j] % len(servers)]] if keys else todo).append((i, j))
-    return own
+        (dealt[servers[keys[j] % len(servers)]] if keys else waiting).append((i, j))
+    return dealt
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:

@@ -1,4 +1,4 @@
-"""Servers that a run starts on this machine; each has a log, and ends with the run however the run ends."""
+"""Servers that a run starts on this machine. Each has a log, and ends with the run, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class ServerProcess:
             raise EngineError(f"{what} {exc.what}; {remedy}{exc.tail}") from exc
 
     def close(self) -> None:
-        """End the server and all that it started; kill what does not end in time."""
+        """End the server and all its processes; kill those that do not end in time."""
         end(self.process, grace_s=2 * GRACE_S)  # twice the time after which its watcher kills it

@@ -1,4 +1,4 @@
-"""Responses that wait, and the slot of each that is being written."""
+"""The queue of responses that wait for a slot, and the response in each slot."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from verizero.pipeline.rollout.engine import Request
 
 REFILL_SHARE = 0.125
-"""Slots are refilled, or given up once nothing waits, when this share of them is free: both cost about a step."""
+"""Free slots are refilled, or removed if nothing waits, once they are this share of all: both cost about a step."""
 PIECE_SHARE = 0.25
-"""The responses to a prompt wait for as many free slots, but for no more than this share of all. Where they are more
-they begin in pieces, each of which computes the prompt again."""
+"""A group starts when all its responses fit into the free slots. Otherwise as many pieces of this share of
+all slots start as fit; each piece computes the prompt again."""
 
 
 class Part(NamedTuple):
@@ -27,33 +27,33 @@ class Part(NamedTuple):
 
 
 class Queue:
-    """Responses that wait for a slot, those to the longest prompts first.
+    """Responses that wait for a slot, the longest prompts first.
 
-    Their responses tend to be the longest, and graders work on them while the rest is written.
+    Long prompts tend to have long responses; graders work on them while shorter ones are written.
     """
 
-    def __init__(self, requests: Sequence[Request], most: int) -> None:
+    def __init__(self, requests: Sequence[Request], max_slots: int) -> None:
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         self._waiting = deque((i, 0, requests[i]) for i in order if requests[i].seeds)
-        self.slots = min(most, sum(len(r.seeds) for r in requests))
-        self.least = max(1, int(self.slots * REFILL_SHARE))
-        """Slots that must be free before any is refilled."""
+        self.slots = min(max_slots, sum(len(r.seeds) for r in requests))
+        self.min_free = max(1, int(self.slots * REFILL_SHARE))
+        """The number of free slots from which they are refilled."""
         self._piece = max(1, int(self.slots * PIECE_SHARE))
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, rows: int, prompts: int) -> list[Part]:
-        """Return the next parts, at most so many rows and prompts. The responses to a prompt stay together."""
+    def take(self, max_rows: int, max_prompts: int) -> list[Part]:
+        """Return the next parts, up to these numbers of responses and prompts. A prompt's responses stay together."""
         parts: list[Part] = []
-        while self._waiting and rows and len(parts) < prompts:
+        while self._waiting and max_rows and len(parts) < max_prompts:
             number, first, request = self._waiting[0]
             left = len(request.seeds) - first
-            num = left if left <= rows else rows // self._piece * self._piece
+            num = left if left <= max_rows else max_rows // self._piece * self._piece
             if num == 0:
                 break
             parts.append(Part(number, first, Request(request.prompt_ids, request.seeds[first : first + num])))
-            rows -= num
+            max_rows -= num
             self._waiting.popleft()
             if num < left:
                 self._waiting.appendleft((number, first + num, request))
@@ -61,17 +61,17 @@ class Queue:
 
 
 @dataclass(slots=True)
-class Seat:
-    """A response in a slot."""
+class SlotState:
+    """The response in a slot, up to its last token."""
 
-    place: tuple[int, int]
-    """Index of the request, and of the seed."""
+    index: tuple[int, int]
+    """(index of the request, index of the seed)"""
     numbers: Iterator[float]
-    """The uniform numbers by which its tokens are drawn."""
+    """Uniform random numbers, one for each token."""
     number: float = 0.0
-    """The number of the next token."""
+    """The random number for the next token."""
     last: int = 0
-    """The token drawn last. A response that has ended is computed until its slot is taken or given up."""
+    """The token drawn last. A response that has ended is still computed until its slot is refilled or removed."""
     has_ended: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -80,45 +80,45 @@ class Seat:
     sets: bytearray = field(default_factory=bytearray)
     """The sets, one after another, int32."""
     num_bounded: int = 0
-    """Sets that `max_kept` left tokens out of."""
+    """Number of sets from which `max_kept` dropped tokens."""
     experts: bytearray = field(default_factory=bytearray)
-    """The experts of its prompt and of its tokens but the last, int16 [tokens, layers, top_k]."""
+    """The experts of its prompt and of all its tokens except the last, int16 [tokens, layers, top_k]."""
 
     def __post_init__(self) -> None:
         self.number = next(self.numbers)
 
 
-class Seats:
-    """Which response is in which slot."""
+class Slots:
+    """The slots of the cache, and the response in each."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.seats: list[Seat] = []
+        self.num_slots = slots
+        self.states: list[SlotState] = []
         """The responses that a step computes, in the first slots."""
 
     @property
     def free(self) -> list[int]:
-        """The slots without a response that is being written, in order."""
-        ended = [slot for slot, seat in enumerate(self.seats) if seat.has_ended]
-        return [*ended, *range(len(self.seats), self.slots)]
+        """The slots that are free, in order: no response in them is being written."""
+        ended = [slot for slot, state in enumerate(self.states) if state.has_ended]
+        return [*ended, *range(len(self.states), self.num_slots)]
 
     @property
     def taken(self) -> list[int]:
         """The slots with a response that is being written, in order."""
-        return [slot for slot, seat in enumerate(self.seats) if not seat.has_ended]
+        return [slot for slot, state in enumerate(self.states) if not state.has_ended]
 
-    def take(self, new: Sequence[Seat]) -> list[int]:
-        """Put responses into the first free slots, and return those."""
+    def take(self, new: Sequence[SlotState]) -> list[int]:
+        """Put responses into the first free slots; return the slots."""
         slots = self.free[: len(new)]
-        for slot, seat in zip(slots, new, strict=True):
-            self.seats[slot : slot + 1] = [seat]
+        for slot, state in zip(slots, new, strict=True):
+            self.states[slot : slot + 1] = [state]
         return slots
 
-    def closed_up(self, rows: int) -> tuple[list[int], list[int]]:
-        """Move responses into the first `rows` slots; return the slots that they left and those that they took."""
+    def close_up(self, rows: int) -> tuple[list[int], list[int]]:
+        """Move responses into the first `rows` slots; return (slots they were in, slots they are in now)."""
         sources = [slot for slot in self.taken if slot >= rows]
         targets = self.free[: len(sources)]
-        for a, b in zip(sources, targets, strict=True):
-            self.seats[b] = self.seats[a]
-        del self.seats[rows:]
+        for source, target in zip(sources, targets, strict=True):
+            self.states[target] = self.states[source]
+        del self.states[rows:]
         return sources, targets

@@ -15,10 +15,10 @@ import torch
 
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.cpu import Decoder, check_parity, unsupported
-from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import Kept, pick, pick_kept, uniforms
-from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, Seat, Seats
+from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, Slots, SlotState
 from verizero.pipeline.types import KeptTokens, Routing
 
 
@@ -49,27 +49,26 @@ class TorchEngine:
 
     @torch.inference_mode()
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed; `listener` hears of each in the step of its end.
+        """Return, per request, one completion per seed; `reader` receives each in the step in which it ends.
 
         Raises: EngineError for a prompt that leaves no room in the model's context.
         """
         limit = getattr(self.model.config, "max_position_embeddings", None)
         check_requests(requests, sampling.max_tokens, limit, "the model's context")
-        asked = [r for r in requests if r.seeds]
-        made = _Decode(self, requests, sampling, listener).run() if asked else {}
-        return [[made[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
+        completions = _Decode(self, requests, sampling, reader).run() if any(r.seeds for r in requests) else {}
+        return [[completions[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
 
     def rest(self) -> None:
-        """Do nothing: the copy of the weights is all that the engine holds between two calls."""
+        """Do nothing: between two calls the engine has only its copy of the weights."""
 
     def counts(self) -> Mapping[str, float]:
         """Return no numbers."""
         return {}
 
     def close(self) -> None:
-        """Do nothing: all memory goes with the engine object."""
+        """Do nothing: the memory is freed with the engine object."""
 
     def _choose(self) -> Decoder | HfDecoder:
         fast = Decoder.of(self.model)
@@ -88,117 +87,117 @@ class _Decode:
     """One call of `generate`."""
 
     def __init__(
-        self, engine: TorchEngine, requests: Sequence[Request], sampling: Sampling, listener: Listener | None
+        self, engine: TorchEngine, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None
     ) -> None:
-        self.requests, self.sampling, self.listener = requests, sampling, listener
+        self.requests, self.sampling, self.reader = requests, sampling, reader
         self.decoder, self.ends, self.device = engine._decoder, engine.eos_ids, engine.model.device
         self.queue = Queue(requests, engine.max_rows)
-        asked = [r for r in requests if r.seeds]
-        lengths, repeats = [len(r.prompt_ids) for r in asked], [len(r.seeds) for r in asked]
+        with_seeds = [r for r in requests if r.seeds]
+        lengths, repeats = [len(r.prompt_ids) for r in with_seeds], [len(r.seeds) for r in with_seeds]
         self.cache: Any = self.decoder.open(lengths, repeats, engine.max_rows, sampling.max_tokens)
-        self.seats = Seats(self.queue.slots)
+        self.slots = Slots(self.queue.slots)
         self.keeps = sampling.is_cut and sampling.max_kept > 0
         self.layers = self.top_k = 0
-        self.made: dict[tuple[int, int], Completion] = {}
+        self.completions: dict[tuple[int, int], Completion] = {}
 
     def run(self) -> dict[tuple[int, int], Completion]:
         """Decode all; return each completion by (index of the request, index of the seed)."""
         while self._refill() or self._step():
-            self._take_out()
-        return self.made
+            self._complete_ended()
+        return self.completions
 
     def _refill(self) -> bool:
-        """Compute the prompts of responses that wait, and draw their first tokens; False if none can begin now."""
+        """Start waiting responses: compute their prompts, draw their first tokens. False if none can start now."""
         if not self.queue:
             return False
-        free = self.seats.free
-        if len(free) < (self.queue.least if self.decoder.refills else self.seats.slots):
+        free = self.slots.free
+        if len(free) < (self.queue.min_free if self.decoder.refills else self.slots.num_slots):
             return False
         parts = self.queue.take(len(free), self.cache.places)
         if not parts:
             return False
-        begun = [
-            Seat((part.number, part.first + k), uniforms(seed))
+        new = [
+            SlotState((part.number, part.first + k), uniforms(seed))
             for part in parts
             for k, seed in enumerate(part.request.seeds)
         ]
         prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
-        self._draw(self.decoder.admit(self.cache, prompts, repeats, self.seats.take(begun)), begun)
-        self._resize(max(self.seats.taken) + 1)
+        self._draw(self.decoder.admit(self.cache, prompts, repeats, self.slots.take(new)), new)
+        self._resize(max(self.slots.taken) + 1)
         return True
 
     def _step(self) -> bool:
         """Draw a token for each response in a slot; False if there is none."""
-        seats = self.seats.seats
-        if not self.seats.taken:
+        states = self.slots.states
+        if not self.slots.taken:
             return False
-        last = torch.tensor([seat.last for seat in seats], device=self.device)
-        self._draw(self.decoder.step(last, self.cache), seats)
+        last = torch.tensor([state.last for state in states], device=self.device)
+        self._draw(self.decoder.step(last, self.cache), states)
         return True
 
-    def _draw(self, logits: torch.Tensor, seats: Sequence[Seat]) -> None:
+    def _draw(self, logits: torch.Tensor, states: Sequence[SlotState]) -> None:
         """Draw a token for each response from its row of logits [n, V]."""
-        numbers = torch.tensor([seat.number for seat in seats], dtype=torch.float64, device=self.device)
+        numbers = torch.tensor([state.number for state in states], dtype=torch.float64, device=self.device)
         drawn = (pick_kept if self.keeps else pick)(logits, numbers, self.sampling)
-        for seat, token, logprob in zip(seats, drawn[0].tolist(), drawn[1].tolist(), strict=True):
-            # Of one that has ended too: with experts, what it is computed from changes the rounding of the others.
-            seat.last = token
-            if not seat.has_ended:
-                seat.ids.append(token)
-                seat.logprobs.append(logprob)
-                seat.number = next(seat.numbers)
+        for state, token, logprob in zip(states, drawn[0].tolist(), drawn[1].tolist(), strict=True):
+            # Also for one that has ended: with experts, its tokens change the rounding of the others.
+            state.last = token
+            if not state.has_ended:
+                state.ids.append(token)
+                state.logprobs.append(logprob)
+                state.number = next(state.numbers)
         if len(drawn) == 3:
-            self._keep_sets(seats, drawn[2])
+            self._keep_sets(states, drawn[2])
         routing = getattr(self.cache, "routing", None)
         if self.sampling.keep_routing and routing is not None:
-            self._keep_experts(seats, routing)
+            self._keep_experts(states, routing)
 
-    def _keep_sets(self, seats: Sequence[Seat], kept: Kept) -> None:
+    def _keep_sets(self, states: Sequence[SlotState], kept: Kept) -> None:
         sizes, bounded = kept.sizes.tolist(), kept.bounded.tolist()
-        for seat, ids, size, is_bounded in zip(seats, kept.ids.cpu().numpy(), sizes, bounded, strict=True):
-            if not seat.has_ended:
-                seat.sizes.append(size)
-                seat.sets += ids[:size].tobytes()
-                seat.num_bounded += is_bounded
+        for state, ids, size, is_bounded in zip(states, kept.ids.cpu().numpy(), sizes, bounded, strict=True):
+            if not state.has_ended:
+                state.sizes.append(size)
+                state.sets += ids[:size].tobytes()
+                state.num_bounded += is_bounded
 
-    def _keep_experts(self, seats: Sequence[Seat], routing: torch.Tensor) -> None:
-        """Add the experts [n, tokens, layers, top_k] of a prompt, which is padded on the left, or of a single token."""
+    def _keep_experts(self, states: Sequence[SlotState], routing: torch.Tensor) -> None:
+        """Add the experts [n, tokens, layers, top_k] of prompts, padded on the left, or of one token each."""
         self.layers, self.top_k = routing.shape[2:]
-        for seat, experts in zip(seats, routing.cpu().numpy(), strict=True):
-            if not seat.has_ended:
-                seat.experts += experts[-len(self.requests[seat.place[0]].prompt_ids) :].tobytes()
+        for state, experts in zip(states, routing.cpu().numpy(), strict=True):
+            if not state.has_ended:
+                state.experts += experts[-len(self.requests[state.index[0]].prompt_ids) :].tobytes()
 
-    def _take_out(self) -> None:
-        """Take out the responses that have ended."""
-        seats = self.seats.seats
-        ended = [slot for slot in self.seats.taken if self._ends(seats[slot])]
+    def _complete_ended(self) -> None:
+        """Complete the responses that have ended."""
+        states = self.slots.states
+        ended = [slot for slot in self.slots.taken if self._ends(states[slot])]
         if not ended:
             return
         self.cache.leave(ended)
-        heard = []
-        for seat in (seats[slot] for slot in ended):
-            seat.has_ended = True
-            self.made[seat.place] = made = self._completion(seat)
-            heard.append(Ended(*seat.place, made.token_ids, made.finish_reason))
-        if self.listener is not None:
-            self.listener(heard)
-        rows, alive = len(seats), len(self.seats.taken)
-        waits = self.queue and self.decoder.refills and self.seats.slots - alive >= self.queue.least
-        if alive and not waits and rows - alive >= REFILL_SHARE * rows:
+        just_ended = []
+        for state in (states[slot] for slot in ended):
+            state.has_ended = True
+            self.completions[state.index] = completion = self._completion(state)
+            just_ended.append(Ended(*state.index, completion.token_ids, completion.finish_reason))
+        if self.reader is not None:
+            self.reader(just_ended)
+        rows, alive = len(states), len(self.slots.taken)
+        will_refill = self.queue and self.decoder.refills and self.slots.num_slots - alive >= self.queue.min_free
+        if alive and not will_refill and rows - alive >= REFILL_SHARE * rows:
             self._resize(alive)
 
     def _resize(self, rows: int) -> None:
-        self.cache.move(*self.seats.closed_up(rows))
+        self.cache.move(*self.slots.close_up(rows))
         self.cache.resize(rows)
 
-    def _ends(self, seat: Seat) -> bool:
-        return seat.ids[-1] in self.ends or len(seat.ids) == self.sampling.max_tokens
+    def _ends(self, state: SlotState) -> bool:
+        return state.ids[-1] in self.ends or len(state.ids) == self.sampling.max_tokens
 
-    def _completion(self, seat: Seat) -> Completion:
+    def _completion(self, state: SlotState) -> Completion:
         return Completion(
-            tuple(seat.ids),
-            tuple(seat.logprobs),
-            "stop" if seat.ids[-1] in self.ends else "length",
-            KeptTokens(tuple(seat.sizes), bytes(seat.sets), seat.num_bounded) if self.keeps else None,
-            Routing(self.layers, self.top_k, bytes(seat.experts)) if seat.experts else None,
+            tuple(state.ids),
+            tuple(state.logprobs),
+            "stop" if state.ids[-1] in self.ends else "length",
+            KeptTokens(tuple(state.sizes), bytes(state.sets), state.num_bounded) if self.keeps else None,
+            Routing(self.layers, self.top_k, bytes(state.experts)) if state.experts else None,
         )

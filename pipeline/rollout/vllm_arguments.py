@@ -1,4 +1,4 @@
-"""vLLM's arguments and options as a recipe decides them, and checks of what vLLM answers."""
+"""vLLM's arguments and sampling options by the recipe, and checks of vLLM's answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_records import bounded, recording_arguments
+from verizero.pipeline.rollout.vllm_records import recordable_options, recording_arguments
 from verizero.pipeline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 TOKENS_A_STEP = 4096
-ROOM = "the engine's room (rollout.vllm.max_model_tokens)"
+LONGEST_FIELD = "the engine's room (rollout.vllm.max_model_tokens)"
 RECIPE_FIELDS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -84,8 +84,8 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
 def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that depend on the device.
 
-    On the CPU a prompt is computed in one go: where a prompt is split over two steps, vLLM rewinds the random numbers
-    of its seed, and its CPU build cannot. There compiling takes minutes and gains little; on GPUs a step without CUDA
+    On the CPU a prompt is computed in one step: for a prompt in two steps vLLM must rewind the random numbers of its
+    seed, which its CPU build cannot. Compiling takes minutes there and gains little; on GPUs a step without CUDA
     graphs waits for the CPU. Raises: ConfigError for what vLLM's CPU build cannot compute.
     """
     eager = on_cpu if config.enforce_eager is None else config.enforce_eager
@@ -116,7 +116,7 @@ def check_arguments(arguments: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
-    """Raise ConfigError for attention heads of a size that vLLM's build cannot compute; vLLM itself finds it late."""
+    """Raise ConfigError for attention heads of a size that vLLM's build cannot compute; vLLM itself checks it late."""
     heads = getattr(model_config, "num_attention_heads", None)
     size = getattr(model_config, "head_dim", None) or (model_config.hidden_size // heads if heads else None)
     if sizes is not None and size is not None and size not in sizes:
@@ -129,11 +129,11 @@ def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
 def options(policy: EngineModel, sampling: Sampling, seed: int) -> dict[str, Any]:
     """Return the options of one response of the policy, by vLLM's names."""
     of_seed = sampling_options(sampling, seed, policy.eos_ids)
-    return of_seed | (bounded(sampling, policy.model.config.vocab_size) if policy.records.sampling else {})
+    return of_seed | (recordable_options(sampling, policy.model.config.vocab_size) if policy.records.sampling else {})
 
 
 def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """Return one response's options by vLLM's names. vLLM's own end token is ignored: any of `eos_ids` ends it."""
+    """Return one response's options by vLLM's names. It ends with any of `eos_ids`; vLLM's own end token is ignored."""
     return {
         "n": 1,
         "seed": seed,
@@ -158,9 +158,9 @@ def finish_reason(reason: str | None) -> FinishReason:
 
 
 def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
-    """Raise EngineError unless all of a response was drawn by weights of `version`.
+    """Raise EngineError unless the whole response was drawn by weights of `version`.
 
-    spans: (version, first token, end) for each stretch of the response.
+    spans: (version, first token, end) for each part of the response.
     """
     wrong = [s for s in spans if s[0] != version]
     if wrong or not spans:

@@ -19,10 +19,10 @@ import torch
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError, boundary
-from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
-    ROOM,
+    LONGEST_FIELD,
     check_arguments,
     check_heads,
     check_spans,
@@ -32,11 +32,11 @@ from verizero.pipeline.rollout.vllm_arguments import (
     import_vllm,
     options,
 )
-from verizero.pipeline.rollout.vllm_records import kept_tokens, prepare, routing
-from verizero.pipeline.rollout.weights import Counted, Published
+from verizero.pipeline.rollout.vllm_records import choose_runner, kept_tokens, routing
+from verizero.pipeline.rollout.weights import CountedWeights, Published
 
 SleepLevel = Literal[1, 2]
-"""1: vLLM keeps its weights in the CPU's memory while it sleeps; 2: it drops them, and gets them again."""
+"""1: while vLLM sleeps, its weights are in the CPU's memory; 2: it drops them, and they are sent again."""
 
 
 class VllmEngine:
@@ -52,34 +52,38 @@ class VllmEngine:
     ) -> None:
         """Start vLLM, and let it sleep until the first publish. All ranks must do this at the same time.
 
-        `sleep_level`: 1 where the policy may train on before the engine is asked again without new weights. `vllm`: the
-        module that imports vLLM; None: ours.
-        Raises: ConfigError where vLLM is not installed or does not know an argument; EngineError if it does not start.
+        `sleep_level`: 1 if the engine may be called again, after the policy has trained, without new weights. `vllm`:
+        the module that imports vLLM; None: ours.
+        Raises: ConfigError if vLLM is not installed or does not know an argument; EngineError if it does not start.
         """
         self._sleep_level = sleep_level
         self.policy, self.config = policy, config
         self.published: Published | None = None
         self.version = -1
-        self._num_asked = 0
+        self._num_requests = 0
         self._asleep = False
         if VllmEngine._live:
             raise EngineError("this process has one vLLM engine already; close it first")
         self._vllm = vllm or import_vllm()
-        prepare(policy.records, self._vllm.why_no_records())
+        choose_runner(policy.records, self._vllm.why_no_records())
         check_arguments(config.arguments, self._vllm.argument_names())
         check_heads(policy.model.config, self._vllm.head_sizes())
         self.sleep_note = self._why_no_sleep()
-        arguments = {**engine_arguments(policy, config, max_rows), **self._placed(max_rows), **config.arguments}
+        arguments = {
+            **engine_arguments(policy, config, max_rows),
+            **self._device_arguments(max_rows),
+            **config.arguments,
+        }
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
-        # Asked before vLLM starts, because vLLM forms the default group if there is none.
+        # Checked before vLLM starts, because vLLM forms the default group if there is none.
         self._own_group = not torch.distributed.is_initialized()
         # vLLM needs the shape of the model only: the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
             policy.model.config.save_pretrained(self._folder.name)
-            with as_launched(policy.model.device, self._vllm.on_cpu()):
+            with local_rank_of(policy.model.device, self._vllm.on_cpu()):
                 self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
-        self._mates = self._vllm.ranks_of_engine() if config.tensor_parallel > 1 else None
+        self._engine_ranks = self._vllm.ranks_of_engine() if config.tensor_parallel > 1 else None
         self._limit = int(self._llm.llm_engine.model_config.max_model_len)
         self.rest()  # its weights are random, and the trainer's first computations may need the room
 
@@ -89,7 +93,7 @@ class VllmEngine:
         Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
         """
         start = time.perf_counter()
-        weights = Counted(self.policy.weights())
+        weights = CountedWeights(self.policy.weights())
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
             self._wake("weights")
             # With this executor the workers live in this process, so the tensors themselves are passed, not copies.
@@ -104,37 +108,38 @@ class VllmEngine:
         self.published = Published("in place", time.perf_counter() - start, weights.num_bytes)
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed; `listener` hears of each after the step in which it ended.
+        """Return, per request, one completion per seed; `reader` receives each after the step in which it ended.
 
         Raises: EngineError for a prompt that leaves no room.
         """
-        check_requests(requests, sampling.max_tokens, self._limit, ROOM)
+        check_requests(requests, sampling.max_tokens, self._limit, LONGEST_FIELD)
         self._wake_to_generate()
-        engine, places = self._llm.llm_engine, {}
-        made: dict[tuple[int, int], Completion] = {}
+        engine = self._llm.llm_engine
+        indices: dict[str, tuple[int, int]] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
             # Ranks that share the engine must add equal requests in equal order, as they run its steps in lockstep.
             for i, request in self._requests_of_all_ranks(requests):
                 # One request of vLLM's for each response: with its option `n`, vLLM would number the seeds itself.
                 for j, seed in enumerate(request.seeds):
                     params = self._vllm.sampling_params(**options(self.policy, sampling, seed))
-                    self._num_asked += 1
+                    self._num_requests += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
-                    engine.add_request(str(self._num_asked), prompt, params)
+                    engine.add_request(str(self._num_requests), prompt, params)
                     if i is not None:
-                        places[str(self._num_asked)] = (i, j)
+                        indices[str(self._num_requests)] = (i, j)
             while engine.has_unfinished_requests():
-                outs = [out for out in engine.step() if out.finished and out.request_id in places]
-                done = {places[out.request_id]: self._completion(out, sampling) for out in outs}
-                made.update(done)
-                if done and listener is not None:
-                    listener([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
-        return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
+                outs = [out for out in engine.step() if out.finished and out.request_id in indices]
+                done = {indices[out.request_id]: self._completion(out, sampling) for out in outs}
+                completions.update(done)
+                if done and reader is not None:
+                    reader([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
+        return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def rest(self) -> None:
-        """Give the GPU's memory back until the next weights or prompts come; does nothing where vLLM has no sleep."""
+        """Free the GPU's memory until the next weights or prompts come; do nothing if vLLM has no sleep mode."""
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
                 # Before the first publish its weights are random: nothing to keep.
@@ -162,11 +167,11 @@ class VllmEngine:
 
         Each comes with its index among this rank's requests, or None if it belongs to another rank.
         """
-        if self._mates is None:
+        if self._engine_ranks is None:
             return list(enumerate(requests))
         return [
-            (i if rank == self._mates.rank else None, request)
-            for rank, theirs in enumerate(self._mates.gather(list(requests)))
+            (i if rank == self._engine_ranks.rank else None, request)
+            for rank, theirs in enumerate(self._engine_ranks.gather(list(requests)))
             for i, request in enumerate(theirs)
         ]
 
@@ -191,29 +196,29 @@ class VllmEngine:
             return "vLLM's CPU build has no sleep mode"
         return None if self.config.sleep else "rollout.vllm.sleep is off"
 
-    def _placed(self, max_rows: int) -> dict[str, Any]:
+    def _device_arguments(self, max_rows: int) -> dict[str, Any]:
         """Return the arguments of vLLM's engine that depend on the device and on the ranks."""
-        placed = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
+        arguments = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
         if not self._vllm.on_cpu():
-            placed["enable_sleep_mode"] = self.sleep_note is None
+            arguments["enable_sleep_mode"] = self.sleep_note is None
         # The ranks of the launched group are vLLM's workers. Its own executor would take the first GPU on each of them.
         if self.config.tensor_parallel > 1 or num_ranks() > 1:
-            placed["distributed_executor_backend"] = "external_launcher"
-        return placed
+            arguments["distributed_executor_backend"] = "external_launcher"
+        return arguments
 
     def _wake(self, tag: str) -> None:
-        """Give `tag` ("weights", then "kv_cache") its memory again, if the engine sleeps.
+        """Allocate the memory of `tag` ("weights", then "kv_cache") again, if the engine sleeps.
 
         A publish wakes the weights first and the cache at its end, when the trainer's gathered pieces are freed.
         """
         if self._asleep:
             self._llm.wake_up([tag])
-            self._asleep = tag == "weights"  # the cache sleeps on
+            self._asleep = tag == "weights"  # the cache still sleeps
 
     def _wake_to_generate(self) -> None:
         """Wake with the weights of the last publish. Raises: EngineError if there was none.
 
-        After a sleep of level 2 they are sent again, which all ranks do together. The policy still has them: each
+        After a sleep of level 2 they are sent again, by all ranks together. The policy still has them: each
         update is followed by a publish, or was refused and changed nothing.
         """
         if not self._asleep:
@@ -233,10 +238,10 @@ def num_ranks() -> int:
 
 
 @contextmanager
-def as_launched(device: torch.device, on_cpu: bool) -> Iterator[None]:
-    """Let vLLM find this process's device in LOCAL_RANK within the block: the one that the trainer uses.
+def local_rank_of(device: torch.device, on_cpu: bool) -> Iterator[None]:
+    """Set LOCAL_RANK within the block to the trainer's device: vLLM takes its GPU from there.
 
-    Launchers number ranks, and a rank that sees a single GPU calls it 0 whatever its number.
+    Launchers set it to the rank's number, but a rank that sees a single GPU has GPU 0.
     Raises: ConfigError for a single rank on another GPU than the first, which vLLM takes.
     """
     before = os.environ.get("LOCAL_RANK")

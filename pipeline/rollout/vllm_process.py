@@ -12,16 +12,16 @@ from verizero.pipeline.errors import ConfigError
 
 Way = Literal["gloo", "nccl", "ipc", "folder"]
 ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only
+    "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for weights; the server listens on this machine only
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 
 def environments(config: VllmConfig, way: Way, on_cpu: bool, num_seen: int) -> list[dict[str, str]]:
-    """Return the variables of each server that a run starts; `num_seen`: the GPUs that rank 0 sees.
+    """Return the environment variables of each server that a run starts; `num_seen`: the GPUs that rank 0 sees.
 
-    Raises: ConfigError unless the recipe names GPUs for each server exactly where there are GPUs.
+    Raises: ConfigError if there are GPUs and the recipe names none for the servers, or if it names GPUs without any.
     """
     if on_cpu:
         if config.devices:
@@ -39,9 +39,9 @@ def environments(config: VllmConfig, way: Way, on_cpu: bool, num_seen: int) -> l
 
 def variables(more: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the variables of a server: this process's, those that every server has, and `more`."""
-    own = {**os.environ, **ENVIRONMENT, **more}
-    own.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
-    return own
+    merged = {**os.environ, **ENVIRONMENT, **more}
+    merged.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
+    return merged
 
 
 def visible(devices: Sequence[int], num_seen: int, environment: Mapping[str, str] = os.environ) -> str:

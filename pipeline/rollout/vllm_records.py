@@ -20,7 +20,7 @@ from verizero.pipeline.types import KeptTokens, Routing
 
 
 def recording_arguments(records: Records) -> dict[str, Any]:
-    """Return the arguments that make vLLM's engine record them, by vLLM's names."""
+    """Return the arguments of vLLM's engine that turn the records on, by vLLM's names."""
     arguments: dict[str, Any] = {}
     if records.sampling:
         arguments["return_sampling_mask"] = True
@@ -29,8 +29,8 @@ def recording_arguments(records: Records) -> dict[str, Any]:
     return arguments
 
 
-def prepare(records: Records, why_not: str | None) -> None:
-    """Choose the model runner that records. Raises: ConfigError if this build has none, for the reason `why_not`."""
+def choose_runner(records: Records, why_not: str | None) -> None:
+    """Choose the model runner that records. Raises: ConfigError if this build has none, with the reason `why_not`."""
     if not (records.sampling or records.routing):
         return
     if why_not is not None:
@@ -42,8 +42,8 @@ def prepare(records: Records, why_not: str | None) -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
-def bounded(sampling: Sampling, vocabulary: int) -> dict[str, Any]:
-    """Return the options of a response whose sets are recorded: vLLM wants temperature and top_k above 0 then."""
+def recordable_options(sampling: Sampling, vocabulary: int) -> dict[str, Any]:
+    """Return the options with which sets are recorded: vLLM then needs temperature and top_k above 0."""
     if sampling.temperature == 0:  # greedy is a set of one token, whose log-prob is then 0
         return {"temperature": 1.0, "top_k": 1}
     return {"top_k": sampling.top_k or vocabulary}
@@ -79,17 +79,17 @@ def routing(experts: Any, num_prompt: int, num_drawn: int, sampling: Sampling) -
     """
     if not sampling.keep_routing:
         return None
-    wanted = num_prompt + num_drawn - 1  # the last token drawn was never an input, so no expert computed it
-    if experts is None or experts.ndim != 3 or len(experts) != wanted:
+    num_computed = num_prompt + num_drawn - 1  # the last token drawn was never an input, so no expert computed it
+    if experts is None or experts.ndim != 3 or len(experts) != num_computed:
         shape = "none" if experts is None else str(list(experts.shape))
         raise EngineError(
             f"vLLM returned experts of shape {shape} for a prompt of {num_prompt} and a response of {num_drawn} "
-            f"tokens, which need {wanted}; start it with enable_return_routed_experts"
+            f"tokens, which need {num_computed}; start it with enable_return_routed_experts"
         )
     _, layers, top_k = experts.shape
     return Routing(int(layers), int(top_k), numpy.ascontiguousarray(experts, dtype="<i2").tobytes())
 
 
-def unpacked(text: str | None) -> Any:
-    """Return the array in a server's answer, a `.npy` file in base64; None for None."""
+def decode_array(text: str | None) -> Any:
+    """Return the array of a `.npy` file in base64, as servers send it; None for None."""
     return None if text is None else numpy.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)

@@ -15,15 +15,15 @@ from verizero.pipeline.rollout.http_client import HttpClient
 from verizero.pipeline.rollout.server_client import ServerLost
 from verizero.pipeline.rollout.server_pool import in_thread
 from verizero.pipeline.rollout.vllm_arguments import check_spans, finish_reason, options
-from verizero.pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
+from verizero.pipeline.rollout.vllm_records import decode_array, kept_tokens, routing
 
 POLL_S = 0.0005
 Piece = Sequence[tuple[str, Tensor]] | str
-"""Some weights on the device that a channel reads; or a folder with all of them."""
+"""Some weights, on the device from which a channel reads; or the path of a folder with all of them."""
 
 
 class Channel(Protocol):
-    """The connection on which weights go to a server's workers."""
+    """A connection that sends weights to a server's workers."""
 
     def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         """Send one piece of the weights. Raises: ServerLost, EngineError."""
@@ -45,7 +45,7 @@ class RemoteServer(HttpClient):
         self._channel: Channel | None = None
         self._is_updating = False
         self._last_version: str | None = None
-        """The version that the server reported last; another one means a restart, or another run."""
+        """The version that the server reported last. A different one later means a restart, or another run."""
 
     def sample(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling, label: str) -> Completion:
         """Return one response. Raises: as `ask`, and ServerLost if weights of another version drew it."""
@@ -56,7 +56,7 @@ class RemoteServer(HttpClient):
         drawn = tuple(choice["token_ids"])
         if len(logprobs) != len(drawn):
             raise EngineError(f"{self.url} gave {len(logprobs)} log-probs for {len(drawn)} tokens; {self.hint}")
-        # Weights may change amid a response; each stretch must be of the version asked for.
+        # Weights may change during a response; each part must be of the version `label`.
         spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
         try:
             check_spans(spans, label)
@@ -64,7 +64,7 @@ class RemoteServer(HttpClient):
         except EngineError as exc:
             raise ServerLost(f"{self.url}: {exc}") from exc
         kept = kept_tokens(choice.get("sampling_mask"), drawn, sampling)
-        experts = unpacked(choice.get("routed_experts"))
+        experts = decode_array(choice.get("routed_experts"))
         return Completion(drawn, logprobs, reason, kept, routing(experts, len(prompt_ids), len(drawn), sampling))
 
     @property
@@ -82,11 +82,11 @@ class RemoteServer(HttpClient):
         return self._last_version != before
 
     def start_update(self) -> None:
-        """Prepare the server for weights; connect with its workers if that was not done."""
+        """Prepare the server for weights; connect to its workers at the first time."""
         before = self._last_version
-        # A server that was restarted since has workers that are not in our group: they must meet again.
+        # The workers of a server that was restarted since are not in our group: a new one is formed.
         if self._channel is not None and self.version != before:
-            in_thread(self._taken().leave)
+            in_thread(self._remove_channel().leave)
         if self._channel is None:
             # An update that broke off would make the server refuse to start another one.
             self.ask("POST", "/collective_rpc", {"method": "forget_update"})
@@ -95,7 +95,7 @@ class RemoteServer(HttpClient):
         self._is_updating = True
 
     def take_weights(self, piece: Piece) -> None:
-        """Send one piece of the weights, or have the server load a folder with all of them."""
+        """Send one piece of the weights, or the path of a folder with all of them."""
         if isinstance(piece, str):
             self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [piece]})
             return
@@ -120,10 +120,10 @@ class RemoteServer(HttpClient):
     def close(self) -> None:
         """Leave the channel; the server itself keeps running."""
         if self._channel is not None:
-            self._taken().leave()
+            self._remove_channel().leave()
 
-    def _taken(self) -> Channel:
-        """Return the channel, which is this client's no more; an update on it has broken off."""
+    def _remove_channel(self) -> Channel:
+        """Forget the channel and return it; an update on it counts as broken off."""
         assert self._channel is not None
         channel, self._channel, self._is_updating = self._channel, None, False
         return channel

@@ -1,7 +1,7 @@
-"""The ways in which new weights reach a vLLM server: gloo through the CPU, NCCL between GPUs, memory of one GPU.
+"""The transports of new weights to a vLLM server: gloo through the CPU, NCCL between GPUs, IPC within one GPU.
 
-NCCL and IPC are vLLM's own transfers (0.32), never run here. vLLM's senders are made to send a whole model by one call;
-ours are called once for each piece, so that no process holds all weights and one pass over them serves all servers.
+NCCL and IPC are vLLM's own transfers (0.32), never run here. A vLLM sender is made to send a whole model by
+one call; we call it for each piece, so that no process needs all weights and all servers are served in one pass.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from verizero.pipeline.rollout.weight_group import begin_broadcast, join_group, 
 
 
 def way_of(config: VllmConfig, device: torch.device, num_ranks: int) -> Way:
-    """Return how weights on `device` of rank 0 travel to the servers. Raises: ConfigError where that cannot work."""
-    asked = config.transfer
-    if asked in ("nccl", "ipc") and device.type != "cuda":
+    """Return the transport of weights from `device` of rank 0. Raises: ConfigError for one that cannot work."""
+    way = config.transfer
+    if way in ("nccl", "ipc") and device.type != "cuda":
         raise ConfigError(
-            f"rollout.vllm.transfer={asked} moves weights from a GPU, and the policy is on {device}; set transfer: auto"
+            f"rollout.vllm.transfer={way} moves weights from a GPU, and the policy is on {device}; set transfer: auto"
         )
-    if asked == "ipc" and num_ranks > 1:
+    if way == "ipc" and num_ranks > 1:
         raise ConfigError(
             f"rollout.vllm.transfer=ipc hands memory over within one GPU, and the run has {num_ranks} ranks; set "
             "transfer: nccl"
         )
-    if asked != "auto":
-        return asked
+    if way != "auto":
+        return way
     if device.type != "cuda":
         return "gloo"
-    own, theirs = device.index or 0, {gpu for gpus in config.devices for gpu in gpus}
-    if own not in theirs:
+    trainer_gpu, server_gpus = device.index or 0, {gpu for gpus in config.devices for gpu in gpus}
+    if trainer_gpu not in server_gpus:
         return "nccl"
     # NCCL refuses two processes on one GPU.
-    return "ipc" if theirs == {own} and num_ranks == 1 else "gloo"
+    return "ipc" if server_gpus == {trainer_gpu} and num_ranks == 1 else "gloo"
 
 
 class GlooChannel:
@@ -56,20 +56,20 @@ class GlooChannel:
         """Form the group. Raises: ServerLost, EngineError."""
         self.server = server
         world, wait_s = 1 + num_workers(server), server.limits.request_timeout_s
-        # The store must listen before the server is told its port; both sides then join at the same time.
-        store = rendezvous(here := server.address_here(), 0, world, wait_s, True)
-        info = {"host": here, "port": store.port, "world_size": world, "timeout_s": wait_s}
-        joined = in_thread(lambda: server.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
-        met = in_thread(lambda: join_group(store, 0, world, wait_s))
+        # The store must listen before the server gets its port; both sides then join at the same time.
+        store = rendezvous(host := server.address_here(), 0, world, wait_s, True)
+        info = {"host": host, "port": store.port, "world_size": world, "timeout_s": wait_s}
+        server_joined = in_thread(lambda: server.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
+        group = in_thread(lambda: join_group(store, 0, world, wait_s))
         try:
-            while not met.done():
-                if joined.done():
-                    joined.result()  # raises if the server refuses: its workers would never come
+            while not group.done():
+                if server_joined.done():
+                    server_joined.result()  # raises if the server refuses: its workers would never come
                 time.sleep(POLL_S)
-            self._group = met.result()
+            self._group = group.result()
         except RuntimeError as exc:
             raise ServerLost(f"{server.url}: meeting its workers for weights: {exc}") from exc
-        joined.result()
+        server_joined.result()
 
     def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
         """Send one piece of the weights. Raises: ServerLost, EngineError."""
@@ -78,19 +78,19 @@ class GlooChannel:
             "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
             "shapes": [list(t.shape) for _, t in bucket],
         }
-        # The server must be told of the piece and receive the broadcast at the same time: it answers after both.
-        taken = in_thread(lambda: self.server.ask("POST", "/update_weights", {"update_info": info}))
+        # The announcement and the broadcast must be sent at the same time: the server answers after both.
+        received = in_thread(lambda: self.server.ask("POST", "/update_weights", {"update_info": info}))
         sends = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
         try:
             while not all(work.is_completed() for work in sends):
-                if taken.done():
-                    taken.result()  # raises if the server failed; the broadcast would wait for the whole timeout
+                if received.done():
+                    received.result()  # raises if the server failed; the broadcast would wait for the whole timeout
                 time.sleep(POLL_S)
             for work in sends:
                 work.wait()
         except RuntimeError as exc:
             raise ServerLost(f"{self.server.url}: sending weights: {exc}") from exc
-        taken.result()
+        received.result()
 
     def leave(self) -> None:
         """Leave the group; waits for its sends."""
@@ -110,8 +110,8 @@ class VllmChannel:
         try:
             with on_gpu(device):
                 if way == "nccl":
-                    place = (server.address_here(), free_port(""), 1 + num_workers(server))
-                    self._sender: Any = vllm.open_nccl(client, self._piece, *place, piece_bytes)
+                    meeting = (server.address_here(), free_port(""), 1 + num_workers(server))
+                    self._sender: Any = vllm.open_nccl(client, self._piece, *meeting, piece_bytes)
                 else:
                     self._sender = vllm.open_ipc(client, self._piece, piece_bytes)
         except (RuntimeError, ValueError) as exc:
@@ -136,20 +136,20 @@ class VllmChannel:
 
 
 class _Client:
-    """A server as vLLM's senders ask it. An update begins and ends once, with all pieces, which `RemoteServer` does."""
+    """A server as vLLM's senders see it. They send pieces; `RemoteServer` begins and ends the update."""
 
     def __init__(self, server: RemoteServer) -> None:
         self.server = server
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
-        """Have the server's workers meet the sender."""
+        """Connect the server's workers with the sender."""
         self.server.ask("POST", "/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
         """Do nothing: the update has begun."""
 
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
-        """Have the server take one piece."""
+        """Send one piece to the server."""
         info = {name: value for name, value in update_info.items() if value is not None}
         handles = info.pop("ipc_handles", None)
         if handles is not None:  # tuples and bytes, which JSON does not have
@@ -180,8 +180,8 @@ def num_workers(server: RemoteServer) -> int:
     return int(server.ask_for("world_size", "GET", "/get_world_size"))
 
 
-def settled(bucket: Sequence[tuple[str, Tensor]], way: Way) -> list[tuple[str, Tensor]]:
-    """Return the tensors where `way` reads them, complete, so that other threads may send them."""
+def ready_to_send(bucket: Sequence[tuple[str, Tensor]], way: Way) -> list[tuple[str, Tensor]]:
+    """Return the tensors on the device that the transport `way` reads, so that other threads may send them."""
     if way == "gloo":
         return [(name, tensor.to("cpu").contiguous()) for name, tensor in bucket]
     ready = [(name, tensor.contiguous()) for name, tensor in bucket]

@@ -36,7 +36,7 @@ TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl", "ipc": "verizero_
 
 
 def on_cpu() -> bool:
-    """True for vLLM's build for the CPU."""
+    """True if this vLLM is built for the CPU."""
     return bool(current_platform.is_cpu())
 
 
@@ -115,8 +115,8 @@ def start_reload(model: Any, model_config: Any) -> set[str]:
     finalize_layerwise_reload(model, model_config)
     before = {name for name, _ in model.named_parameters()}
     initialize_layerwise_reload(model)
-    # The last line separates tied weights, which come once; and it takes away what vLLM computes from the weights, such
-    # as the scales of weights in 8 bits, which never come. Both have a name on one side only.
+    # The last line separates tied weights, which come once, and removes tensors that vLLM computes from the weights,
+    # such as the scales of 8-bit weights, which never come. Both are named only before or only after it.
     return before & {name for name, _ in model.named_parameters()}
 
 
@@ -228,21 +228,21 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
         self.group = None
 
 
-class _Noting:
+class _RecordingModel:
     """Loads weights into a model, and removes the names of those loaded from `missing`."""
 
     def __init__(self, model: Any, missing: set[str]) -> None:
         self.model, self.missing = model, missing
 
     def load_weights(self, weights: Named) -> Any:
-        """Return the names that the model took, as it does."""
+        """Return the names that the model took, as its own method does."""
         loaded = self.model.load_weights(weights)
         self.missing -= self.missing if loaded is None else set(loaded)
         return loaded
 
 
-class Complete:
-    """Makes one of vLLM's own transfers refuse an update of which some weights did not come; vLLM only logs that."""
+class ChecksCompleteness:
+    """Makes vLLM's own transfer refuse an update if some weights did not come; vLLM itself only logs that."""
 
     model: Any
     model_config: Any
@@ -253,9 +253,9 @@ class Complete:
         self.missing = start_reload(self.model, self.model_config)
 
     def receive_weights(self, update_info: Any) -> None:
-        """Receive one piece as vLLM does, and note what the model took."""
+        """Receive one piece as vLLM does, and record the names that the model took."""
         model = self.model
-        self.model = _Noting(model, self.missing)
+        self.model = _RecordingModel(model, self.missing)
         try:
             super().receive_weights(update_info)  # type: ignore[misc]
         finally:
@@ -267,11 +267,11 @@ class Complete:
         finish_reload(self.model, self.model_config, self.missing)
 
 
-class NcclTransfer(Complete, NCCLWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+class NcclTransfer(ChecksCompleteness, NCCLWeightTransferEngine):  # type: ignore[misc, unused-ignore]
     """Receives weights by broadcast from the trainer's GPU."""
 
 
-class IpcTransfer(Complete, IPCWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+class IpcTransfer(ChecksCompleteness, IPCWeightTransferEngine):  # type: ignore[misc, unused-ignore]
     """Reads weights in the trainer's memory on the same GPU."""
 
 
@@ -295,7 +295,7 @@ def open_ipc(client: Any, source: Any, buffer_bytes: int) -> Any:
 
 
 def metadata_of(bucket: list[tuple[str, Tensor]]) -> list[Any]:
-    """Return what vLLM's senders announce of some weights."""
+    """Return names, types and shapes of some weights, as vLLM's senders announce them."""
     return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket]
 
 

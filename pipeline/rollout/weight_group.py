@@ -18,7 +18,7 @@ def rendezvous(host: str, port: int, world_size: int, timeout_s: float, is_host:
     timeout, descriptor = datetime.timedelta(seconds=timeout_s), None
     if is_host and (listener := listen_at(host, port)) is not None:  # torch would listen at all addresses
         port, descriptor = listener.getsockname()[1], listener.detach()
-    # Without waiting: the host tells the others of its port only after this returns.
+    # Without waiting: the host tells the others its port only after this returns.
     return dist.TCPStore(host, port, world_size, is_host, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 

@@ -1,4 +1,4 @@
-"""The policy's weights for an engine: by the names that a saved folder would have, in pieces."""
+"""The policy's weights for an engine: in pieces, with the names that they have in a saved folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verizero.pipeline.models.saved_names import as_saved
 
 Named = Iterable[tuple[str, Tensor]]
 Weights = Callable[[], Named]
-"""Starts a new pass over all weights, whole tensors. Where they are gathered from shards, all ranks pass together."""
+"""Yields all weights once, as whole tensors. If they are gathered from shards, all ranks must call it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ def weights_of(model: Any) -> Weights:
     return named
 
 
-class Counted:
-    """Passes weights on as they come, and counts tensors and bytes."""
+class CountedWeights:
+    """Yields the weights of another iterable, and counts tensors and bytes."""
 
     def __init__(self, weights: Named) -> None:
         self._weights = weights
@@ -51,17 +51,17 @@ class Counted:
             yield name, tensor
 
 
-def buckets(weights: Named, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the weights in lists of at most `most_bytes`; a larger tensor comes alone."""
+def buckets(weights: Named, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the weights in lists of at most `max_bytes`; a larger tensor comes alone."""
     bucket: list[tuple[str, Tensor]] = []
-    held = 0
+    num_bytes = 0
     for name, tensor in weights:
         size = tensor.numel() * tensor.element_size()
-        if bucket and held + size > most_bytes:
+        if bucket and num_bytes + size > max_bytes:
             yield bucket
-            # A new list, not a cleared one: the receiver may still hold the old one.
-            bucket, held = [], 0
+            # A new list, not a cleared one: the receiver may still use the old one.
+            bucket, num_bytes = [], 0
         bucket.append((name, tensor))
-        held += size
+        num_bytes += size
     if bucket:
         yield bucket

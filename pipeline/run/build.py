@@ -23,7 +23,7 @@ from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.engine_model import EngineModel, Records
 from verizero.pipeline.rollout.generate import Generation
 from verizero.pipeline.rollout.play import EpisodeSetup
-from verizero.pipeline.rollout.server_client import Setting
+from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.ahead_source import AheadSource
@@ -144,8 +144,8 @@ def build_engine(
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
-        setting = Setting(policy, how.max_rows, folder or Path.cwd(), how.servers_field, peers.size)
-        return ServerPool(load_servers(how.engine)[1](params, setting), setting, peers)
+        setup = ServerSetup(policy, how.max_rows, folder or Path.cwd(), how.servers_field, peers.size)
+        return ServerPool(load_servers(how.engine)[1](params, setup), setup, peers)
     from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
     # With publish_every above 1 the policy trains on while the engine keeps older weights, which nobody else has.

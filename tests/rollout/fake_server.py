@@ -12,15 +12,15 @@ from typing import Any
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.server_client import Setting
+from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.servers.vllm_server import servers
 
 
 def pool_of(policy: EngineModel, config: VllmConfig, folder: Path, peers: Any = None) -> ServerPool:
     """An engine over the config's servers, as a run makes it."""
-    setting = Setting(policy, 64, folder, "rollout.vllm", 1 if peers is None else peers.size)
-    return ServerPool(servers(config, setting), setting, peers)
+    setup = ServerSetup(policy, 64, folder, "rollout.vllm", 1 if peers is None else peers.size)
+    return ServerPool(servers(config, setup), setup, peers)
 
 
 class _Server(ThreadingHTTPServer):

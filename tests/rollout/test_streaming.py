@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.rollout.test_generate import EOS, Letters, answer
 from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
-from verizero.pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling
 from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.types import EndedResponse, Prompt
@@ -57,12 +57,12 @@ class Half(ScriptedEngine):
     """Tells of every second response only, the last ones first."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
         answers = super().generate(requests, sampling)
         places = [(i, j) for i, some in enumerate(answers) for j in range(len(some))][::-2]
-        if listener is not None:
-            listener([Ended(i, j, answers[i][j].token_ids, answers[i][j].finish_reason) for i, j in places])
+        if reader is not None:
+            reader([Ended(i, j, answers[i][j].token_ids, answers[i][j].finish_reason) for i, j in places])
         return answers
 
 
@@ -70,7 +70,7 @@ class Silent(ScriptedEngine):
     """Tells of no response."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
         return super().generate(requests, sampling)
 

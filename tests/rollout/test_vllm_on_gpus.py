@@ -15,7 +15,7 @@ from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_engine import VllmEngine, as_launched
+from verizero.pipeline.rollout.vllm_engine import VllmEngine, local_rank_of
 
 REQUESTS = [Request((3, 4), (1,))]
 PLAIN = VllmConfig()
@@ -57,17 +57,17 @@ def test_several_ranks_are_vllms_workers_whatever_an_engine_spans(devices: int) 
 @pytest.mark.usefixtures("two_ranks")
 def test_vllm_takes_the_trainers_gpu_and_not_the_one_of_the_ranks_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "7")
-    with as_launched(torch.device("cuda", 3), on_cpu=False):
+    with local_rank_of(torch.device("cuda", 3), on_cpu=False):
         assert os.environ["LOCAL_RANK"] == "3"
     assert os.environ["LOCAL_RANK"] == "7"
     monkeypatch.delenv("LOCAL_RANK")
-    with as_launched(torch.device("cpu"), on_cpu=True):
+    with local_rank_of(torch.device("cpu"), on_cpu=True):
         assert os.environ["LOCAL_RANK"] == "0"
     assert "LOCAL_RANK" not in os.environ
 
 
 def test_a_single_rank_on_another_gpu_than_the_first_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"), as_launched(torch.device("cuda", 1), False):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"), local_rank_of(torch.device("cuda", 1), False):
         pass
 
 

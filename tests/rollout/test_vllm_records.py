@@ -16,7 +16,14 @@ from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel, Records
 from verizero.pipeline.rollout.vllm_arguments import engine_arguments
-from verizero.pipeline.rollout.vllm_records import bounded, kept_tokens, prepare, recording_arguments, routing, unpacked
+from verizero.pipeline.rollout.vllm_records import (
+    choose_runner,
+    decode_array,
+    kept_tokens,
+    recordable_options,
+    recording_arguments,
+    routing,
+)
 from verizero.pipeline.run.build import records_of
 
 CUT = Sampling(8, 0.7, 0.9, 3, max_kept=4)
@@ -60,9 +67,9 @@ def test_experts_are_of_all_tokens_but_the_last() -> None:
 
 
 def test_every_draw_has_the_bounds_that_vllm_asks_for() -> None:
-    assert bounded(Sampling(4, 0.7, 1.0, 20), 100) == {"top_k": 20}
-    assert bounded(Sampling(4, 0.7), 100) == {"top_k": 100}
-    assert bounded(Sampling(4, 0.0), 100) == {"temperature": 1.0, "top_k": 1}
+    assert recordable_options(Sampling(4, 0.7, 1.0, 20), 100) == {"top_k": 20}
+    assert recordable_options(Sampling(4, 0.7), 100) == {"top_k": 100}
+    assert recordable_options(Sampling(4, 0.0), 100) == {"temperature": 1.0, "top_k": 1}
 
 
 def test_only_what_the_recipe_keeps_is_asked_for() -> None:
@@ -85,10 +92,10 @@ def test_only_what_the_recipe_keeps_is_asked_for() -> None:
 
 def test_a_build_that_cannot_record_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    prepare(Records(), "there is none")
+    choose_runner(Records(), "there is none")
     for records, name in ((Records(sampling=True), "keep_sampling"), (Records(routing=True), "keep_routing")):
         with pytest.raises(ConfigError, match=rf"{name}.*there is none.*rollout\.engine: torch"):
-            prepare(records, "there is none")
+            choose_runner(records, "there is none")
 
 
 def test_a_servers_answer_has_both(tmp_path: Path) -> None:
@@ -133,8 +140,8 @@ class TestVllmsOwnClasses:
     def test_its_packing_of_experts_for_http(self) -> None:
         from vllm.utils.serial_utils import numpy2base64
 
-        assert numpy.array_equal(unpacked(numpy2base64(EXPERTS)), EXPERTS)
-        assert unpacked(None) is None
+        assert numpy.array_equal(decode_array(numpy2base64(EXPERTS)), EXPERTS)
+        assert decode_array(None) is None
 
     def test_its_names_of_arguments_and_of_answers(self) -> None:
         from dataclasses import fields

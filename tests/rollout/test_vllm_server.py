@@ -348,7 +348,7 @@ def follow(folder: Path) -> None:
             assert isinstance(server, RemoteServer)
             server.start_update()
             if half:
-                server.take_weights(list(engine.setting.policy.weights())[:4])
+                server.take_weights(list(engine.setup.policy.weights())[:4])
             server.close()
             scatter(model, 3 + half)
             engine.publish(3)

@@ -18,7 +18,7 @@ from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_client import ServerLost
 from verizero.pipeline.rollout.vllm_process import environments, visible
 from verizero.pipeline.rollout.vllm_remote import RemoteServer
-from verizero.pipeline.rollout.vllm_transfer import VllmChannel, settled, way_of
+from verizero.pipeline.rollout.vllm_transfer import VllmChannel, ready_to_send, way_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 WEIGHTS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
@@ -142,7 +142,7 @@ def test_an_update_begins_and_ends_once_whatever_the_number_of_pieces(way: str) 
         server = server_of(fake, worker, way)
         for version in ("1@run", "2@run"):
             for bucket in (WEIGHTS, WEIGHTS[:1]):
-                server.take_weights(settled(bucket, way))  # type: ignore[arg-type]
+                server.take_weights(ready_to_send(bucket, way))  # type: ignore[arg-type]
             server.confirm(version)
             assert server.version == version
         server.close()

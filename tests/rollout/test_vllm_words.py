@@ -24,7 +24,7 @@ from verizero.pipeline.rollout.vllm_arguments import (
     import_vllm,
     sampling_options,
 )
-from verizero.pipeline.rollout.weights import Counted, buckets, weights_of
+from verizero.pipeline.rollout.weights import CountedWeights, buckets, weights_of
 
 KNOWN = ("swap_space", "block_size", "max_num_batched_tokens", "seed", "dtype")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -106,7 +106,7 @@ def test_weights_are_named_and_shaped_as_in_a_saved_folder(
 
 
 def test_what_is_taken_is_counted() -> None:
-    counted = Counted([("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))])
+    counted = CountedWeights([("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))])
     assert [name for name, _ in counted] == ["a", "b"]
     assert (counted.num_tensors, counted.num_bytes) == (2, 20)
 

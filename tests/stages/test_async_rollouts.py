@@ -18,7 +18,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.opening import open_run
@@ -161,12 +161,12 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 
     class Meets(ScriptedEngine):
         def generate(
-            self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
         ) -> list[list[Completion]]:
             if threading.current_thread() is not threading.main_thread():
                 drawing.set()
                 assert updating.wait(60)
-            return super().generate(requests, sampling, listener)
+            return super().generate(requests, sampling, reader)
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
@@ -188,11 +188,11 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
     class Breaks(ScriptedEngine):
         def generate(
-            self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
         ) -> list[list[Completion]]:
             if threading.current_thread() is not threading.main_thread():
                 raise EngineError("the cable was cut")
-            return super().generate(requests, sampling, listener)
+            return super().generate(requests, sampling, reader)
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)

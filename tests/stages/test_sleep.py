@@ -15,7 +15,7 @@ from tests.stages.start import started
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.rollout.engine import Completion, Listener, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.train.reward_model import RewardModel
@@ -47,14 +47,14 @@ class Sleeper:
         self.engine.publish(version)
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
         if self.is_asleep:
             self.num_woken += 1
             equal = all(torch.equal(a, b) for a, b in zip(self.present(), self.published, strict=True))
             assert equal, "the policy has trained on, and no publish followed"
             self.publish(self.version)
-        return list(self.engine.generate(requests, sampling, listener))
+        return list(self.engine.generate(requests, sampling, reader))
 
     def rest(self) -> None:
         self.is_asleep = True

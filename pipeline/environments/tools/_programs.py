@@ -84,7 +84,7 @@ class EachAlone:
         return _output(run(trial))
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no program is left."""
 
 
 def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
