@@ -1,14 +1,14 @@
-"""Child processes: how they begin, are waited for and asked, and end, at the latest with the process that started them.
+"""Starts, awaits and ends child processes. A child ends at the latest with the process that started it.
 
-`start` begins a child in a session of its own: Ctrl-C then reaches this process alone, which ends its children in order
-by `end`, with all that they started. A child ends too if this process is killed, by one of three ways:
+`start` begins a child in its own session: Ctrl-C then reaches only this process, which ends its children in order by
+`end`, with all that they started. If this process is killed, a child ends too, in one of three ways:
 
 - `start(..., stdin=PIPE)`: a program of ours that ends when its standard input does;
 - `start(..., dies=True)`, or `die_with` in the child's own code: the kernel ends it, but not what it started;
-- `start(watched(command))`: whatever the command is, this file as a program ends it and all that it started.
+- `start(watched(command))`: for any command: this file, as a program, ends it and all that it started.
 
-`python child.py [LIMITS] PID PROGRAM …` runs PROGRAM in a process group. When that ends, when the process PID dies by
-whatever signal, or when this process gets SIGTERM, the group gets SIGTERM and then SIGKILL. Limits of each of its
+`python child.py [LIMITS] PID PROGRAM …` runs PROGRAM in a process group. When PROGRAM ends, when the process PID dies,
+or when this process gets SIGTERM, the group gets SIGTERM and then SIGKILL. Limits of each of its
 processes: --cpu-s=SECONDS, --memory-mib=MEBIBYTES. The status of PROGRAM is written to the file of --status=FILE.
 """
 
@@ -31,9 +31,9 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two looks if a child has ended."""
-LOOK_S = 0.1
-"""Seconds between two looks if a child is ready, and of this file's program if the process PID lives."""
+"""Seconds between two checks whether a child has ended."""
+CHECK_S = 0.1
+"""Seconds between two checks whether a child is ready; in this file's program: whether the process PID lives."""
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 LAST_LINES = 15
@@ -43,14 +43,14 @@ LAST_LINES = 15
 def start(
     command: Sequence[str], more: Mapping[str, str] = {}, *, log: Path | None = None, dies: bool = False, **how: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a child with this process's variables and `more`, in a session of its own.
+    """Start a child in its own session, with this process's environment variables and `more`.
 
-    `log`: where its output and errors are appended. `dies`: the kernel kills it when the thread that called this ends.
-    `how`: arguments of Popen in place of these, such as pipes. Without a pipe its standard input is empty.
+    `log`: its output and errors are appended there. `dies`: the kernel kills it when the thread that called this ends.
+    `how`: further arguments of Popen, such as pipes. Without a pipe its standard input is empty.
     Raises: OSError if the program cannot be started.
     """
     if dies:
-        # Between fork and exec: the kernel keeps this setting over exec, so the child cannot miss it.
+        # Between fork and exec: the kernel keeps the setting over exec, so no moment is left out.
         how["preexec_fn"] = partial(die_with, os.getpid())
     with contextlib.ExitStack() as stack:
         out = None if log is None else stack.enter_context(log.open("ab"))
@@ -65,14 +65,14 @@ def watched(command: Sequence[str], *limits: str) -> list[str]:
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process the signal when its parent, process `parent`, ends or is killed."""
+    """Let the kernel send this process the signal `number` when its parent, process `parent`, ends or is killed."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def status_of(child: subprocess.Popen[bytes]) -> int | None:
-    """Return the status of a child that has ended. Unlike `poll` this leaves its number to it and to its group."""
+    """Return the status of a child that has ended, else None. Unlike `poll`, this keeps its process id."""
     if child.returncode is None:
         with contextlib.suppress(ChildProcessError):  # another thread has waited for it just now
             ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -83,7 +83,7 @@ def status_of(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait so long at most; return True if the child has ended."""
+    """Wait for `seconds` at most; return True if the child has ended."""
     until = time.monotonic() + seconds
     while status_of(child) is None:
         if time.monotonic() >= until:
@@ -93,12 +93,12 @@ def ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def end(*children: subprocess.Popen[bytes], grace_s: float = GRACE_S, first: int = signal.SIGTERM) -> None:
-    """End children: the signal `first` to each, and when it has ended or `grace_s` is over, SIGKILL to its group."""
+    """End children: send `first` to each; when it has ended, or after `grace_s`, send SIGKILL to its group."""
     for child in children:
         if status_of(child) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, first)
-    # One deadline for all: they were all told before the first is waited for.
+    # One deadline for all: each got its signal before the wait begins.
     until = time.monotonic() + grace_s
     for child in children:
         ends_within(child, until - time.monotonic())
@@ -108,7 +108,7 @@ def end(*children: subprocess.Popen[bytes], grace_s: float = GRACE_S, first: int
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send the signal to the child and all that it has started in its group."""
+    """Send the signal to the child and to all processes of its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)
 
@@ -123,7 +123,7 @@ def close_pipes(child: subprocess.Popen[bytes]) -> None:
 
 
 class NotReady(Exception):
-    """A child ended, or its time was over, before it was ready. The text ends with the last lines of its log."""
+    """A child ended, or the time was over, before it was ready. The message ends with the last lines of its log."""
 
     def __init__(self, what: str, status: int | None, log: Path) -> None:
         self.what, self.status, self.tail = what, status, tail_of(log)
@@ -134,14 +134,14 @@ def wait_until(is_ready: Callable[[], bool], child: subprocess.Popen[bytes], log
     """Wait until the child is ready. Raises: NotReady."""
     until = time.monotonic() + timeout_s
     while True:
-        # Looked at first: what answers at a server's address may be another one, while ours could not have it.
+        # Checked first: if our server could not get its address, another server may answer there.
         if (status := status_of(child)) is not None:
             raise NotReady(f"ended with status {status}", status, log)
         if is_ready():
             return
         if time.monotonic() > until:
             raise NotReady(f"did not answer within {timeout_s:g} s", None, log)
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_S)
 
 
 def tail_of(log: Path) -> str:
@@ -149,13 +149,13 @@ def tail_of(log: Path) -> str:
     return f"{log} ends:\n" + "\n".join(last_lines(log))
 
 
-def last_lines(log: Path, most: int = LAST_LINES) -> list[str]:
+def last_lines(log: Path, max_lines: int = LAST_LINES) -> list[str]:
     """Return the last lines of a log; none if there is no log."""
-    return appended(log, 0).decode(errors="replace").splitlines()[-most:]
+    return appended(log, 0).decode(errors="replace").splitlines()[-max_lines:]
 
 
 def appended(log: Path, begin: int) -> bytes:
-    """Return what was appended to a log since it had `begin` bytes; nothing if it cannot be read."""
+    """Return the bytes of a log from position `begin` on; none if it cannot be read."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(begin)
         return file.read()
@@ -163,7 +163,7 @@ def appended(log: Path, begin: int) -> bytes:
 
 
 def size_of(log: Path) -> int:
-    """Return the bytes that a log has: logs are appended to, so those of a child begin there."""
+    """Return the size of a log in bytes: the output of a new child is appended there."""
     return log.stat().st_size if log.exists() else 0
 
 
@@ -172,27 +172,27 @@ class Lines:
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
-        self._into, self._out, self._rest = child.stdin, child.stdout.fileno(), b""
+        self._stdin, self._stdout, self._buffer = child.stdin, child.stdout.fileno(), b""
         self._ready = select.poll()
-        self._ready.register(self._out, select.POLLIN)
+        self._ready.register(self._stdout, select.POLLIN)
 
     def send(self, line: str) -> None:
         """Write a line. Raises: OSError if the child is gone."""
-        assert self._into is not None
-        self._into.write(line.encode() + b"\n")
-        self._into.flush()
+        assert self._stdin is not None
+        self._stdin.write(line.encode() + b"\n")
+        self._stdin.flush()
 
     def next(self, timeout_s: float) -> bytes | None:
-        """Return the next line with its end; nothing if the child has closed its side, None if no line came in time."""
+        """Return the next line with its line end; b"" if the output is closed, None if no line came in time."""
         until = time.monotonic() + timeout_s
-        while b"\n" not in self._rest:
+        while b"\n" not in self._buffer:
             if not self._ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 return None
-            part = os.read(self._out, 65536)
+            part = os.read(self._stdout, 65536)
             if not part:
                 return b""
-            self._rest += part
-        line, end, self._rest = self._rest.partition(b"\n")
+            self._buffer += part
+        line, end, self._buffer = self._buffer.partition(b"\n")
         return line + end
 
 
@@ -207,24 +207,24 @@ def main(arguments: list[str]) -> int:
     def remember(number: int, frame: FrameType | None) -> None:
         signals.append(number)
 
-    # Before the program starts, so that a signal that comes in between is remembered too.
+    # Before the program starts, so that no signal is missed.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, remember)
-    # Signals to the own group must never reach the caller's.
+    # Signals to this process's group must not reach the caller's group.
     if os.getpgrp() != os.getpid():
         os.setsid()
     # This process has one thread, so a function may run between fork and exec.
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=partial(_limit, options))
-    # A process whose parent died is given another: no signal tells of it, so the parent is looked at.
+    # A process whose parent died gets another parent, without a signal: so the parent is checked again and again.
     while program.poll() is None and not signals and os.getppid() == owner:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            program.wait(LOOK_S)
+            program.wait(CHECK_S)
     status = program.poll()
     if "--status" in options and status is not None:
-        # This process dies with the group, so its own status tells nothing.
+        # This process is killed with the group, so its own status says nothing about PROGRAM.
         with open(options["--status"], "w") as file:
             file.write(str(status))
-    # This process survives it, as its handler only remembers the signal.
+    # This process is in the group, but its handler only remembers the signal.
     os.killpg(0, signal.SIGTERM)
     ends_within(program, GRACE_S)
     os.killpg(0, signal.SIGKILL)

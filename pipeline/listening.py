@@ -1,4 +1,4 @@
-"""Addresses of this machine on its way to another, and sockets that listen there alone, not at all addresses."""
+"""This machine's address on the route to another, free ports, and sockets that listen at one address only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 ANY_PORT = 9
-"""A port for a question about routes, which sends nothing."""
+"""A port for finding a route; nothing is sent to it."""
 
 
 def address_towards(host: str, port: int = ANY_PORT) -> str:
@@ -23,7 +23,7 @@ def address_towards(host: str, port: int = ANY_PORT) -> str:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port that nothing uses now at this address; "": at every address of this machine.
+    """Return a port that is free at this address; "": at all addresses of this machine.
 
     Another process may take it before it is used.
     """
@@ -35,11 +35,11 @@ def free_port(host: str = LOOPBACK) -> int:
 
 def answers(url: str) -> bool:
     """True if a server of this machine answers at the URL, without an error."""
-    place = urlsplit(url)
-    # Asked ten times a second while a server starts; other clients load certificates, or ask a proxy of the user's.
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=5)
+    parts = urlsplit(url)
+    # Called ten times a second while a server starts; other clients load certificates, or use a proxy of the user's.
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=5)
     try:
-        connection.request("GET", place.path)
+        connection.request("GET", parts.path)
         return connection.getresponse().status == 200
     except (OSError, HTTPException):
         return False
@@ -48,22 +48,22 @@ def answers(url: str) -> bool:
 
 
 def listen_at(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at `host` alone, at a free port if port is 0; None where others may need another.
+    """Return a socket that listens only at `host`, at a free port if port is 0; None if others cannot reach it there.
 
     A name may mean loopback to this machine and its network to others, as in /etc/hosts of Debian, and an address may
     be that of a router which passes connections on. Raises: OSError if the port is taken.
     """
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
         return None
-    for family, kind, protocol, _, place in places:
-        if host not in ("localhost", place[0]) and ip_address(place[0]).is_loopback:
+    for family, kind, protocol, _, address in addresses:
+        if host not in ("localhost", address[0]) and ip_address(address[0]).is_loopback:
             continue
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
+            listener.bind(address)
             listener.listen()
             return listener
         except OSError as exc:

@@ -1,4 +1,4 @@
-"""Programs of our own as children: they import our modules and Python's, whatever files the working folder has."""
+"""Commands of our own child processes, which import this package and no file of the working folder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""Variable that does what -P does, for programs that others start for us."""
+"""The environment variable that has the effect of -P, for programs that a launcher starts."""
 
 
 ROOT = str(Path(__file__).absolute().parents[2])
-"""The folder that has the package `verizero`: of a clone, or of installed packages."""
+"""The folder with the package `verizero`: that of a clone, or that of installed packages."""
 
 
 def import_root() -> str | None:
@@ -24,7 +24,7 @@ def import_root() -> str | None:
 
 
 def import_path() -> dict[str, str]:
-    """Return the variable PYTHONPATH with which a child finds this package where this process does."""
+    """Return the variable PYTHONPATH with which a child imports this package from the same folder as this process."""
     folders = [*filter(None, [import_root()]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
@@ -42,5 +42,5 @@ def module_command(module: str) -> list[str]:
 
 
 def leave_safe_path() -> None:
-    """Take the variable out of this process's environment: programs of the user's import what lies next to them."""
+    """Remove the variable from this process's environment: the user's own programs may import files next to them."""
     os.environ.pop(SAFE_PATH, None)

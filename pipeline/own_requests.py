@@ -1,4 +1,4 @@
-"""Requests of our own to HTTP services, which may carry a key: they end at the address that the recipe names."""
+"""HTTP requests that may have a key in their headers: they go to no other address than the one in the recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http.client import HTTPResponse
 from typing import IO, Any
 
 
-class _Stays(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> None:
@@ -16,11 +16,11 @@ class _Stays(urllib.request.HTTPRedirectHandler):
         raise urllib.error.HTTPError(req.full_url, code, problem, headers, fp)
 
 
-_OPENER = urllib.request.build_opener(_Stays)
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def open_url(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
-    """Return the reply to a request. No redirect is followed: Python would send its headers, and so a key, along.
+    """Return the reply to a request. No redirect is followed: Python would send the headers, and so the key, there too.
 
     Raises: urllib.error.HTTPError for a refusal or a redirect, whose `reason` names the address; OSError otherwise.
     """

@@ -1,4 +1,4 @@
-"""The server under the project's HTTP services: uvicorn, within limits that hold for every client.
+"""The server of all HTTP services of the project: uvicorn, with limits for every client.
 
     def answer(request: Request, body: bytes) -> Response:  # in a thread; `async def` runs in the server's loop
         number = checked(Numbers, parsed(body)).number      # raises Refused, as `answer` itself may
@@ -8,10 +8,10 @@
         print(service.address, service.token)
     Service(answer, port=8080, token="...").run()           # answers until SIGINT or SIGTERM
 
-Before `answer` is called, the request has passed these checks, and its body is read whole: Host and Origin are the
-service's own, the key in `Authorization: Bearer` or `x-api-key` is right, the body is not too long and came in time.
-Whatever `answer` raises becomes an answer to that client alone. To stream, return starlette's `StreamingResponse` from
-an `async def`: its generator is cancelled when the client leaves, as `await request.is_disconnected()` also tells.
+Before `answer` is called, the body is read whole and the request is checked: Host and Origin are the service's own, the
+key in `Authorization: Bearer` or `x-api-key` is right, the body is not too long and came in time. An exception of
+`answer` becomes an error for that client only. To stream, return starlette's `StreamingResponse` from an `async def`;
+its generator is cancelled when the client leaves, and `await request.is_disconnected()` is then True.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY = 64 << 20
-"""Bytes of a request's body."""
+"""The most bytes of a request's body."""
 MAX_CONNECTIONS = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-"""Connections at one time. A new one takes the place of the one that has waited longest without a request."""
+"""The most connections at a time. A further one replaces the one that has been idle longest."""
 IDLE_S = 15.0
-"""Seconds in which a connection must send the head of a request, and in which it may wait for its next one."""
+"""Seconds within which a connection must send the head of a request, the first or the next one."""
 BODY_S = 60.0
-"""Seconds in which a body must have come."""
+"""Seconds within which a body must arrive."""
 STUCK_S = 60.0
-"""Seconds for which a client may leave its answer unread."""
+"""Seconds for which a client may read nothing of its answer."""
 LINGER_S = 1.0
-"""Seconds in which a refused body is read and dropped: closed at once, its client would not see the refusal."""
+"""Seconds for which the body of a refused request is read and dropped: were the connection closed at once, the client
+would not see the refusal."""
 GRACE_S = 5
-"""Seconds that requests have to end when the service ends."""
-RULES = "at most 200 levels, 4,300 digits a number, no NaN, no half of a surrogate pair, UTF-8"
-"""Rules of JSON that a body must meet besides its grammar."""
+"""Seconds that open requests have when the service ends."""
+JSON_RULES = "at most 200 levels, 4,300 digits a number, no NaN, no half of a surrogate pair, UTF-8"
+"""Rules for the JSON of a body, further to its grammar."""
 
 _log = logging.getLogger(__name__)
 Answer = Callable[[Request, bytes], Response | Awaitable[Response]]
@@ -73,25 +74,27 @@ class Refused(Exception):
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises: Refused with 400 and the place."""
+    """Return the JSON object in a body. Raises: Refused with 400 and the position of the error."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as exc:
-        raise Refused(400, f"the body cannot be read as JSON: {exc}; it may have {RULES}") from exc
+        raise Refused(400, f"the body cannot be read as JSON: {exc}; it may have {JSON_RULES}") from exc
     if not isinstance(data, dict):
         raise Refused(400, f"the body must be a JSON object, got {reprlib.repr(data)}")
     return data
 
 
 def checked(model: type[Model], data: Any, status: int = 400) -> Model:
-    """Return the data as that model. Raises: Refused with `status`, the fields, and what each must be."""
+    """Return the data as an instance of `model`. Raises: Refused with `status`, which says what each field must be."""
     try:
         return model.model_validate(data)
     except ValidationError as exc:
-        raise Refused(status, "; ".join(_words(dict(error)) for error in exc.errors(include_url=False)[:3])) from exc
+        raise Refused(
+            status, "; ".join(_error_text(dict(error)) for error in exc.errors(include_url=False)[:3])
+        ) from exc
 
 
-def _words(error: dict[str, Any]) -> str:
+def _error_text(error: dict[str, Any]) -> str:
     """Return one error of a model: the field, what is wrong, and the value."""
     field = ".".join(map(str, error["loc"])) or "the body"
     if error["type"] == "missing":
@@ -101,13 +104,13 @@ def _words(error: dict[str, Any]) -> str:
     return f"{field}: {error['msg'].removeprefix('Value error, ')}, got {reprlib.repr(error['input'])}"
 
 
-def same_key(key: str, wanted: str) -> bool:
-    """True if both are equal; the time that it takes does not tell how much of them is."""
-    return hmac.compare_digest(key.encode("utf-8", "replace"), wanted.encode("utf-8", "replace"))
+def same_key(key: str, right_key: str) -> bool:
+    """True if both are equal. The time it takes does not show how many characters are equal."""
+    return hmac.compare_digest(key.encode("utf-8", "replace"), right_key.encode("utf-8", "replace"))
 
 
 def plain_error(path: str, refused: Refused) -> dict[str, Any]:
-    """Return the body of a refusal."""
+    """Return the body of an error answer."""
     return {"error": refused.message}
 
 
@@ -124,18 +127,18 @@ class Service:
         error: Callable[[str, Refused], dict[str, Any]] = plain_error,
         max_body: int = MAX_BODY,
     ) -> None:
-        """Bind the address; port 0 is any free one. Without a token one is made.
+        """Bind the address; port 0: any free one. `token`: None makes a new one.
 
-        `admits(path, key)` raises Refused for a key that may not enter there; by default the key is the token.
-        `error` writes the body of a refusal. Raises: OSError when the address cannot be had.
+        `admits(path, key)` raises Refused if the key is not valid for the path; by default the key is the token.
+        `error` returns the body of an error answer. Raises: OSError if the address cannot be bound.
         """
         self.answer, self.error, self.max_body = answer, error, max_body
         self.token = token or secrets.token_urlsafe(32)
         self.admits = admits or self._admits_token
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        bound, self.port = self._socket.getsockname()[:2]
-        self.address = f"http://[{bound}]:{self.port}" if ":" in bound else f"http://{bound}:{self.port}"
-        self._is_local = ipaddress.ip_address(bound).is_loopback
+        ip, self.port = self._socket.getsockname()[:2]
+        self.address = f"http://[{ip}]:{self.port}" if ":" in ip else f"http://{ip}:{self.port}"
+        self._is_local = ipaddress.ip_address(ip).is_loopback
         self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, "http")
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="http", daemon=True)
         self._server = uvicorn.Server(
@@ -154,7 +157,7 @@ class Service:
         self.close()
 
     def run(self) -> None:
-        """Answer until SIGINT or SIGTERM. Requests that are being answered then have GRACE_S to end."""
+        """Answer until SIGINT or SIGTERM. Requests that are open then have GRACE_S to end."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             asyncio.run(self._serve())
@@ -165,7 +168,7 @@ class Service:
             self.close()
 
     def close(self) -> None:
-        """End the service: no new requests, GRACE_S for those that are being answered."""
+        """End the service: no new requests; open ones have GRACE_S to end."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -176,10 +179,10 @@ class Service:
         await self._server.serve([self._socket])
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens; what fails after an answer has begun ends its connection."""
+        """Answer one request, with an error if it fails. A failure after the answer has begun ends the connection."""
         request, body, has_begun = Request(scope, receive), None, False
 
-        async def sending(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
@@ -190,7 +193,7 @@ class Service:
             if body is None:
                 return
             response = await self._answer(request, body)
-            await response(scope, receive, sending)
+            await response(scope, receive, send_and_note)
         except (Exception, KeyboardInterrupt, SystemExit) as exc:
             if has_begun:
                 raise
@@ -206,10 +209,10 @@ class Service:
                 await response(scope, receive, send)
 
     def _check(self, request: Request) -> None:
-        """Check everything that the head of a request tells. Raises: Refused."""
+        """Check the head of a request. Raises: Refused."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
-        # Behind an address that others reach, the service does not know its names, and only the key decides.
+        # At an address that other machines reach, the service does not know its own names, so only the key is checked.
         if self._is_local and not _is_loopback(host):
             raise Refused(421, f"Host {host!r} is not this service; ask for {self.address}")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -218,7 +221,7 @@ class Service:
         self.admits(request.url.path, key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
         if "transfer-encoding" in headers and "content-length" in headers:
             raise Refused(400, "a request has Content-Length or Transfer-Encoding, not both")
-        length = int(headers.get("content-length", "0"))  # h11 has let through nothing but digits
+        length = int(headers.get("content-length", "0"))  # h11 accepts digits only
         if length > self.max_body:
             raise Refused(413, f"the body may have {self.max_body} bytes, Content-Length is {length}")
 
@@ -227,7 +230,7 @@ class Service:
             raise Refused(401, "the Authorization header must be: Bearer <token>")
 
     async def _body(self, request: Request, receive: Receive) -> bytes | None:
-        """Return the body, None if the client has left. Raises: Refused if it is too long or too slow."""
+        """Return the body; None if the client has left. Raises: Refused if it is too long or too slow."""
         parts, length = [], 0
         try:
             async with asyncio.timeout(BODY_S):
@@ -252,11 +255,11 @@ class Service:
 
 
 async def _refuse_unread(response: Response, request: Request, receive: Receive, send: Send) -> None:
-    """Send a refusal, read and drop the body for LINGER_S, and close the connection."""
+    """Send a refusal, then read and drop the body for LINGER_S, then close the connection."""
     response.headers["Connection"] = "close"
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    # Not of chunks, which can be a byte each and cost more to read than to send.
+    # A chunked body is not read: chunks can be a byte each, which costs more to read than to send.
     if "content-length" in request.headers:
         try:
             async with asyncio.timeout(LINGER_S):
@@ -268,7 +271,7 @@ async def _refuse_unread(response: Response, request: Request, receive: Receive,
 
 
 def _is_loopback(host: str) -> bool:
-    """True if a Host header names this machine as programs on it do."""
+    """True if a Host header is localhost or a loopback address."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
@@ -276,8 +279,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-class _Clock:
-    """A time after which a connection is cut, unless the clock is stopped before or the client still reads."""
+class _Timeout:
+    """Aborts a connection after some seconds, unless it is stopped before or the client still reads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, seconds: float) -> None:
         self._loop, self._transport, self._seconds = loop, transport, seconds
@@ -285,24 +288,24 @@ class _Clock:
 
     @property
     def due(self) -> float | None:
-        """Return the time of the loop at which the connection is cut; None while the clock is stopped."""
+        """The time, by the loop's clock, at which the connection is aborted; None while stopped."""
         return None if self._timer is None else self._timer.when()
 
     def start(self) -> None:
-        """Count from now."""
+        """Start from now."""
         self._start(sys.maxsize)
 
     def _start(self, num_unsent: int) -> None:
         self.stop()
-        self._timer = self._loop.call_later(self._seconds, self._ring, num_unsent)
+        self._timer = self._loop.call_later(self._seconds, self._expire, num_unsent)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop: the connection is not aborted."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
 
-    def _ring(self, num_unsent_before: int) -> None:
+    def _expire(self, num_unsent_before: int) -> None:
         num_unsent = self._transport.get_write_buffer_size()
         if 0 < num_unsent < num_unsent_before:
             self._start(num_unsent)
@@ -311,18 +314,18 @@ class _Clock:
 
 
 class _Connection(H11Protocol):
-    """A client's connection, which is cut if the client is slow to ask or to read."""
+    """A client's connection; it is aborted if the client is too slow to send a request or to read an answer."""
 
     is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.idle, self.stuck = (_Clock(self.loop, transport, seconds) for seconds in (IDLE_S, STUCK_S))
+        self.idle, self.stuck = (_Timeout(self.loop, transport, seconds) for seconds in (IDLE_S, STUCK_S))
         self.idle.start()
         if len(self.connections) > MAX_CONNECTIONS:
             live = [c for c in self.connections if isinstance(c, _Connection) and not c.transport.is_closing()]
             if len(live) > MAX_CONNECTIONS:
-                # One waits at least: this.
+                # At least this new connection is idle, so the minimum exists.
                 min((c.idle.due, id(c), c) for c in live if c.idle.due is not None)[2].transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -331,34 +334,34 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Do what has come, and stop the clock when a request begins."""
+        """Handle the data that arrived; stop the idle timeout when a request begins."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
             self.idle.stop()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Start the idle timeout for the next request."""
         self.idle.start()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Give the client some time to read."""
+        """Start the timeout for a client that does not read."""
         self.stuck.start()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Stop the clock of `pause_writing`."""
+        """Stop the timeout of `pause_writing`: the client reads again."""
         self.stuck.stop()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what has come, or drop it if nothing is answered any more."""
+        """Receive data, or drop it after a refusal."""
         if not self.is_refused:
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP with h11's reason, unless an answer has begun, and read no more of it."""
+        """Answer data that is no HTTP with h11's reason, unless an answer has begun; drop all later data."""
         self.is_refused = True
         reason = ascii(f"{msg} {sys.exc_info()[1]}").strip("'\"").encode()
         headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(reason))), ("Connection", "close")]

@@ -1,4 +1,4 @@
-"""Text that a policy, a recipe or a file wrote, shown to a person as it is: never as commands, Markdown or HTML.
+"""Shows text of a policy, a recipe or a file to a person as it is: never as commands, Markdown or HTML.
 
 One function for each medium: `show` for a terminal, `in_json` for programs that read it there, `in_markdown` and
 `block_in_markdown`, `in_html`.
@@ -16,14 +16,15 @@ from types import TracebackType
 from unicodedata import category
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that command a terminal, reorder or hide others, or are half of one. report.js has them."""
+"""Unicode categories of characters that control a terminal, reorder or hide others, or are half of one; also in
+report.js."""
 KEPT = frozenset("\n\t\u200c\u200d")
 """Characters of those categories that texts need: line ends, tabs, and the joiners of scripts and of emoji."""
 
 PLAIN = re.compile(
     r"(?!\d+[.)](?: |$))(?!.*(?:(?i:www\.)|\b_|_\b|__))[A-Za-z0-9](?:[A-Za-z0-9 .,;:()%?_-]*[A-Za-z0-9.,;:()%?])?"
 )
-"""Words, numbers and marks between them: Markdown means nothing in them, also at the start of a line."""
+"""Words, numbers and punctuation that have no meaning in Markdown, not even at the start of a line."""
 
 
 def visible(text: str) -> str:
@@ -34,7 +35,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Return `visible` text with its line ends as \n, so that it cannot look like lines of ours."""
+    r"""Return `visible` text with its line ends as \n, so that it cannot look like other lines of output."""
     return visible(text).replace("\n", r"\n")
 
 
@@ -46,14 +47,14 @@ def show(text: object, *, is_error: bool = False, end: str = "\n") -> None:
 
 
 def in_json(value: object, indent: int | None = None) -> str:
-    """Return the value as JSON that a terminal shows as it is: programs read the escapes as the characters."""
+    """Return the value as JSON in which a terminal finds no command: special characters are escapes."""
     return json.dumps(value, indent=indent).replace(
         "\x7f", r"\u007f"
     )  # the one control character that json.dumps leaves
 
 
 def show_exceptions() -> None:
-    """Have what Python itself writes to the standard error, tracebacks and log lines, written by `show`."""
+    """Use `show` for what Python itself writes to the standard error: tracebacks and log lines."""
 
     def hook(kind: type[BaseException], exc: BaseException, tb: TracebackType | None) -> None:
         show("".join(traceback.format_exception(kind, exc, tb)), is_error=True, end="")

@@ -20,14 +20,14 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 FinishReason = Literal["stop", "length"]
 Role = Literal["system", "user", "assistant", "tool"]
 Ending = Literal["done", "turns", "tokens", "context", "time", "unread", "failed"]
-"""Why an episode ended: its environment said so, or a limit was reached; failed: its environment broke."""
+"""Why an episode ended. done: its environment ended it; failed: its environment broke; others: a limit was reached."""
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error", "environment_error"})
 
 
-class Sent:
-    """A value that goes between ranks many thousand times a step: it is pickled as a call, twice as fast as a state."""
+class FastPickled:
+    """Base of values that ranks exchange in bulk: pickled as a call of the class, which takes half as long."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ def _field_values(kind: Any) -> attrgetter[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One task: what is asked, how an answer is verified, and against what.
+    """One task: a question, the verifier of its answers, and the right answer.
 
     Example: Prompt(id="arithmetic/17+25", question="17+25=", verifier="math", reference="42", domain="arithmetic")
     """
@@ -62,23 +62,23 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTokens(Sent):
-    """The tokens that could be drawn at each place of a response that was sampled with top-p or top-k.
+class KeptTokens(FastPickled):
+    """The tokens that could be drawn at each position of a response that was sampled with top-p or top-k.
 
     Example: KeptTokens(sizes=(2, 0), ids=array("i", [4, 9]).tobytes())  # tokens 4 and 9, then any token
     """
 
     sizes: Sequence[int]
-    """Size of each place's set; 0 where nothing was cut off."""
+    """Size of the set at each position; 0 where nothing was cut off."""
     ids: bytes
     """The sets one after the other, each ascending: int32, little-endian."""
     num_bounded: int = 0
-    """Places whose set would have been larger than the recipe's `rollout.max_kept`."""
+    """Positions whose set would have been larger than the recipe's `rollout.max_kept`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts that computed prompt and response (all but the last token, which nothing is predicted from).
+    """The experts that computed prompt and response, without the last token, which is never an input.
 
     Example: Routing(layers=1, top_k=2, experts=array("h", [0, 5, 3, 1]).tobytes())  # two tokens
     """
@@ -97,7 +97,7 @@ class Call:
     """
 
     id: str
-    """Made of the turn's number and the call's place in it, so that equal episodes have equal ids."""
+    """The turn's number and the call's index in it, so that equal episodes have equal ids."""
     name: str
     arguments: Mapping[str, Any]
 
@@ -114,18 +114,18 @@ class Message:
     calls: tuple[Call, ...] = ()
     """The tools that an assistant's message calls."""
     answers: str | None = None
-    """The id of the call whose result a tool's message holds."""
+    """In a tool's message: the id of the call whose result it is."""
     name: str | None = None
-    """The tool whose result this is."""
+    """In a tool's message: the name of the tool."""
     thinking: str | None = None
-    """The text that an assistant wrote before its answer, where the template keeps the two apart."""
+    """The text that an assistant wrote before its answer, if the template separates the two."""
     unread: str | None = None
-    """The reason for which a call in an assistant's message could not be read."""
+    """Why a call in an assistant's message could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Sent):
-    """One turn of an episode: what the policy was shown since its last token, and what it sampled then.
+class Turn(FastPickled):
+    """One turn of an episode: the tokens that the policy was shown since its last one, and those that it sampled then.
 
     Example: Turn(observed=(7, 9), sampled=(4, 1), logprobs=(-0.1, -0.7), finish_reason="stop", policy_version=12)
     """
@@ -140,7 +140,7 @@ class Turn(Sent):
     """Version of the weights that drew the first of `sampled`."""
     kept: KeptTokens | None = None
     routing: Routing | None = None
-    """Experts of the positions that no earlier turn of the row has; the row's last token has none."""
+    """Experts of the positions that this turn adds to its row; the row's last token has none."""
     reward: float | None = None
     """The environment's reward for this turn: any finite number."""
     trains: bool = True
@@ -148,10 +148,10 @@ class Turn(Sent):
     state: str | None = None
     """The environment's name of the state that the policy saw in this turn, for credit by state."""
     number: int | None = None
-    """Number of the turn in its episode, from 0; None where the rows have their turns in the order of their draw."""
+    """Number of the turn in its episode, from 0. None: the turns of the rows are in the order of sampling."""
     num_new: int | None = None
-    """The last tokens of `observed` that no earlier turn was shown, where the template wrote the history again. None:
-    all of them, but in the first turn of a row none: its prompt."""
+    """After a fork: how many tokens at the end of `observed` are new. None: no fork. Then all are new, but those of a
+    row's first turn are its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +171,13 @@ class Episode:
     answer: str | None = None
     """The text that a verifier grades; None: the last message of the policy."""
     seed: int | None = None
-    """The seed that the environment was made with, by which the episode can be played again."""
+    """The seed of the environment, with which the episode can be played again."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for the metrics by name: calls of each tool, forks by cause, calls that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout(Sent):
+class Rollout(FastPickled):
     """One sampled response, in tokens; or an episode of several turns, whose first turn these fields describe.
 
     Example: Rollout("arithmetic/17+25", 3, (7, 9), (4, 1), (-0.1, -0.7), "42", "stop", 12)
@@ -197,13 +197,13 @@ class Rollout(Sent):
     """Version of the weights that drew the first token. Later tokens may come from newer weights, where
     `rollout.in_flight` is interrupt."""
     kept: KeptTokens | None = None
-    """None where sampling was not cut off, or its sets were not asked for."""
+    """None if sampling was not cut off, or its sets were not requested."""
     routing: Routing | None = None
-    """None for a dense model, or where it was not asked for."""
+    """None for a dense model, or if it was not requested."""
     episode: Episode | None = None
     """None for a single response, which costs nothing more than its own fields."""
     recorded_by: int | None = None
-    """The rank that has `routing` and the ids in `kept`, which are not here. None: all that was recorded is here."""
+    """The rank that has `routing` and the ids of `kept`, if this value lacks them. None: all records are here."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -221,7 +221,7 @@ class Rollout(Sent):
 
     @property
     def answer(self) -> str:
-        """The text that a verifier grades: the last message of the policy, or what its episode tells."""
+        """The text that a verifier grades: the policy's last message, or the answer that its environment returned."""
         if self.episode is None:
             return self.text
         if self.episode.answer is not None:
@@ -279,7 +279,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Sent):
+class Verdict(FastPickled):
     """The output of a verifier. `score` is in [0, 1] and has meaning only where status is "graded".
 
     graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
@@ -298,17 +298,17 @@ class Verdict(Sent):
 
     @property
     def is_infrastructure(self) -> bool:
-        """The grader failed, not the answer."""
+        """True if the grader failed, not the answer."""
         return self.status in INFRASTRUCTURE
 
     @property
     def is_correct(self) -> bool:
-        """Graded, and wholly right."""
+        """True if the answer was graded, and is wholly right."""
         return self.status == "graded" and self.score >= 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRollout(Sent):
+class ScoredRollout(FastPickled):
     """A rollout with its verdict and the reward that the recipe's table gives for it (None: leaves the group).
 
     Example: ScoredRollout(rollout, Verdict("graded", 1.0), reward=1.0)

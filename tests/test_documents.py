@@ -203,7 +203,7 @@ def test_every_limit_of_episodes_is_explained() -> None:
     assert [e for e in ENDINGS if f"`{e}`" not in EPISODES] == []
 
 
-def test_the_wires_take_and_refuse_what_is_listed() -> None:
+def test_the_apis_take_and_refuse_what_is_listed() -> None:
     """Each field that an API knows is in its column."""
     from verizero.pipeline.environments.gateway import chat, messages, responses
 

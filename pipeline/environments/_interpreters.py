@@ -1,4 +1,4 @@
-"""Interpreters of other environments, in which packages live that are none of ours."""
+"""Finds the interpreters of other virtual environments, which have packages that ours need not have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def interpreter(value: str | None, base: Path | None) -> str:
     """Return the path of an interpreter: this one for None, that of a virtual environment for its folder.
 
-    Relative paths start from `base`; a bare name without such a file is looked for in PATH.
+    Relative paths start from `base`; a bare name without such a file is searched in PATH.
     Raises: ValueError if there is none.
     """
     if value is None:

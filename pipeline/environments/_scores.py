@@ -1,4 +1,4 @@
-"""Rewards of other libraries, in ranges of their own, as verdicts in [0, 1]."""
+"""Converts rewards of other libraries, which have their own ranges, to verdicts in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_REASON = 300
 def score_of(reward: float, low: float, high: float) -> tuple[float, str]:
     """Return a reward of the range low to high as a number in [0, 1], and a note if it had to be clamped.
 
-    Raises: EnvironmentFailed if it is not finite, which tells nothing of the policy.
+    Raises: EnvironmentFailed if it is not finite, which says nothing about the policy.
     """
     if not math.isfinite(reward):
         raise EnvironmentFailed(f"its reward is {reward}, which is not finite")
@@ -25,8 +25,8 @@ def score_of(reward: float, low: float, high: float) -> tuple[float, str]:
 def verdict_of(reward: float, reward_range: tuple[float, float], reason: str = "") -> Verdict:
     """Return the verdict for a reward of that range. Raises: EnvironmentFailed if it is not finite."""
     score, note = score_of(reward, *reward_range)
-    words = f"reward {reward:.6g}{note}" + (f": {reason}" if reason else "")
-    return Verdict("graded", score, words[:MAX_REASON])
+    text = f"reward {reward:.6g}{note}" + (f": {reason}" if reason else "")
+    return Verdict("graded", score, text[:MAX_REASON])
 
 
 def checked_range(value: tuple[float, float]) -> tuple[float, float]:

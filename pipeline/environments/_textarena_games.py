@@ -2,9 +2,9 @@
 
     python -P far.py '{"path": "_textarena_games.py:game", "threads": 1}'
 
-The package draws from the global `random` and seeds it at each reset. So every call of an episode runs with random
-numbers of its own, which are put away afterwards: episodes share a process, one call at a time, and none of them
-notices the others.
+The package uses the global `random` and seeds it at each reset. Episodes share a process, one call at a time. So the
+state of the random numbers is set before each call of an episode and saved after it, and episodes do not affect each
+other.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ except ImportError as exc:
     raise ImportError(f"{exc}, for {sys.executable}; run there: {INSTALL}") from exc
 
 
-def _present(names: Any, *_: Any, **__: Any) -> bool:
-    """Accept data that is there, in place of `nltk.download`, which games call while they are imported."""
+def _find_data(names: Any, *_: Any, **__: Any) -> bool:
+    """Replace `nltk.download`, which games call while they are imported: accept data that exists, download nothing."""
     data = importlib.import_module("nltk").data
     for name in [names] if isinstance(names, str) else names:
-        for place in [f"{kind}/{name}{end}" for kind in KINDS for end in ("", ".zip")]:
+        for path in [f"{kind}/{name}{end}" for kind in KINDS for end in ("", ".zip")]:
             try:
-                data.find(place)
+                data.find(path)
                 break
             except LookupError:
                 continue
@@ -46,8 +46,8 @@ def _present(names: Any, *_: Any, **__: Any) -> bool:
     return True
 
 
-class Numbers:
-    """The state of the global random numbers, of one episode."""
+class RandomState:
+    """The state of the global random numbers in one episode."""
 
     def __init__(self, seed: int) -> None:
         """`seed` begins them."""
@@ -55,8 +55,8 @@ class Numbers:
         self._seed = seed
 
     @contextmanager
-    def mine(self) -> Any:
-        """Put this episode's random numbers in place, for the length of the block."""
+    def in_place(self) -> Any:
+        """Set the global random numbers to this episode's state within the block, and save the state after it."""
         numpy: Any = sys.modules.get("numpy")
         before = random.getstate(), numpy.random.get_state() if numpy else None
         if self._states is None:
@@ -85,7 +85,7 @@ class Game:
         self._params, self._seed = params, seeds[0]
         self._opponent: Any = params.get("opponent")
         self._seat = int(params.get("seat") or 0)
-        self._numbers = Numbers(seeds[0])
+        self._random = RandomState(seeds[0])
         self._choices = random.Random(seeds[1])
         self._moves = 0
         self._env: Any = None
@@ -93,8 +93,8 @@ class Game:
     def start(self) -> Any:
         """Return the rules and the first observation."""
         _import(self._params["game"])
-        with self._numbers.mine():
-            self._env = _made(self._params["game"], self._params.get("options") or {})
+        with self._random.in_place():
+            self._env = _make_game(self._params["game"], self._params.get("options") or {})
             self._env.reset(num_players=2 if self._opponent else 1, seed=self._seed)
             done = self._play_others(False)
             if done:
@@ -103,15 +103,15 @@ class Game:
 
     def step(self, message: dict[str, Any]) -> Any:
         """Make the policy's move, and those of its opponent."""
-        with self._numbers.mine():
+        with self._random.in_place():
             done = self._play_others(self._act(message["content"]))
             if not done:
                 return {"messages": [self._observation()]}
             rewards, info = self._env.close()
             reward = (rewards or {}).get(self._seat)
-            mine = (info or {}).get(self._seat) or {}
-            reason = str(mine.get("reason") or "")
-            if isinstance(reward, str) and mine.get("invalid_move"):
+            own_info = (info or {}).get(self._seat) or {}
+            reason = str(own_info.get("reason") or "")
+            if isinstance(reward, str) and own_info.get("invalid_move"):
                 # Some games of the package give the reason of an invalid move in place of the reward.
                 reward, reason = None, f"Invalid Move: {reward}"
             elif not isinstance(reward, (int, float)):
@@ -135,11 +135,11 @@ class Game:
         return done
 
     def _opponents_move(self, state: Any) -> bool:
-        """Make the first of the opponent's moves that the game allows: the others leave no trace."""
+        """Make the first of the opponent's moves that the game allows; undo the effects of moves that it refused."""
         moves = list(self._opponent["moves"])
         if self._opponent.get("pick") == "in_order":
-            at = self._moves % len(moves)
-            moves = moves[at:] + moves[:at]
+            first = self._moves % len(moves)
+            moves = moves[first:] + moves[:first]
         else:
             self._choices.shuffle(moves)
         self._moves += 1
@@ -161,7 +161,7 @@ class Game:
         player, parts = self._env.get_observation()
         names, lines = self._env.state.role_mapping, []
         for source, text, kind in parts:
-            # The policy's own words are in its turns. Some games echo them in the game's name.
+            # The policy's own moves are in its turns. Some games repeat them in the game's name.
             is_own = source == player or (source == -1 and not self._opponent)
             if getattr(kind, "name", kind) == PLAYER_ACTION and is_own:
                 continue
@@ -170,20 +170,20 @@ class Game:
 
 
 def _import(game: str) -> None:
-    """Import the game, before its random numbers begin. Raises: ValueError if the package has none of that name."""
+    """Import the game before its random numbers are seeded. Raises: ValueError if the package has none of that name."""
     registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
     if game not in registry:
         near = difflib.get_close_matches(game, list(registry), n=3, cutoff=0.4)
         raise ValueError(f"textarena has no game {game!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     nltk: Any = importlib.import_module("nltk")
-    nltk.download = _present
+    nltk.download = _find_data
     entry = registry[game].entry_point
     if isinstance(entry, str):
         importlib.import_module(entry.partition(":")[0])
 
 
-def _made(game: str, options: dict[str, Any]) -> Any:
-    """Return the bare game: its wrappers repeat the whole conversation in every observation."""
+def _make_game(game: str, options: dict[str, Any]) -> Any:
+    """Return the game without its wrappers, which repeat the whole conversation in every observation."""
     env = ta.make(game, **options)
     while isinstance(env, ta.Wrapper):
         env = env.env
@@ -191,7 +191,7 @@ def _made(game: str, options: dict[str, Any]) -> Any:
 
 
 def game(params: dict[str, Any], prompt: dict[str, Any], task_seed: int, sample_seed: int) -> Game:
-    """Return a game that `start` begins. A row's answer {"seed": number} stands for the task's seed."""
+    """Return a game that `start` begins. A row's answer {"seed": number} replaces the task's seed."""
     reference = prompt.get("reference")
-    own = reference.get("seed") if isinstance(reference, dict) else None
-    return Game(params, (task_seed if own is None else int(own), sample_seed))
+    row_seed = reference.get("seed") if isinstance(reference, dict) else None
+    return Game(params, (task_seed if row_seed is None else int(row_seed), sample_seed))

@@ -4,8 +4,8 @@
     python -P _verifiers_runner.py '{"package": "my-tasks"}' --rows 100 > rows.jsonl           writes rows for tasks
 
 The library asks for completions at VERIZERO_URL, as any agent does, and writes a trace of the episode, of which this
-program keeps the reward, the errors and the reason for the end. This file imports nothing of ours: that interpreter may
-not have it.
+program returns the reward, the errors and the reason for the end. This file imports nothing of this project, which that
+interpreter may not have.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def chat_harness(vf: Any) -> ModuleType:
 
 
 def text_of(message: Any) -> str:
-    """Return a message's words. Raises: RuntimeError if it has calls or images, for which this loop has no place."""
+    """Return a message's text. Raises: RuntimeError if it has calls or images, which this loop does not support."""
     if getattr(message, "tool_calls", None) or not isinstance(message.content, str | None):
         raise RuntimeError("the task's messages have calls or images; set harness to null, which needs uv")
     return message.content or ""
@@ -94,13 +94,13 @@ def environment_of(choice: dict[str, Any]) -> Any:
         raise RuntimeError(f"{choice['package']} has the agents {', '.join(roles)}; only one is supported: the policy")
     raw[roles[0]] = {**agent, **(raw.get(roles[0]) or {})}
     environment = loaders.load_environment(loaders.resolve_env_config(raw))
-    gc.freeze()  # collections pass over what was imported
+    gc.freeze()  # later collections do not check the imported objects
     gc.enable()
     return environment
 
 
 def result_of(episode: Any) -> dict[str, Any]:
-    """Return what this side needs of an episode."""
+    """Return the parts of an episode that the trainer needs."""
     errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
     return {
         "reward": sum(float(trace.reward) for trace in episode.traces),
@@ -111,7 +111,7 @@ def result_of(episode: Any) -> dict[str, Any]:
     }
 
 
-async def played(choice: dict[str, Any]) -> dict[str, Any]:
+async def play(choice: dict[str, Any]) -> dict[str, Any]:
     """Play the task, and return its result."""
     clients = library("clients")
     environment = environment_of(choice)
@@ -127,11 +127,11 @@ async def played(choice: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Play a task, or write rows."""
-    # Until all is imported: what modules make stays, and to look through it is a third of an import's time.
+    # During imports no garbage is collected: objects of modules stay, and checking them takes a third of the time.
     gc.disable()
     choice = json.loads(sys.argv[1])
     if sys.argv[2] != "--rows":
-        result = asyncio.run(played(choice))
+        result = asyncio.run(play(choice))
         with open(sys.argv[2], "w", encoding="utf-8") as file:
             json.dump(result, file)
         return

@@ -1,7 +1,7 @@
 """An environment of the OpenEnv protocol, on a server that runs already: one WebSocket session is one episode.
 
-What the policy says becomes an action of the server's schema: its words, where an action has one plain field; a JSON
-object; or a call of the tool `act`. An action that the server finds invalid is answered with the reason. An error of
+A message of the policy becomes an action in the server's schema: its text, if an action has one plain field; a JSON
+object; or a call of the tool `act`. An action that is invalid for the server is answered with the reason. An error of
 the server, a lost connection and a full server are failures of the infrastructure. Needs the package websockets.
 """
 
@@ -26,7 +26,7 @@ from verizero.pipeline.types import Message, Prompt
 
 EXAMPLE = Prompt("openenv/1", "", "environment", None)
 TOOL = "act"
-OURS = ("metadata",)
+PROTOCOL_FIELDS = ("metadata",)
 """Fields of actions and observations that belong to the protocol."""
 PLAIN: Mapping[str, type] = {"string": str, "integer": int, "number": float}
 MAX_SIZE = 64 << 20
@@ -38,7 +38,7 @@ CLOSE_S = 2.0
 
 
 class Params(EnvironmentParams):
-    """The server, and what its actions, observations and rewards are to the policy."""
+    """The server, and the form of its actions, observations and rewards for the policy."""
 
     url: str = Field(description="http://host:port of the server")
     form: Literal["auto", "text", "json", "tool"] = Field(
@@ -75,7 +75,7 @@ class Params(EnvironmentParams):
 
 
 class WrongAction(Exception):
-    """The policy's message is no action. The words are for the policy."""
+    """The policy's message is no action. The text of this exception is shown to the policy."""
 
 
 class OpenEnv:
@@ -91,11 +91,11 @@ class OpenEnv:
         self._rewards: list[float] = []
 
     def start(self) -> Start:
-        """Open a session, and show what the server's reset returns after the row's question."""
+        """Open a session. Show the row's question, then the observation of the server's reset."""
         self._schema = schema_of(self.params)
         until = time.monotonic() + self.params.wait_s
         while True:
-            self._socket = _connected(self.params)
+            self._socket = _connect(self.params)
             data = self._ask("reset", self._reset)
             if data.get("code") != FULL:
                 break
@@ -156,7 +156,7 @@ class OpenEnv:
 
         url = self.params.url
         try:
-            # A full server says so and closes, before anything is asked: what it said can still be read.
+            # A full server sends its error and closes before any request; the error can still be read.
             with contextlib.suppress(ConnectionClosed):
                 self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self._socket.recv(timeout=self.params.step_s))
@@ -174,7 +174,7 @@ class OpenEnv:
             raise EnvironmentFailed(f"{self.params.url} fails: {data['code']}: {str(data.get('message'))[:200]}")
 
     def _text(self, data: Mapping[str, Any]) -> str:
-        shown = {k: v for k, v in (data.get("observation") or {}).items() if k not in OURS}
+        shown = {k: v for k, v in (data.get("observation") or {}).items() if k not in PROTOCOL_FIELDS}
         name = self.params.observation
         if name is not None:
             if name not in shown:
@@ -184,7 +184,7 @@ class OpenEnv:
         return texts[0] if len(shown) == len(texts) == 1 else json.dumps(shown, sort_keys=True, ensure_ascii=False)
 
     def _fields(self) -> dict[str, Any]:
-        return {k: v for k, v in (self._schema.get("properties") or {}).items() if k not in OURS}
+        return {k: v for k, v in (self._schema.get("properties") or {}).items() if k not in PROTOCOL_FIELDS}
 
     def _form(self) -> str:
         if self.params.form != "auto":
@@ -194,11 +194,11 @@ class OpenEnv:
 
     def _tool(self) -> ToolSchema:
         properties = self._schema.get("properties") or {}
-        schema = {**self._schema, "properties": {k: v for k, v in properties.items() if k not in OURS}}
+        schema = {**self._schema, "properties": {k: v for k, v in properties.items() if k not in PROTOCOL_FIELDS}}
         return ToolSchema(TOOL, str(self._schema.get("description") or "Take an action."), schema)
 
     def _action(self, message: Message) -> dict[str, Any]:
-        """Return the action that a message stands for. Raises: WrongAction."""
+        """Return a message as an action. Raises: WrongAction."""
         form, text = self._form(), answer_of(message)
         if form == "tool":
             if len(message.calls) != 1 or message.calls[0].name != TOOL:
@@ -245,14 +245,14 @@ def _number(reward: Any, url: str) -> float | None:
     return None if reward is None else float(reward)
 
 
-def _connected(params: Params) -> Any:
+def _connect(params: Params) -> Any:
     """Return a connection to the server. Raises: EnvironmentFailed."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 
     address = "ws" + params.url.removeprefix("http") + "/ws"
     try:
-        # Without the proxies of the machine's variables, which a server on this machine would be sent to.
+        # Without the proxies that environment variables name: the server may be on this machine.
         return connect(address, open_timeout=params.step_s, close_timeout=CLOSE_S, max_size=MAX_SIZE, proxy=None)
     except (OSError, WebSocketException) as exc:
         raise EnvironmentFailed(f"{address} does not answer: {type(exc).__name__}: {exc}") from exc

@@ -1,6 +1,6 @@
 """Games of the package TextArena, for one player or against a scripted one, in processes that have the package.
 
-The policy's words are its move; brackets are put around them where there are none. The task's seed, or {"seed": n} as
+The policy's text is its move; brackets are put around it if there are none. The task's seed, or {"seed": n} as
 the row's answer, decides the game, so that a group plays the same one. The reward at the end, mapped from
 `reward_range` to [0, 1], is the verdict. See docs/adapters.md for the games that run.
 """
@@ -31,7 +31,7 @@ START_S = 120.0
 
 
 class Opponent(PluginParams):
-    """A scripted player: the first of its moves that the game allows."""
+    """A scripted player. It makes the first of its moves that the game allows."""
 
     moves: tuple[str, ...] = Field(min_length=1, description="texts, as the game reads them")
     pick: Literal["random", "in_order"] = Field("random", description="in_order: its n-th turn begins at the n-th move")
@@ -72,18 +72,18 @@ class Params(EnvironmentParams):
 class TextArena:
     """One game, played in another process."""
 
-    def __init__(self, params: Params, far: Environment) -> None:
-        """`far` plays the game."""
-        self._far = far
+    def __init__(self, params: Params, remote: Environment) -> None:
+        """`remote`: the game in the other process."""
+        self._remote = remote
         self._range = params.reward_range or ((-1.0, 1.0) if params.opponent else (0.0, 1.0))
 
     def start(self) -> Start:
         """Show the rules and the board."""
-        return self._far.start()
+        return self._remote.start()
 
     def step(self, message: Message) -> Reply:
         """Make a move."""
-        reply = self._far.step(replace(message, content=answer_of(message), calls=()))
+        reply = self._remote.step(replace(message, content=answer_of(message), calls=()))
         if not reply.done:
             return reply
         # None: an invalid move without a reward of its own.
@@ -92,7 +92,7 @@ class TextArena:
 
     def close(self) -> None:
         """End the game."""
-        self._far.close()
+        self._remote.close()
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> TextArena:
@@ -100,25 +100,25 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     seed = prompt.reference.get("seed") if isinstance(prompt.reference, dict) else None
     if prompt.reference is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise DataError(f'answer: expected null or {{"seed": number}}, got {prompt.reference!r:.80}')
-    return TextArena(params, place_of(params).make(prompt, task_seed, sample_seed))
+    return TextArena(params, host_of(params).make(prompt, task_seed, sample_seed))
 
 
-_PLACES: dict[tuple[int, str], EnvironmentHost] = {}
+_HOSTS: dict[tuple[int, str], EnvironmentHost] = {}
 _LOCK = threading.Lock()
 
 
-def place_of(params: Params) -> EnvironmentHost:
-    """Return the processes for these parameters, which begin with the first episode and end with this process."""
+def host_of(params: Params) -> EnvironmentHost:
+    """Return the host for these parameters. Its processes start with the first episode and end with this process."""
     # A fork cannot use the processes of its parent.
     key = os.getpid(), params.model_dump_json()
     with _LOCK:
-        if key not in _PLACES:
-            _PLACES[key] = _opened(params)
-            atexit.register(_PLACES[key].close)
-        return _PLACES[key]
+        if key not in _HOSTS:
+            _HOSTS[key] = _open_host(params)
+            atexit.register(_HOSTS[key].close)
+        return _HOSTS[key]
 
 
-def _opened(params: Params) -> EnvironmentHost:
+def _open_host(params: Params) -> EnvironmentHost:
     assert params.python is not None
     # One call at a time: the package's random numbers are those of the whole process.
     choice = {"path": str(GAMES) + ":game", "params": params.model_dump(mode="json"), "threads": 1}

@@ -1,4 +1,4 @@
-"""Tools until a turn calls none: every call is answered, and the row's verifier grades the last message."""
+"""An environment of tools: it answers every call; a turn without calls ends it, and the row's verifier grades that."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ToolEpisode:
         return Reply(messages, uses=uses)
 
     def close(self) -> None:
-        """End what the tools hold."""
+        """Close the tools."""
         self.box.close()
 
 
@@ -75,11 +75,11 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     return ToolEpisode(joined([choice.bound for choice in params.tools], prompt))
 
 
-def joined(chosen: list[BoundTools], prompt: Prompt) -> Toolbox:
-    """Return a toolbox with the tools of all of `chosen`. If one of them cannot be made, those before it are closed."""
+def joined(all_tools: list[BoundTools], prompt: Prompt) -> Toolbox:
+    """Return a toolbox with the tools of all files. If one cannot be made, those before it are closed."""
     boxes: list[Toolbox] = []
     try:
-        for bound in chosen:
+        for bound in all_tools:
             boxes.append(bound.make(prompt))
         return Toolbox([t for box in boxes for t in box.tools.values()], [box.close for box in boxes])
     except BaseException:

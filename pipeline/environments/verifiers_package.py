@@ -1,8 +1,8 @@
 """Tasks of an installed package of the library `verifiers`, played by its own code.
 
 A program runs one episode (_verifiers_runner.py), asks the gateway for completions as any agent does, and leaves its
-result in a file. It is a process of its own, so that it can be ended with all that it started, and may run under
-another interpreter: the library's tasks often need packages in other versions than training does. The row's answer is
+result in a file. It is a separate process, so that it can be ended with all that it started, and may run under another
+interpreter: the library's tasks often need packages in other versions than training does. The row's answer is
 the number of the task. The sum of the weighted rewards, mapped from `reward_range`, is the verdict; an error in the
 trace is a failure of the infrastructure.
 """
@@ -66,25 +66,25 @@ class Params(EnvironmentParams):
 class PackageEpisode:
     """One task, played by the library. Each of its requests is a turn of the policy."""
 
-    def __init__(self, params: Params, run: agent.Agent) -> None:
-        """`run` is the program."""
-        self.params, self._run = params, run
+    def __init__(self, params: Params, program: agent.Agent) -> None:
+        """`program`: the runner, as an agent."""
+        self.params, self._program = params, program
 
     def start(self) -> Start:
         """Start the program, and wait for its first request."""
-        return self._run.start()
+        return self._program.start()
 
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Note the size of the turn that the next `step` brings."""
-        self._run.count_tokens(prompt_tokens, sampled_tokens, was_cut)
+        """Pass on the size of the turn."""
+        self._program.count_tokens(prompt_tokens, sampled_tokens, was_cut)
 
     def count_by(self, count: CountPrompt) -> None:
-        """Note the function that counts the tokens of a prompt."""
-        self._run.count_by(count)
+        """Pass on the function that counts the tokens of a prompt."""
+        self._program.count_by(count)
 
     def step(self, message: Message) -> Reply:
         """Answer the program's request, and wait for its next one or for its end."""
-        reply = self._run.step(message)
+        reply = self._program.step(message)
         if not reply.done:
             return reply
         if reply.outcome is not None:  # the program is the library's, so its failure is not the policy's
@@ -100,7 +100,7 @@ class PackageEpisode:
 
     def close(self) -> None:
         """End the program and all that it started."""
-        self._run.close()
+        self._program.close()
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> PackageEpisode:
@@ -116,13 +116,13 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
         "harness": params.harness,
     }
     assert params.python is not None  # its validator fills it in
-    run = agent.Params(
+    runner = agent.Params(
         command=(params.python, "-P", str(RUNNER), json.dumps(choice), RESULT),
         answer={"file": RESULT},
         variables=params.variables,
         step_s=params.step_s,
     )
-    return PackageEpisode(params, agent.Agent(run, prompt, (task_seed, sample_seed)))
+    return PackageEpisode(params, agent.Agent(runner, prompt, (task_seed, sample_seed)))
 
 
 def _is_installed() -> bool:

@@ -11,7 +11,7 @@ from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.scoring.second_opinion import Opinions
-from verizero.pipeline.scoring.select import REASONS, acceptance_after, forecast
+from verizero.pipeline.scoring.select import GROUP_KINDS, acceptance_after, forecast
 from verizero.pipeline.types import Group, StepMetrics
 
 
@@ -35,7 +35,7 @@ def fill_batch(workers: Workers, setup: StageSetup, state: RunState, phases: Pha
     rounds, stage, rollouts, second_verifier = setup.rounds, state.stage, workers.rollouts, workers.graders.second
     batch_size = rounds.prompts_per_step
     young_groups, num_stale = drop_stale(setup, state, stage.carried)
-    batch = Batch(young_groups, [], dict.fromkeys(REASONS, 0), [])
+    batch = Batch(young_groups, [], dict.fromkeys(GROUP_KINDS, 0), [])
     for attempt in range(1 + rounds.select.max_refills):
         num_missing = batch_size - len(batch.groups)
         if num_missing <= 0:

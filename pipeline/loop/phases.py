@@ -23,7 +23,7 @@ from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.early_grading import EarlyGrading
 from verizero.pipeline.scoring.score import GradingTally
-from verizero.pipeline.scoring.select import Reason, form_groups, select
+from verizero.pipeline.scoring.select import GroupKind, form_groups, select
 from verizero.pipeline.train.prepare import Settings
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group, Prompt, Rollout, StepMetrics
@@ -53,7 +53,7 @@ class Phases:
     next_prompts: Callable[[int], list[Prompt]]
     generate: Callable[[Sequence[Prompt], int], Generated]
     verify: Callable[[Sequence[Prompt], Generated], tuple[list[Group], GradingTally]]
-    select: Callable[[Sequence[Group]], tuple[list[Group], dict[Reason, int]]]
+    select: Callable[[Sequence[Group]], tuple[list[Group], dict[GroupKind, int]]]
     update: Callable[[Sequence[Group]], StepMetrics]
     publish: Callable[[], None]
 
@@ -157,7 +157,7 @@ def with_baseline(
 
 def select_groups(
     setup: StageSetup, recorder: Recorder, groups: Sequence[Group]
-) -> tuple[list[Group], dict[Reason, int]]:
+) -> tuple[list[Group], dict[GroupKind, int]]:
     """Return the groups to train on, and the number of groups kept or dropped for each reason."""
     parts, keep = setup.algorithm, setup.rounds.select.keep
     if keep == "auto":

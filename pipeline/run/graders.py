@@ -66,7 +66,7 @@ def build_graders(
     bound = bind_verifiers(data.all_prompts, config.verifiers, base_dir)
     components = bind_components(config.scoring, base_dir)
     second = _second_opinions(config, data, base_dir)
-    others: list[Grader] = [] if second is None else [second.bound]
+    others: list[Grader] = [] if second is None else [second.grader]
     rewards = [section.reward for section in config.sections_of(RlConfig).values()]
     others += [reward.bind(base_dir) for reward in rewards if reward is not None]
     played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)

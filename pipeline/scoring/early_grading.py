@@ -1,4 +1,4 @@
-"""Grading of responses while others are still being written."""
+"""Grades responses while others are still being written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process for graders, of lower priority than decoding: it uses idle cores, and not the trainer's interpreter lock.
+"""A process that grades, with lower priority than decoding: it uses idle cores, and not the trainer's interpreter lock.
 
 It runs the same verifiers on the same attempts as the trainer would, so verdicts do not depend on the process. It ends
 when its standard input closes, which happens when the trainer ends in any way.
@@ -31,7 +31,7 @@ BROKEN = (OSError, EOFError, ValueError, pickle.PickleError, AttributeError)
 
 
 class GraderProcess:
-    """The trainer's side: starts the process with the first attempts, and asks it from any thread, one at a time."""
+    """The process, as the trainer uses it: it starts with the first attempts, and answers one thread at a time."""
 
     def __init__(self, sandbox: SandboxConfig, base: Path, choices: Mapping[str, VerifierChoice]) -> None:
         """Prepare for the verifiers `choices`, by key; each must be given by name, not by path."""
@@ -42,7 +42,7 @@ class GraderProcess:
         self._closed = False
 
     def score(self, key: str, attempts: Sequence[Attempt]) -> list[Verdict] | None:
-        """Return one verdict per attempt, in order; None if the process is gone, so that the caller must grade."""
+        """Return one verdict per attempt, in order; None if the process has ended: then the caller must grade."""
         with self._lock:
             if self._closed:
                 return None
@@ -61,7 +61,7 @@ class GraderProcess:
 
     def start(self) -> None:
         """Start the process before it is needed."""
-        # A failure shows at the first `score`, which then leaves the grading to the caller.
+        # After a failure the first `score` returns None.
         with self._lock, contextlib.suppress(*BROKEN):
             if not self._closed:
                 self._process = self._process or self._launch()
@@ -89,7 +89,7 @@ class GraderProcess:
 
 
 def serve() -> None:
-    """Run the process's side: answer requests until standard input ends."""
+    """Answer requests until standard input ends: the program of the process."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a verifier's prints must not mix with the answers
     if hasattr(os, "nice"):
@@ -97,13 +97,13 @@ def serve() -> None:
     requests: Any = sys.stdin.buffer
     with contextlib.suppress(EOFError, BrokenPipeError):
         sandbox, base, choices = pickle.load(requests)
-        bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
+        graders = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
         # Before the sandbox starts workers: from now on a signal must end them too.
         signal.signal(signal.SIGTERM, _exit)
-        open_sandbox(SandboxConfig(**sandbox), bound.values(), lambda text: None)
+        open_sandbox(SandboxConfig(**sandbox), graders.values(), lambda text: None)
         while True:
             key, attempts = pickle.load(requests)
-            pickle.dump(bound[key].score(attempts), answers)
+            pickle.dump(graders[key].score(attempts), answers)
             answers.flush()
     # The process exits now: a signal must not interrupt the exit handler that ends the sandbox's workers.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

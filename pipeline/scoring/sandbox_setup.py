@@ -1,4 +1,4 @@
-"""The sandbox of a run: set up once, before anything is trained, and refused if its walls are too low."""
+"""Sets up the sandbox of a run, once, before training; raises an error if its isolation is too weak."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from verizero.sandbox.settings import SandboxSettings, configure, require_tool
 from verizero.verifiers._sandbox_jobs import programs_of
 from verizero.verifiers.base import BoundVerifier
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """Seconds that a service has to answer."""
 
 
 def open_sandbox(
     config: SandboxConfig, verifiers: Iterable[object], say: Callable[[str], None], played: Iterable[str] = ()
 ) -> dict[str, Any] | None:
-    """Have this process run programs as the recipe says; return the walls around them for run.json.
+    """Set up where this process runs programs, as the recipe says; return the isolation for run.json.
 
-    `played`: the languages of programs that environments run. None if neither they nor `verifiers` run any.
-    Warnings go to `say`.
+    `played`: the languages of programs that environments run. Returns None if neither they nor `verifiers` run any.
+    `say` shows warnings.
     Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
-    place = place_of(config)
-    configure(place)
-    used = [p for bound in verifiers if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
+    settings = settings_of(config)
+    configure(settings)
+    used = [p for v in verifiers if isinstance(v, BoundVerifier) for p in programs_of(v.params)]
     languages = {str(getattr(p, "language", "python")) for p in used} | set(played)
     if not languages:
         return None
-    return _services(place, languages, say) if place.urls else _this_machine(languages)
+    return _services(settings, languages, say) if settings.urls else _this_machine(languages)
 
 
 def close_sandbox() -> None:
@@ -44,8 +44,8 @@ def close_sandbox() -> None:
     configure(SandboxSettings())
 
 
-def place_of(config: SandboxConfig) -> SandboxSettings:
-    """Return the place at which a recipe's programs run. Raises: ConfigError if the token's variable is not set."""
+def settings_of(config: SandboxConfig) -> SandboxSettings:
+    """Return the sandbox's settings by a recipe. Raises: ConfigError if the token's variable is not set."""
     token = None
     if config.token_env is not None:
         token = os.environ.get(config.token_env)
@@ -63,12 +63,12 @@ def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
+def _services(settings: SandboxSettings, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}  # URL -> why the service cannot be used
-    for url in place.urls:
+    for url in settings.urls:
         try:
-            health = _ask(f"{url}/health", place.token)
+            health = _ask(f"{url}/health", settings.token)
             levels[url], lacks = int(health["level"]), sorted(languages - {"python", *health["languages"]})
             if lacks:
                 raise IsolationError(
@@ -83,7 +83,7 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
             silent[url] = f"status {exc.code}"
         except (OSError, ValueError, KeyError, TypeError) as exc:
             silent[url] = f"{type(exc).__name__}: {exc}"
-    troubles = "; ".join(f"{url} ({why})" for url, why in silent.items())
+    troubles = "; ".join(f"{url} ({reason})" for url, reason in silent.items())
     if not levels:
         raise IsolationError(
             f"sandbox.url: no service answers: {troubles}. Start `verizero sandbox serve` there, or drop "
@@ -92,15 +92,15 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
     if silent:
         say(f"sandbox.url: some services do not answer, programs go to the others: {troubles}")
     for url, level in levels.items():
-        if level < place.min_level:
+        if level < settings.min_level:
             raise IsolationError(
-                f"the sandbox at {url} has isolation level {level} and sandbox.min_level is {place.min_level}; serve "
-                f"it from a machine with higher walls, or set sandbox.min_level to {level}"
+                f"the sandbox at {url} has isolation level {level} and sandbox.min_level is {settings.min_level}; "
+                f"serve it from a machine with higher walls, or set sandbox.min_level to {level}"
             )
     return {"level": min(levels.values()), "services": levels}
 
 
 def _ask(url: str, token: str | None) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with open_url(urllib.request.Request(url, headers=headers), PATIENCE_S) as reply:
+    with open_url(urllib.request.Request(url, headers=headers), TIMEOUT_S) as reply:
         return json.load(reply)

@@ -66,16 +66,16 @@ class Scorer:
     def __init__(
         self,
         config: ScoringConfig,
-        bound: Mapping[str, Grader],
+        graders: Mapping[str, Grader],
         components: Sequence[Grader] = (),
         process: GraderProcess | None = None,
     ) -> None:
-        """Hold the graders by key. `components`: those of `config.components`, in order.
+        """`graders`: by key. `components`: the graders of `config.components`, in order.
 
-        process: grades responses that end before others; None: a thread of this process does.
+        process: grades responses that end before others; None: a thread of this process grades them.
         """
         self.config = config
-        self.bound = {**bound, **{f"{COMPONENT}{i}": b for i, b in enumerate(components)}}
+        self.graders = {**graders, **{f"{COMPONENT}{i}": g for i, g in enumerate(components)}}
         self.cache = VerdictCache()
         self._process = process
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
@@ -98,18 +98,18 @@ class Scorer:
         with_components: bool = False,
         early: EarlyGrading | None = None,
     ) -> tuple[list[ScoredRollout], GradingTally]:
-        """Return each rollout with verdict and reward, in order. `prompts` by id; `early` has graded some of them.
+        """Return each rollout with verdict and reward, in order. `prompts`: by id; `early`: has graded some rollouts.
 
         With components the reward is the weighted sum of all, and the verdict is that of the prompt's verifier. If the
         grader of a component failed, the verdict is that failure, and there is no reward.
         """
         attempts = [attempt_in(prompts[r.prompt_id], r) for r in rollouts]
-        own = [prompts[r.prompt_id].verifier for r in rollouts]
-        columns = [own, *([name] * len(attempts) for name in self._components(with_components))]
+        keys = [prompts[r.prompt_id].verifier for r in rollouts]
+        columns = [keys, *([name] * len(attempts) for name in self._components(with_components))]
         known: list[dict[int, Verdict]] = [{} for _ in columns]
         early_s = 0.0
         if early is not None:
-            known, early_s = early.verdicts(own, attempts), early.seconds
+            known, early_s = early.verdicts(keys, attempts), early.seconds
         outcomes = {i: v for i, r in enumerate(rollouts) if (v := outcome_of(prompts[r.prompt_id], r)) is not None}
         known[0] |= outcomes
         start = time.perf_counter()
@@ -132,14 +132,14 @@ class Scorer:
     def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
         """Return the reward of the recipe's table; None if the grader failed.
 
-        A response that was cut at its length limit gets `truncated` whatever its verdict, unless that is None. An
-        episode gets what the recipe says of its ending, if it says anything.
+        A response that was cut at its length limit gets `truncated` for any verdict, unless that is None. An episode
+        gets the reward that the recipe names for its ending, if it names one.
         """
         if verdict.is_infrastructure:
             return None
         ending = None if rollout.episode is None else rollout.episode.ending
-        if ending is not None and (told := self.config.endings.get(ending)) is not None:
-            return told
+        if ending is not None and (of_ending := self.config.endings.get(ending)) is not None:
+            return of_ending
         is_cut = rollout.was_cut if ending is None else ending in ("tokens", "context")
         if is_cut and self.config.truncated is not None:
             return self.config.truncated
@@ -149,8 +149,8 @@ class Scorer:
 
     def with_grader(self, grader: Grader) -> Scorer:
         """Return a scorer of the same table and components, with `grader` for every prompt's own verifier."""
-        own = {key: grader for key in self.bound if not key.startswith(COMPONENT)}
-        return Scorer(self.config, own, [b for key, b in self.bound.items() if key.startswith(COMPONENT)])
+        replaced = {key: grader for key in self.graders if not key.startswith(COMPONENT)}
+        return Scorer(self.config, replaced, [g for key, g in self.graders.items() if key.startswith(COMPONENT)])
 
     def close(self) -> None:
         """End the grading threads and the process; early grading that has not begun is dropped."""
@@ -185,22 +185,22 @@ class Scorer:
         keys: Sequence[str],
         attempts: Sequence[Attempt],
         known: Mapping[int, Verdict],
-        final: Collection[int] = (),
+        not_asked_again: Collection[int] = (),
     ) -> tuple[list[Verdict], int]:
-        """Return one verdict per attempt, and how many were asked for again.
+        """Return one verdict per attempt, and the number of retries.
 
-        `known`: verdicts by index. `final`: indices of those that no grader gave, so that none is asked again.
+        `known`: verdicts by index. `not_asked_again`: indices of verdicts of environments, which no grader can repeat.
         """
         verdicts = dict(known)
 
-        def grade(places: Sequence[int]) -> None:
-            graded = self._grade([keys[i] for i in places], [attempts[i] for i in places])
-            verdicts.update(zip(places, graded, strict=True))
+        def grade(indices: Sequence[int]) -> None:
+            graded = self._grade([keys[i] for i in indices], [attempts[i] for i in indices])
+            verdicts.update(zip(indices, graded, strict=True))
 
         grade([i for i in range(len(attempts)) if i not in known])
         retried = 0
         for _ in range(self.config.retries):
-            failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure and i not in final]
+            failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure and i not in not_asked_again]
             if not failed:
                 break
             # Only failures of graders are asked again; a timeout is the response's own and has a reward.
@@ -215,27 +215,27 @@ class Scorer:
         by_key: dict[str, list[int]] = {}
         for i, key in enumerate(keys):
             by_key.setdefault(key, []).append(i)
-        # Without threads all attempts of a verifier go together: it answers equal ones of a batch once.
+        # Without threads, one chunk has all attempts of a verifier: it grades equal attempts of a batch once.
         size = CHUNK if self._threads is not None else max(1, len(keys))
-        chunks = [(key, at[i : i + size]) for key, at in by_key.items() for i in range(0, len(at), size)]
+        chunks = [(key, ids[i : i + size]) for key, ids in by_key.items() for i in range(0, len(ids), size)]
 
         def ask(key: str, some: Sequence[Attempt]) -> list[Verdict]:
-            grader = self.bound[key]
+            grader = self.graders[key]
             verdicts = None
-            # The process holds the recipe's own verifiers: a grader that replaced one of them is asked here.
+            # The process has the verifiers of the recipe: a grader that replaced one of them runs here.
             if process is not None and key in process.keys and may_leave(grader):
                 verdicts = process.score(key, some)
             return [_checked(v) for v in (grader.score(some) if verdicts is None else verdicts)]
 
         def grade(chunk: tuple[str, list[int]]) -> list[Verdict]:
             key, some = chunk[0], [attempts[i] for i in chunk[1]]
-            return self.cache.fill(key, some, ask) if is_pure(self.bound[key]) else ask(key, some)
+            return self.cache.fill(key, some, ask) if is_pure(self.graders[key]) else ask(key, some)
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
         verdicts: dict[int, Verdict] = {}
         # `map` yields in the order of the chunks, whichever thread ends first.
-        for (_, places), graded in zip(chunks, run(grade, chunks), strict=True):
-            verdicts.update(zip(places, graded, strict=True))
+        for (_, indices), graded in zip(chunks, run(grade, chunks), strict=True):
+            verdicts.update(zip(indices, graded, strict=True))
         return [verdicts[i] for i in range(len(keys))]
 
 
@@ -269,7 +269,7 @@ def _checked(verdict: Verdict) -> Verdict:
 def bind_verifiers(
     prompts: Sequence[Prompt], chosen: Mapping[str, VerifierChoice], base: Path | None = None
 ) -> dict[str, Grader]:
-    """Return the verifiers that `prompts` name, by key; a key that is not in `chosen` says itself which it is.
+    """Return the verifiers that `prompts` name, by key. A key that is not in `chosen` is a verifier's name or path.
 
     Raises: DataError naming the first row whose verifier does not exist or has wrong parameters.
     """

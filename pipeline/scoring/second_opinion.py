@@ -1,7 +1,7 @@
 """A second opinion in training: another verifier grades a seeded share of responses again, off the reward path.
 
-It changes no reward and no random number of the run. A thread of its own asks for it while the policy is updated, and
-the step is written down after it has answered, so that equal runs write equal bytes.
+It changes no reward and no random number of the run. A thread of its own grades while the policy is updated, and the
+step is recorded after that, so that equal runs write equal bytes.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ NUM_SEEDS = 1 << 63
 
 
 class SecondOpinions:
-    """Asks the verifier `bound` about a share of the graded responses."""
+    """Grades a share of the responses again with another verifier."""
 
-    def __init__(self, config: SecondOpinionConfig, bound: Grader, seed: int) -> None:
+    def __init__(self, config: SecondOpinionConfig, grader: Grader, seed: int) -> None:
         self.config = config
-        self.bound = bound
+        self.grader = grader
         self.seed = seed
         self._thread = ThreadPoolExecutor(1, "second-opinion")
-        self._asked: list[Future[list[Opinions]]] = []
+        self._pending: list[Future[list[Opinions]]] = []
 
-    def ask(self, step: int, groups: Sequence[Group], own: Sequence[int]) -> None:
-        """Begin to grade a share of the groups of RL step `step`, among those at the places `own`."""
-        self._asked.append(self._thread.submit(self._grade, step, groups, own))
+    def ask(self, step: int, groups: Sequence[Group], of_rank: Sequence[int]) -> None:
+        """Begin to grade a share of this rank's groups, which have the indices `of_rank`, in RL step `step`."""
+        self._pending.append(self._thread.submit(self._grade, step, groups, of_rank))
 
     def take(self) -> list[Opinions]:
-        """Wait for and return the opinions on each group asked about since the last call, in order."""
-        asked, self._asked = self._asked, []
-        # The thread works in the order of `ask`; a grader's exception is raised here.
-        return [opinions for future in asked for opinions in future.result()]
+        """Wait for the opinions on all groups given to `ask` since the last call, and return them in order."""
+        pending, self._pending = self._pending, []
+        # The thread works in the order of the calls of `ask`; a grader's exception is raised here.
+        return [opinions for future in pending for opinions in future.result()]
 
     def chosen(self, step: int, group: Group) -> list[int]:
         """Return the members that get an opinion: those whose own grader did not fail, each with the chance `share`.
@@ -62,23 +62,23 @@ class SecondOpinions:
         """End the thread; opinions not taken are lost."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _grade(self, step: int, groups: Sequence[Group], own: Sequence[int]) -> list[Opinions]:
-        places = [(g, i) for g in own for i in self.chosen(step, groups[g])]
-        rollouts = [groups[g].members[i].rollout for g, i in places]
-        attempts = [attempt_in(groups[g].prompt, r) for (g, _), r in zip(places, rollouts, strict=True)]
+    def _grade(self, step: int, groups: Sequence[Group], of_rank: Sequence[int]) -> list[Opinions]:
+        members = [(g, i) for g in of_rank for i in self.chosen(step, groups[g])]
+        rollouts = [groups[g].members[i].rollout for g, i in members]
+        attempts = [attempt_in(groups[g].prompt, r) for (g, _), r in zip(members, rollouts, strict=True)]
         opinions: list[dict[int, Verdict]] = [{} for _ in groups]
-        for (g, i), verdict in zip(places, self.bound.score(attempts) if attempts else [], strict=True):
+        for (g, i), verdict in zip(members, self.grader.score(attempts) if attempts else [], strict=True):
             opinions[g][i] = verdict
         return list(opinions)
 
 
 def merged(by_rank: Sequence[Sequence[Opinions]]) -> list[Opinions]:
-    """Return the opinions of all ranks on each group, each rank's being on the responses that it asked about."""
-    return [{i: v for own in of_group for i, v in own.items()} for of_group in zip(*by_rank, strict=True)]
+    """Return all ranks' opinions on each group; each rank has some members' opinions."""
+    return [{i: v for opinions in of_group for i, v in opinions.items()} for of_group in zip(*by_rank, strict=True)]
 
 
 def disagree(first: Verdict, second: Verdict) -> bool:
-    """True if exactly one of two verdicts earns the full reward; a grader that failed disagrees with nobody."""
+    """True if exactly one of two verdicts earns the full reward. False if a grader failed."""
     if first.is_infrastructure or second.is_infrastructure:
         return False
     return first.is_correct != second.is_correct

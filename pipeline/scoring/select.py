@@ -1,6 +1,6 @@
 """Selection of the groups to train on: those whose rewards differ, or all, as recipe and algorithm choose.
 
-Groups that are dropped are counted, by reason.
+Groups are counted by their kind: kept, or why they were dropped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from verizero.pipeline.types import Group, Prompt, ScoredRollout
 
-Reason = Literal["kept", "all_right", "all_wrong", "equal", "infrastructure"]
-REASONS: tuple[Reason, ...] = get_args(Reason)
+GroupKind = Literal["kept", "all_right", "all_wrong", "equal", "infrastructure"]
+GROUP_KINDS: tuple[GroupKind, ...] = get_args(GroupKind)
 SAME = 1e-9
 """Rewards closer than this are equal: sums of the same parts may differ in their last bits."""
 
@@ -31,8 +31,8 @@ def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size
     return groups
 
 
-def classify_group(group: Group, by_components: bool = False) -> Reason:
-    """Return "kept" if the rewards of a group (or one of their components) differ, else why it teaches nothing.
+def classify_group(group: Group, by_components: bool = False) -> GroupKind:
+    """Return the kind of a group: "kept" if its rewards (or one of their components) differ, else why it is dropped.
 
     "infrastructure": fewer than two members have a reward, because graders failed.
     """
@@ -53,26 +53,26 @@ def classify_group(group: Group, by_components: bool = False) -> Reason:
 
 def select(
     groups: Sequence[Group], keep: Literal["informative", "all"], by_components: bool = False
-) -> tuple[list[Group], dict[Reason, int]]:
-    """Return the groups to train on, and how many groups there were of each reason.
+) -> tuple[list[Group], dict[GroupKind, int]]:
+    """Return the groups to train on, and the number of groups of each kind.
 
     keep "all" trains on equal rewards too, but never on a group whose graders failed.
     """
-    counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+    counts: dict[GroupKind, int] = dict.fromkeys(GROUP_KINDS, 0)
     kept = []
     for group in groups:
-        reason = classify_group(group, by_components)
-        counts[reason] += 1
-        if reason == "kept" or (keep == "all" and reason != "infrastructure"):
+        kind = classify_group(group, by_components)
+        counts[kind] += 1
+        if kind == "kept" or (keep == "all" and kind != "infrastructure"):
             kept.append(group)
     return kept, counts
 
 
-def forecast(missing: int, acceptance: float, most: int) -> int:
-    """Return the number of prompts, at most `most`, of which about `missing` groups are kept at that acceptance."""
-    return min(most, max(1, math.ceil(missing / max(acceptance, 1e-3))))
+def forecast(missing: int, acceptance: float, max_prompts: int) -> int:
+    """Return how many prompts to sample, at most `max_prompts`, so that about `missing` groups are kept."""
+    return min(max_prompts, max(1, math.ceil(missing / max(acceptance, 1e-3))))
 
 
 def acceptance_after(before: float, kept: int, sampled: int, weight: float = 0.3) -> float:
-    """Return the acceptance rate after one more batch, which counts with the given weight."""
+    """Return the moving average of the share of kept groups after one more batch, which has the given weight."""
     return before if sampled == 0 else (1 - weight) * before + weight * kept / sampled

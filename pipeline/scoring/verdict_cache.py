@@ -1,4 +1,4 @@
-"""Verdicts of answers that come again: a policy that has learnt a prompt writes the same answer to it every time."""
+"""A cache of verdicts: a policy that has learnt a prompt often writes the same answer to it again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from verizero.pipeline.types import Attempt, Verdict
 
 MAX_VERDICTS = 16384
-"""Verdicts kept; the verdict that was not asked for longest goes first."""
+"""The most verdicts in the cache; the least recently used is dropped first."""
 MAX_CHARACTERS = 4096
-"""Longest response whose verdict is kept: longer responses hardly ever come again, and fill memory."""
+"""The longest response whose verdict is cached: longer ones are hardly ever written again, and fill memory."""
 _FINAL = ("graded", "no_answer")
-"""Statuses that are kept; a timeout or a failure may be the machine's, so it is tried again."""
+"""Statuses that are cached. A timeout or a failure may be due to the machine, so it is tried again."""
 
 
 class VerdictCache:
-    """Verdicts by grader and attempt, for any number of threads."""
+    """Verdicts by grader and attempt. Any number of threads may use it."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[tuple[Any, ...], tuple[Any, Verdict]] = OrderedDict()
@@ -29,10 +29,10 @@ class VerdictCache:
     def fill(
         self, key: str, attempts: Sequence[Attempt], ask: Callable[[str, list[Attempt]], Sequence[Verdict]]
     ) -> list[Verdict]:
-        """Return one verdict per attempt, in order: a known one, with no seconds spent, else the answer of `ask`."""
+        """Return one verdict per attempt, in order: the cached one, with 0 seconds, else that of `ask`."""
         verdicts = [self._recall(key, attempt) for attempt in attempts]
         missing = [i for i, verdict in enumerate(verdicts) if verdict is None]
-        # Asked outside the lock: two threads may ask for the same answer, which costs time and changes nothing.
+        # Outside the lock: two threads may grade the same answer, which costs time and changes nothing.
         for i, verdict in zip(missing, ask(key, [attempts[i] for i in missing]) if missing else (), strict=True):
             verdicts[i] = verdict
             self._keep(key, attempts[i], verdict)
@@ -41,27 +41,27 @@ class VerdictCache:
     def _recall(self, key: str, attempt: Attempt) -> Verdict | None:
         if attempt.messages:  # an equal last message of another episode may deserve another verdict
             return None
-        place = _place(key, attempt)
+        entry = _entry_key(key, attempt)
         with self._lock:
-            reference, verdict = self._verdicts.get(place, (None, None))
+            reference, verdict = self._verdicts.get(entry, (None, None))
             if verdict is None or not _is_same(reference, attempt.reference):
                 return None
-            self._verdicts.move_to_end(place)
+            self._verdicts.move_to_end(entry)
         return replace(verdict, seconds=0.0)
 
     def _keep(self, key: str, attempt: Attempt, verdict: Verdict) -> None:
         if attempt.messages or verdict.status not in _FINAL or len(attempt.response) > MAX_CHARACTERS:
             return
         with self._lock:
-            self._verdicts[_place(key, attempt)] = attempt.reference, verdict
+            self._verdicts[_entry_key(key, attempt)] = attempt.reference, verdict
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
 
 
-def _place(key: str, attempt: Attempt) -> tuple[Any, ...]:
+def _entry_key(key: str, attempt: Attempt) -> tuple[Any, ...]:
     return key, attempt.prompt, attempt.response, attempt.truncated
 
 
 def _is_same(known: Any, reference: Any) -> bool:
-    """True for the same object, or one that prints alike: 1, 1.0 and True are equal, but not the same reference."""
+    """True for the same object, or one with the same repr: 1, 1.0 and True are equal, but not the same reference."""
     return known is reference or repr(known) == repr(reference)

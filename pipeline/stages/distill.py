@@ -21,7 +21,7 @@ from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
-from verizero.pipeline.scoring.select import Reason
+from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
 from verizero.pipeline.types import Group, Prompt, StepMetrics
@@ -37,7 +37,7 @@ def distill_phases(session: Session) -> Phases:
     run, workers, state = session.run, session.workers, session.state
     setup, phases = session.setup, rl_phases(session)
 
-    def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
+    def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[GroupKind, int]]:
         selected, counts = phases.select(groups)
         # A group whose graders failed teaches as much as any other.
         return (selected if setup.rounds.select.keep == "informative" else list(groups)), counts

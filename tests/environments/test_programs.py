@@ -85,9 +85,9 @@ def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) ->
     with Broken(workers=1) as pool:
         monkeypatch.setattr("verizero.sandbox.api._pool", pool)
         with pytest.raises(EnvironmentFailed, match="the sandbox failed: killed"):
-            _programs.EachAlone(sandbox.Limits()).python("print(1)")
+            _programs.SeparateProcesses(sandbox.Limits()).python("print(1)")
     with pytest.raises(EnvironmentFailed, match="the sandbox cannot run a program"):
-        _programs.EachAlone(sandbox.Limits()).python("print(1)")
+        _programs.SeparateProcesses(sandbox.Limits()).python("print(1)")
 
 
 def test_python_and_shell_print() -> None:

@@ -51,7 +51,7 @@ def test_calls_of_an_episode_share_a_session_and_episodes_do_not(episodes: list[
 
 
 def test_the_policys_own_mistakes_are_observations(episodes: list[object]) -> None:
-    kept = session.Kept(session.Params(cpu_s=1, wall_s=3, calls=3))
+    kept = session.SessionPrograms(session.Params(cpu_s=1, wall_s=3, calls=3))
     try:
         assert "limit" in kept.python("while True: pass").text or "timeout" in kept.python("1").text
         assert kept.python("print('again')").text == "again"

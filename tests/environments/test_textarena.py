@@ -32,9 +32,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _places() -> Iterator[None]:
     yield
-    for place in textarena._PLACES.values():
+    for place in textarena._HOSTS.values():
         place.close()
-    textarena._PLACES.clear()
+    textarena._HOSTS.clear()
 
 
 def game(python: str, name: str, seed: int = 5, sample: int = 2, **params: object) -> textarena.TextArena:
@@ -82,9 +82,9 @@ def test_equal_seeds_give_equal_transcripts_alone_interleaved_and_in_a_new_proce
     assert len(alone) > 2
     assert heard[0] == alone == heard[2]
     assert heard[1] != alone
-    (place,) = textarena._PLACES.values()
+    (place,) = textarena._HOSTS.values()
     place.close()
-    textarena._PLACES.clear()
+    textarena._HOSTS.clear()
     assert list(transcript(python, name, 5)) == alone
 
 
@@ -190,7 +190,7 @@ def test_word_lists_are_looked_for_at_the_start(python: str, tmp_path: Path, mon
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
     with pytest.raises(EnvironmentFailed, match=r"needs NLTK's data 'words'.*nltk.downloader words.*NLTK_DATA"):
         game(python, "Hangman-v0").start()
-    textarena._PLACES.popitem()[1].close()
+    textarena._HOSTS.popitem()[1].close()
     words = tmp_path / "corpora" / "words"
     words.mkdir(parents=True)
     for name in ("README", "en", "en-basic"):
@@ -211,7 +211,7 @@ def test_two_hundred_episodes_leave_nothing(python: str) -> None:
         environment.close()
 
     play()
-    (place,) = textarena._PLACES.values()
+    (place,) = textarena._HOSTS.values()
     assert isinstance(place, ProcessHost)
     (far,) = place._running
     process = Path(f"/proc/{far._process.pid}/fd")
@@ -230,7 +230,7 @@ def test_two_hundred_episodes_leave_nothing(python: str) -> None:
 def test_a_killed_process_is_a_failure_and_the_next_episode_plays(python: str) -> None:
     environment = game(python, "GuessTheNumber-v0")
     environment.start()
-    (place,) = textarena._PLACES.values()
+    (place,) = textarena._HOSTS.values()
     assert isinstance(place, ProcessHost)
     far = place._running[0]
     far._process.kill()

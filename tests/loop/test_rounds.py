@@ -59,7 +59,9 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
 
     heard: list[tuple[str, dict[str, Any]]] = []
     with session_of(tmp_path, scoring={"retries": 0}) as session:
-        session.workers.graders.scorer.bound = {k: Flaky(v) for k, v in session.workers.graders.scorer.bound.items()}
+        session.workers.graders.scorer.graders = {
+            k: Flaky(v) for k, v in session.workers.graders.scorer.graders.items()
+        }
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         train_round(session)
         steps = [r for r in rows(session) if r["kind"] == "step"]
@@ -96,7 +98,7 @@ class Down:
 
 def graders_down(session: Session, steps: set[int] | range) -> None:
     scorer = session.workers.graders.scorer
-    scorer.bound = {k: Down(session, steps, v) for k, v in scorer.bound.items()}
+    scorer.graders = {k: Down(session, steps, v) for k, v in scorer.graders.items()}
 
 
 DOWN: dict[str, tuple[set[int] | range, int | None]] = {

@@ -42,7 +42,7 @@ def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
 def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
     with session_of(tmp_path, workers=1, cpu_s=0.5, token_env="MINE") as session:
-        assert getattr(session.workers.graders.scorer.bound["code"], "params").limits().cpu_s == 0.5  # noqa: B009
+        assert getattr(session.workers.graders.scorer.graders["code"], "params").limits().cpu_s == 0.5  # noqa: B009
         assert json.loads((tmp_path / "run" / "run.json").read_text())["isolation"] == session.run.isolation is not None
     assert current() == SandboxSettings()
     for file in ("run.json", "recipe.yaml"):

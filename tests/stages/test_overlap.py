@@ -106,8 +106,8 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
         evaluate(session, Item("evaluate", "base", "base"), unwrapped)
-        session.workers.graders.scorer.bound = {
-            k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
+        session.workers.graders.scorer.graders = {
+            k: Losing(v, 4) for k, v in session.workers.graders.scorer.graders.items()
         }
         train_round(session)
         evaluate(session, Item("evaluate", "rl", "end", round=1), unwrapped)
@@ -140,8 +140,8 @@ def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path
 
 def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "alarm_rate": 0.5, "overlap": False}) as session:
-        session.workers.graders.scorer.bound = {
-            k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
+        session.workers.graders.scorer.graders = {
+            k: Losing(v, 4) for k, v in session.workers.graders.scorer.graders.items()
         }
         evaluate(session, Item("evaluate", "base", "base"), unwrapped)
         said = lines(session)

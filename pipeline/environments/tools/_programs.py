@@ -1,4 +1,4 @@
-"""Programs of the policy, run in the sandbox: what the tools `python` and `shell` need of it."""
+"""Runs programs of the policy in the sandbox, for the tools `python` and `shell`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Output:
 
 
 class Programs(Protocol):
-    """Runs the programs of an episode. A session that keeps its state from call to call meets this too."""
+    """Runs the programs of an episode, each in a process or all in one session."""
 
     def python(self, code: str) -> Output:
         """Run a Python program. Raises: EnvironmentFailed if the sandbox failed."""
@@ -64,11 +64,11 @@ class Programs(Protocol):
         ...
 
     def close(self) -> None:
-        """End what is kept between calls."""
+        """End the session, if there is one."""
         ...
 
 
-class EachAlone:
+class SeparateProcesses:
     """Runs every program in a process of its own, which leaves nothing behind."""
 
     def __init__(self, limits: sandbox.Limits) -> None:
@@ -88,7 +88,7 @@ class EachAlone:
 
 
 def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
-    """Return the results of a program's tests, run where this process runs programs.
+    """Return the results of a program's tests in the sandbox of this process.
 
     Raises: EnvironmentFailed if the sandbox could not run it.
     """

@@ -1,4 +1,4 @@
-"""Tools: the decorator `@tool`, which makes a tool of a function, and the toolbox, which answers a message's calls.
+"""Tools: the decorator `@tool` makes a function a tool, and a toolbox answers the calls of a message.
 
 The annotations of the function are the schema of its arguments, its docstring the description. A call that is the
 policy's mistake becomes an observation: an unknown tool, arguments that do not fit, and ValueError, ArithmeticError,
@@ -25,9 +25,9 @@ from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.types import Call, Message, Prompt
 
 MISTAKES: tuple[type[Exception], ...] = (ValueError, ArithmeticError, LookupError)
-"""Exceptions of a tool that are observations, whatever the tool lists."""
+"""Exceptions that are the policy's mistakes in every tool."""
 UNKNOWN = "unknown"
-"""The name under which calls of tools that do not exist are counted: the policy's words are no names of metrics."""
+"""Calls of tools that do not exist are counted under this name: the policy must not choose names of metrics."""
 MEANINGS = {
     "missing": "is missing",
     "int_parsing": "is not an integer",
@@ -38,7 +38,7 @@ MEANINGS = {
     "string_type": "is not a text",
     "bool_parsing": "is neither true nor false",
 }
-"""Short words for pydantic's most frequent errors, after the argument's name."""
+"""Short texts for pydantic's most frequent errors, written after the argument's name."""
 
 
 class ToolParams(PluginParams):
@@ -46,13 +46,13 @@ class ToolParams(PluginParams):
 
 
 class Arguments(BaseModel):
-    """Base of a tool's arguments. Numbers may be written as text, and texts as numbers, as in tags."""
+    """Base of a tool's arguments. Numbers may be texts, and texts numbers: in forms with tags all values are text."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
 
 
 class WrongCall(Exception):
-    """A call that is the policy's mistake; its text is for the policy."""
+    """A call that is the policy's mistake; the text of this exception is shown to the policy."""
 
 
 class Tool:
@@ -79,21 +79,21 @@ class Tool:
             raise WrongCall(self._refused(exc)) from exc
         values = {name: getattr(checked, field) for field, name in self._fields.items()}
         try:
-            return written(self.function(**values))
+            return result_text(self.function(**values))
         except self.wrong as exc:
-            raise WrongCall(_words(exc)) from exc
+            raise WrongCall(_exception_text(exc)) from exc
 
     def _refused(self, exc: ValidationError) -> str:
         known = list(self._fields.values())
         lines = []
         for error in exc.errors(include_url=False):
-            where = ".".join(str(part) for part in error["loc"])[:100]
+            argument = ".".join(str(part) for part in error["loc"])[:100]
             if error["type"] == "extra_forbidden":
-                hint = did_you_mean(where, known, f"only {', '.join(known) or 'nothing'}", most=1)
-                lines.append(f"{self.name} takes no {where}. {hint}")
+                hint = did_you_mean(argument, known, f"only {', '.join(known) or 'nothing'}", most=1)
+                lines.append(f"{self.name} takes no {argument}. {hint}")
             else:
                 meaning = MEANINGS.get(error["type"])
-                lines.append(f"{where} {meaning}" if meaning else f"{where}: {error['msg'].lower()}")
+                lines.append(f"{argument} {meaning}" if meaning else f"{argument}: {error['msg'].lower()}")
         return ". ".join(lines)
 
 
@@ -119,10 +119,10 @@ def tool(function: Any = None, /, *, name: str | None = None, wrong: tuple[type[
 
 
 class Toolbox:
-    """The tools of an episode: answers every call of a message, and ends what the tools hold."""
+    """The tools of an episode: answers the calls of a message, and closes the tools at the end."""
 
     def __init__(self, tools: Sequence[Tool], close: Sequence[Callable[[], None]] = ()) -> None:
-        """`close` lists functions that end what the tools hold. Raises: ConfigError if two tools have one name."""
+        """`close`: functions that close the tools, e.g. a database. Raises: ConfigError if two tools have one name."""
         self.tools = {t.name: t for t in tools}
         if len(self.tools) < len(tools):
             names = [t.name for t in tools]
@@ -135,7 +135,7 @@ class Toolbox:
         return tuple(t.schema for t in self.tools.values())
 
     def answer(self, message: Message) -> tuple[tuple[Message, ...], tuple[ToolUse, ...]]:
-        """Return the answers to the message's calls, in order, and what was used.
+        """Return the answers to the message's calls, in order, and the calls for the counts.
 
         Raises: what a tool raises, unless it is the policy's mistake.
         """
@@ -143,32 +143,32 @@ class Toolbox:
         return tuple(m for m, _ in answered), tuple(u for _, u in answered)
 
     def _call(self, call: Call) -> tuple[Message, ToolUse]:
-        chosen = self.tools.get(call.name)
+        called = self.tools.get(call.name)
         wrong = False
         try:
-            if chosen is None:
+            if called is None:
                 hint = did_you_mean(call.name, self.tools, f"tools: {', '.join(self.tools) or 'none'}", most=1)
                 raise WrongCall(f"no tool is called {call.name[:100]}. {hint}")
-            text = chosen.answer(call.arguments)
+            text = called.answer(call.arguments)
         except WrongCall as exc:
             wrong, text = True, str(exc)
-        use = ToolUse(UNKNOWN if chosen is None else chosen.name, wrong)
+        use = ToolUse(UNKNOWN if called is None else called.name, wrong)
         return Message("tool", text, answers=call.id, name=call.name), use
 
     def close(self) -> None:
-        """End what the tools hold, each once, even if one of them cannot be ended."""
-        ends, self._close = self._close, []
+        """Close all tools, each once, even if one of them fails."""
+        functions, self._close = self._close, []
         failures = []
-        for end in ends:
+        for close in functions:
             try:
-                end()
+                close()
             except Exception as exc:
                 failures.append(exc)
         if failures:
             raise failures[0]
 
 
-Make = Callable[[Any, Prompt], Toolbox]
+MakeTools = Callable[[Any, Prompt], Toolbox]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class BoundTools:
 
     name: str
     params: ToolParams
-    function: Make
+    function: MakeTools
 
     def make(self, prompt: Prompt) -> Toolbox:
         """Return the tools of a new episode."""
@@ -196,7 +196,7 @@ class ToolsPlugin:
 
     name: str
     params_type: type[ToolParams]
-    function: Make
+    function: MakeTools
 
     def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundTools:
         """Return these tools with validated parameters. Relative paths among them start from `base`.
@@ -228,14 +228,14 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
     return ToolsPlugin(key, params_type, make)
 
 
-def written(value: Any) -> str:
-    """Return a tool's result as text: a text as it is, nothing as "done", other values as JSON."""
+def result_text(value: Any) -> str:
+    """Return a tool's result as text: a text as it is, None as "done", other values as JSON."""
     if isinstance(value, str):
         return value
     return "done" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _words(exc: Exception) -> str:
+def _exception_text(exc: Exception) -> str:
     # A KeyError's text is the representation of its key.
     text = str(exc.args[0]) if isinstance(exc, LookupError) and exc.args else str(exc)
     return text or type(exc).__name__.lower()
@@ -243,9 +243,9 @@ def _words(exc: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """All that the arguments and the schema of a function depend on.
+    """The parts of a function that its arguments and schema depend on, as a key for a cache.
 
-    A plug-in makes its functions again for every episode, and a model of arguments costs a millisecond.
+    A plug-in makes its functions again for every episode, and a model of arguments takes a millisecond to make.
     """
 
     name: str
@@ -269,7 +269,7 @@ def _shape(function: Callable[..., Any], name: str) -> Shape:
         raise ConfigError(f"tool {name!r}: expected a function written in Python, got {function!r:.80}")
     key = _Key(name, code, function.__doc__, getattr(function, "__defaults__", None), keywords, annotations, function)
     try:
-        return _kept_shape(key)
+        return _cached_shape(key)
     except TypeError:  # a default that has no hash
         return _new_shape(key)
 
@@ -279,7 +279,7 @@ def _new_shape(key: _Key) -> Shape:
     return fields, model, ToolSchema(key.name, _description(key.function, key.name), _parameters(model))
 
 
-_kept_shape = lru_cache(maxsize=512)(_new_shape)
+_cached_shape = lru_cache(maxsize=512)(_new_shape)
 
 
 def _description(function: Callable[..., Any], name: str) -> str:
@@ -323,8 +323,8 @@ def _untitled(node: Any) -> Any:
         return [_untitled(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {k: v for k, v in node.items() if k != "title" or not isinstance(v, str)}
+    rest = {k: v for k, v in node.items() if k != "title" or not isinstance(v, str)}
     return {
         k: {name: _untitled(inner) for name, inner in v.items()} if k in ("properties", "$defs") else _untitled(v)
-        for k, v in kept.items()
+        for k, v in rest.items()
     }

@@ -1,6 +1,6 @@
-"""Exact arithmetic: one tool that reads expressions, or one tool for each operation.
+"""Tools for exact arithmetic: one that reads expressions, or one for each operation.
 
-Expressions are parsed here, never run as programs. Numbers are exact fractions with bounded digits, so that no
+Expressions are parsed, never run as programs. Numbers are exact fractions with bounded digits, so that no
 expression costs much time or memory.
 """
 
@@ -19,12 +19,12 @@ from verizero.pipeline.types import Prompt
 MAX_BITS = 4096
 """Largest numerator and denominator: 2**4096, which has 1,234 digits."""
 MAX_DEPTH = 40
-"""Most brackets, signs and powers inside each other."""
+"""The most brackets, signs and powers inside each other."""
 DIGITS = 12
 """Significant digits of a result that is no integer."""
 TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|\*\*|//|[-+*/%^()])", re.ASCII)
 Number = Annotated[str, WithJsonSchema({"type": "number"})]
-"""A number as it is written, digit by digit: as a float, large integers would lose some."""
+"""A number as text: as a float, large integers would lose digits."""
 TERMS = {"+", "-"}
 FACTORS = {"*", "/", "//", "%"}
 
@@ -49,7 +49,7 @@ def tools(params: Params, prompt: Prompt) -> Toolbox:
 
     def operation(name: str, sign: str, description: str) -> Tool:
         def compute(a: Number, b: Number) -> str:
-            return shown(_applied(sign, _number(a, limit), _number(b, limit)))
+            return shown(_apply(sign, _number(a, limit), _number(b, limit)))
 
         compute.__doc__ = description
         return Tool(compute, name)
@@ -95,45 +95,45 @@ def _number(text: str, max_characters: int) -> Fraction:
 
 
 def _tokens(expression: str) -> list[str]:
-    tokens, at = [], 0
+    tokens, position = [], 0
     text = expression.rstrip()
-    while at < len(text):
-        match = TOKEN.match(text, at)
+    while position < len(text):
+        match = TOKEN.match(text, position)
         if match is None:
-            raise ValueError(f"cannot read {text[at : at + 10].strip()} in the expression")
+            raise ValueError(f"cannot read {text[position : position + 10].strip()} in the expression")
         tokens.append(match[1])
-        at = match.end()
+        position = match.end()
     return tokens
 
 
 class _Parser:
-    """Reads an expression by its grammar: terms, factors, signs, powers, and what is in brackets."""
+    """Reads an expression by its grammar: terms, factors, signs, powers and brackets."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self.tokens, self.at, self.depth = tokens, 0, 0
+        self.tokens, self.position, self.depth = tokens, 0, 0
 
     def value(self) -> Fraction:
         result = self.terms()
-        if self.at < len(self.tokens):
-            raise ValueError(f"{self.tokens[self.at]} is not expected here")
+        if self.position < len(self.tokens):
+            raise ValueError(f"{self.tokens[self.position]} is not expected here")
         return result
 
-    def next(self, wanted: set[str]) -> str | None:
-        if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
-            self.at += 1
-            return self.tokens[self.at - 1]
+    def next(self, expected: set[str]) -> str | None:
+        if self.position < len(self.tokens) and self.tokens[self.position] in expected:
+            self.position += 1
+            return self.tokens[self.position - 1]
         return None
 
     def terms(self) -> Fraction:
         result = self.factors()
         while sign := self.next(TERMS):
-            result = _applied(sign, result, self.factors())
+            result = _apply(sign, result, self.factors())
         return result
 
     def factors(self) -> Fraction:
         result = self.signed()
         while sign := self.next(FACTORS):
-            result = _applied(sign, result, self.signed())
+            result = _apply(sign, result, self.signed())
         return result
 
     def signed(self) -> Fraction:
@@ -160,16 +160,16 @@ class _Parser:
             if not self.next({")"}):
                 raise ValueError("a bracket is not closed")
             return result
-        if self.at == len(self.tokens):
+        if self.position == len(self.tokens):
             raise ValueError("the expression ends too early")
-        token = self.tokens[self.at]
+        token = self.tokens[self.position]
         if not token[-1].isdigit() and not token[0].isdigit():
             raise ValueError(f"{token} is not expected here")
-        self.at += 1
+        self.position += 1
         return _bounded(Fraction(token))
 
 
-def _applied(sign: str, a: Fraction, b: Fraction) -> Fraction:
+def _apply(sign: str, a: Fraction, b: Fraction) -> Fraction:
     if sign in ("/", "//", "%") and b == 0:
         raise ZeroDivisionError("division by zero")
     if sign == "+":

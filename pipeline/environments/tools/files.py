@@ -1,6 +1,6 @@
-"""Files of a folder, or of the task: list, read and search, and never anything outside.
+"""Tools that list, read and search the files of a folder or of a task, and no others.
 
-Names are looked up in a list that is made once, so a name is never a path.
+Names are looked up in a list that is made once; they are never used as paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from verizero.pipeline.types import Prompt
 
 
 class Params(ToolParams):
-    """The files, and the most that is shown of them. Without folder and files, those of the row's answer are used."""
+    """The files, and limits of what is shown. Without folder and files, the files of the row's answer are used."""
 
     folder: str | None = Field(None, description="on disk, from the recipe's folder; links are left out")
     files: dict[str, str] | None = Field(None, description="name -> text, for all tasks")
@@ -35,10 +35,10 @@ class Params(ToolParams):
     def _there(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None:
             return None
-        where = ((info.context or {}).get(BASE) or Path.cwd()) / value
-        if not where.is_dir():
-            raise ValueError(f"no such folder: {where}")
-        return str(where.resolve())
+        folder = ((info.context or {}).get(BASE) or Path.cwd()) / value
+        if not folder.is_dir():
+            raise ValueError(f"no such folder: {folder}")
+        return str(folder.resolve())
 
     @model_validator(mode="after")
     def _one(self) -> Params:
@@ -49,7 +49,7 @@ class Params(ToolParams):
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tools `list`, `read` and `search` over the files."""
-    return over(opened(params, prompt.reference), params)
+    return over(files_of(params, prompt.reference), params)
 
 
 class Files(Protocol):
@@ -60,8 +60,8 @@ class Files(Protocol):
         """All names, sorted."""
         ...
 
-    def text(self, name: str, most: int) -> str:
-        """Return the beginning of a file, of at most that many characters."""
+    def text(self, name: str, max_characters: int) -> str:
+        """Return the beginning of a file, of at most `max_characters`."""
         ...
 
 
@@ -78,8 +78,8 @@ def over(files: Files, params: Params) -> Toolbox:
         """Return the text of a file."""
         _require(name, files)
         text = files.text(name, params.max_characters + 1)
-        cut = len(text) > params.max_characters
-        return text[: params.max_characters] + "\n..." if cut else text
+        is_cut = len(text) > params.max_characters
+        return text[: params.max_characters] + "\n..." if is_cut else text
 
     @tool
     def search(text: str) -> str:
@@ -98,7 +98,7 @@ def over(files: Files, params: Params) -> Toolbox:
     return Toolbox([list_names, read, search])
 
 
-def opened(params: Params, reference: Any) -> Files:
+def files_of(params: Params, reference: Any) -> Files:
     """Return the files that the parameters name, or those of the task. Raises: DataError if there are none."""
     if params.folder is not None:
         return OnDisk(params.folder, params.max_files)
@@ -120,36 +120,36 @@ class InMemory:
         self._files = {str(name): text for name, text in files.items()}
         self.names = tuple(sorted(self._files))
 
-    def text(self, name: str, most: int) -> str:
+    def text(self, name: str, max_characters: int) -> str:
         """Return the beginning of a file."""
-        return self._files[name][:most]
+        return self._files[name][:max_characters]
 
 
 class OnDisk:
-    """Files of a folder, its sub-folders included; links and what is no plain file are left out."""
+    """Files of a folder and its sub-folders, without links and special files."""
 
     def __init__(self, folder: str, max_files: int) -> None:
         """Raises: DataError if there are more files than `max_files`."""
         self.folder = Path(folder)
-        self.names = _listed(folder, max_files)
+        self.names = _list_names(folder, max_files)
 
-    def text(self, name: str, most: int) -> str:
+    def text(self, name: str, max_characters: int) -> str:
         """Return the beginning of a file. Bytes that are no text are shown as question marks."""
-        # A name that has become a link, or a pipe that would block, since the list was made.
+        # The flags are for a name that has become a link, or a pipe that would block, since the list was made.
         descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise DataError(f"{name} is no longer a plain file; leave the folder as it is while a run reads it")
             # Four bytes are the most that a character takes.
-            return file.read(4 * most).decode("utf-8", "replace").replace("\ufffd", "?")[:most]
+            return file.read(4 * max_characters).decode("utf-8", "replace").replace("\ufffd", "?")[:max_characters]
 
 
 @lru_cache(maxsize=32)
-def _listed(folder: str, max_files: int) -> tuple[str, ...]:
+def _list_names(folder: str, max_files: int) -> tuple[str, ...]:
     names = []
-    for where, _, files in os.walk(folder, followlinks=False):
+    for parent, _, files in os.walk(folder, followlinks=False):
         for file in files:
-            path = Path(where, file)
+            path = Path(parent, file)
             if not stat.S_ISREG(path.lstat().st_mode):
                 continue
             names.append(path.relative_to(folder).as_posix())
@@ -158,9 +158,9 @@ def _listed(folder: str, max_files: int) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _lines(files: Files, most: int) -> Iterator[tuple[str, int, str]]:
+def _lines(files: Files, max_characters: int) -> Iterator[tuple[str, int, str]]:
     for name in files.names:
-        for number, line in enumerate(files.text(name, most).splitlines(), 1):
+        for number, line in enumerate(files.text(name, max_characters).splitlines(), 1):
             yield name, number, line
 
 

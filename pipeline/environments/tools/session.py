@@ -1,4 +1,4 @@
-"""Python cells and lines of Bash in one session of the sandbox, which keeps files, variables and interpreter."""
+"""Runs Python cells and lines of Bash in one session of the sandbox, which keeps files and variables."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Params(ProgramParams):
         return frozenset({"python", "bash"} if self.shell else {"python"})
 
 
-class Kept:
-    """Runs the programs of an episode in a session, which its first call opens."""
+class SessionPrograms:
+    """Runs the programs of an episode in one session, which the first call opens."""
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -45,13 +45,13 @@ class Kept:
         return self._call("shell", line)
 
     def close(self) -> None:
-        """End the session with all that it keeps."""
+        """End the session."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _call(self, kind: str, text: str) -> Output:
-        session = self._session = self._session or self._opened()
+        session = self._session = self._session or self._open()
         try:
             # A ValueError, for text that is too long, is the policy's mistake and passes.
             result = session.python(text) if kind == "python" else session.shell(text)
@@ -61,7 +61,7 @@ class Kept:
             raise EnvironmentFailed(f"the sandbox failed: {result.error[:300]}")
         return Output(result.status, result.stdout + result.stderr, result.error)
 
-    def _opened(self) -> sandbox.Session | RemoteSession:
+    def _open(self) -> sandbox.Session | RemoteSession:
         quota = sandbox.Quota(calls=self.params.calls, disk_mib=self.params.disk_mib)
         try:
             return open_session(self.params.limits, quota)
@@ -71,16 +71,16 @@ class Kept:
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tools `python` and `shell` over one session."""
-    kept = Kept(params)
+    programs = SessionPrograms(params)
 
     @tool
     def python(code: str) -> str:
         """Run Python code in a session that keeps its variables and files, and return what it prints."""
-        return kept.python(code).text
+        return programs.python(code).text
 
     @tool
     def shell(line: str) -> str:
         """Run a line of Bash in the session's folder and return what it prints."""
-        return kept.shell(line).text
+        return programs.shell(line).text
 
-    return Toolbox([python, shell] if params.shell else [python], [kept.close])
+    return Toolbox([python, shell] if params.shell else [python], [programs.close])

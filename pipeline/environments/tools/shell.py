@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verizero.pipeline.environments.tools._programs import EachAlone, ProgramParams, Programs
+from verizero.pipeline.environments.tools._programs import ProgramParams, Programs, SeparateProcesses
 from verizero.pipeline.environments.tools.base import Toolbox, tool
 from verizero.pipeline.types import Prompt
 
@@ -17,7 +17,7 @@ class Params(ProgramParams):
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tool `shell`."""
-    return over(EachAlone(params.limits))
+    return over(SeparateProcesses(params.limits))
 
 
 def over(programs: Programs) -> Toolbox:

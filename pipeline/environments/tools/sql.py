@@ -1,7 +1,7 @@
-"""A database of its own for each episode: its tables, and queries on it.
+"""Tools for an SQL database: its tables, and queries. Each episode has its own database.
 
-SQLite in memory, within limits that are counted in steps of its virtual machine, never by the clock. What would differ
-from one time to the next, such as random numbers and today's date, is refused.
+SQLite in memory, with limits in steps of its virtual machine, never in seconds. Functions whose results differ from
+call to call, such as random numbers and today's date, are refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ WRITING = READING | {
     sqlite3.SQLITE_DROP_INDEX,
     sqlite3.SQLITE_ALTER_TABLE,
 }
-CHANGING = frozenset({"random", "randomblob", "current_time", "current_date", "current_timestamp", "load_extension"})
+REFUSED_FUNCTIONS = frozenset(
+    {"random", "randomblob", "current_time", "current_date", "current_timestamp", "load_extension"}
+)
 """Functions whose results differ from one call to the next, or that load code."""
 NOW = re.compile(r"""['"]\s*now\s*['"]""", re.IGNORECASE)
-STEPS_A_LOOK = 1000
+STEPS_A_CHECK = 1000
 MAX_PAGES = 4096
 """Pages of 4 KiB of the largest database: 16 MiB."""
 
@@ -81,7 +83,7 @@ def setups_of(reference: Any) -> list[str]:
 
 
 class Database:
-    """An SQLite database in memory, which the policy may read, or change too if `writes` is set."""
+    """An SQLite database in memory. The policy may read it, and change it if `writes` is set."""
 
     def __init__(self, setup: str, params: Params) -> None:
         """Fill a new database. Raises: DataError if the script fails."""
@@ -98,8 +100,8 @@ class Database:
             self._base.execute(f"pragma max_page_count = {MAX_PAGES}")
         self._base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(params.max_text, 4 * params.max_statement))
         self._base.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        self._base.set_authorizer(self._may)
-        self._base.set_progress_handler(self._look, STEPS_A_LOOK)
+        self._base.set_authorizer(self._authorize)
+        self._base.set_progress_handler(self._check_steps, STEPS_A_CHECK)
         self._steps = 0
 
     def tables(self) -> dict[str, list[str]]:
@@ -107,12 +109,12 @@ class Database:
         if self._tables is None or self.params.writes:
             self._base.set_authorizer(None)
             try:
-                self._tables = self._described()
+                self._tables = self._read_tables()
             finally:
-                self._base.set_authorizer(self._may)
+                self._base.set_authorizer(self._authorize)
         return self._tables
 
-    def rows(self, statement: str, most: int) -> list[tuple[Any, ...]]:
+    def rows(self, statement: str, max_rows: int) -> list[tuple[Any, ...]]:
         """Return the first rows of a statement's result.
 
         Raises: ValueError for a statement that is too long or asks for the present time; sqlite3.Error.
@@ -124,7 +126,7 @@ class Database:
         self._steps = 0
         cursor = self._base.execute(statement.strip().rstrip(";"))
         try:
-            return cursor.fetchmany(most)
+            return cursor.fetchmany(max_rows)
         finally:
             cursor.close()
 
@@ -132,7 +134,7 @@ class Database:
         """Drop the database."""
         self._base.close()
 
-    def _described(self) -> dict[str, list[str]]:
+    def _read_tables(self) -> dict[str, list[str]]:
         names = self._base.execute(
             "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite%' order by name"
         )
@@ -141,14 +143,14 @@ class Database:
             for (name,) in names.fetchall()
         }
 
-    def _may(self, act: int, first: str | None, second: str | None, *_: str | None) -> int:
+    def _authorize(self, act: int, first: str | None, second: str | None, *_: str | None) -> int:
         allowed = act in (WRITING if self.params.writes else READING)
-        if act == sqlite3.SQLITE_FUNCTION and (second or "").lower() in CHANGING:
+        if act == sqlite3.SQLITE_FUNCTION and (second or "").lower() in REFUSED_FUNCTIONS:
             allowed = False
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
-    def _look(self) -> int:
-        self._steps += STEPS_A_LOOK
+    def _check_steps(self) -> int:
+        self._steps += STEPS_A_CHECK
         return int(self._steps > self.params.max_steps)
 
 
