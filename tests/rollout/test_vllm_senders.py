@@ -88,7 +88,7 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
         def finish_weight_update(self) -> None:
             """Do nothing."""
 
-    class Receiver(vllm_worker.Complete, Base):
+    class Receiver(vllm_worker.ChecksCompleteness, Base):
         """As ours of NCCL and IPC are made."""
 
     model = SimpleNamespace(load_weights=set)
