@@ -1,4 +1,4 @@
-"""The rows of a rollout: the sequences that the engine computed, with the tokens of each that train."""
+"""The rows of a rollout: the token sequences that the engine computed, and which of their tokens train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verizero.pipeline.errors import DataError, EngineError
 from verizero.pipeline.types import KeptTokens, Rollout, Turn
 
 ROUNDING = 1e-4
-"""Rounding may lift the log-prob of a sure token above 0 by this much."""
+"""The log-prob of a certain token may exceed 0 by this much, by rounding."""
 
 
 def rows(rollout: Rollout) -> tuple[tuple[Turn, ...], ...]:
@@ -20,7 +20,7 @@ def rows(rollout: Rollout) -> tuple[tuple[Turn, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens of one turn that train, at places `start` to `stop` of their row.
+    """The tokens of one turn that train, at positions `start` to `stop` of their row.
 
     Example: Span(start=2, stop=4, number=0, turn=Turn((7, 9), (4, 1), (-0.1, -0.7), "stop", 12))
     """
@@ -28,30 +28,30 @@ class Span:
     start: int
     stop: int
     number: int
-    """Number of the turn in its episode, in the order in which turns were drawn."""
+    """Number of the turn in its episode, in the order of sampling."""
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRow:
-    """One row, with the spans of it that train.
+    """One row, and its spans of tokens that train.
 
     Example: TrainedRow("response 0 to 'p'", turns=(first, second), spans=(Span(2, 4, 0, first), Span(7, 9, 1, second)))
     """
 
     name: str
-    """The response to which the row belongs, for errors."""
+    """The response that the row is of, for error messages."""
     turns: tuple[Turn, ...]
     spans: tuple[Span, ...]
 
     @property
     def pieces(self) -> list[tuple[Sequence[int], Span | None]]:
-        """The row's ids in order, cut where training begins and ends, each piece with its span; nothing is copied."""
-        own = iter(self.spans)
+        """The row's ids in order: pieces of observed or sampled tokens, with the span if they train. No copies."""
+        spans = iter(self.spans)
         return [
             piece
             for turn in self.turns
-            for piece in ((turn.observed, None), (turn.sampled, next(own) if turn.trains else None))
+            for piece in ((turn.observed, None), (turn.sampled, next(spans) if turn.trains else None))
         ]
 
     @property
@@ -73,7 +73,7 @@ class TrainedRow:
 def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
 
-    Records that another rank has are checked there.
+    Records on another rank are checked on that rank.
 
     Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
     whose rows cannot be what the engine computed, such as a turn that trains in two rows.
@@ -86,16 +86,16 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     number = 0
     for turns in rows(rollout):
         spans = []
-        place = 0
+        stop = 0
         for turn in turns:
-            start = place + len(turn.observed)
-            place = start + len(turn.sampled)
+            start = stop + len(turn.observed)
+            stop = start + len(turn.sampled)
             if turn.trains:
-                whose = name if rollout.episode is None else f"turn {number} of {name}"
-                _check_logprobs(whose, turn)
+                turn_name = name if rollout.episode is None else f"turn {number} of {name}"
+                _check_logprobs(turn_name, turn)
                 if has_records and turn.kept is not None:
-                    _check_kept(whose, turn.kept, len(turn.sampled))
-                spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
+                    _check_kept(turn_name, turn.kept, len(turn.sampled))
+                spans.append(Span(start, stop, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
         if has_records:
@@ -105,10 +105,10 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
 
 
 def observed_spans(rows: Sequence[TrainedRow]) -> list[list[tuple[int, int]]]:
-    """Return (begin, end) of the tokens of each row that answer the policy and that it is shown for the first time.
+    """Return for each row (begin, end) of the tokens that answer the policy, each at its first time only.
 
-    `rows` are those of one rollout. The prompt that a row begins with is no answer, and what a row repeats of an
-    earlier one, word by word or written again by the template, is not there a second time.
+    `rows`: those of one rollout. The prompt at the start of a row is no answer. Tokens that a row repeats from an
+    earlier one, unchanged or written again by the template, are left out.
     """
     out = []
     seen: list[tuple[int, ...]] = []
@@ -117,20 +117,20 @@ def observed_spans(rows: Sequence[TrainedRow]) -> list[list[tuple[int, int]]]:
         repeated = max((num_shared(ids, earlier) for earlier in seen), default=0)
         seen.append(ids)
         spans: list[tuple[int, int]] = []
-        place = 0
+        position = 0
         for number, turn in enumerate(row.turns):
-            end = place + len(turn.observed)
+            end = position + len(turn.observed)
             size = turn.num_new if turn.num_new is not None else len(turn.observed) if number else 0
-            begin = max(end - size, repeated, 1)  # nothing is before a row's first token to predict it
+            begin = max(end - size, repeated, 1)  # a row's first token is predicted from nothing
             if turn.trains and begin < end:
                 spans.append((begin, end))
-            place = end + len(turn.sampled)
+            position = end + len(turn.sampled)
         out.append(spans)
     return out
 
 
 def is_truncated(rollout: Rollout) -> bool:
-    """Return True if a limit of length cut the last turn, or left no room for another one."""
+    """True if a length limit cut the last turn, or left no room for another one."""
     cut = rollout.was_cut
     return cut if rollout.episode is None else cut or rollout.episode.ending in ("tokens", "context")
 
@@ -179,29 +179,29 @@ def _check_episode(name: str, rollout: Rollout) -> None:
 
 
 def num_shared(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the number of tokens, or of letters, with which both begin."""
+    """Return the length of the common beginning of both, in tokens or characters."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
-def _check_kept(whose: str, kept: KeptTokens, num: int) -> None:
+def _check_kept(turn_name: str, kept: KeptTokens, num: int) -> None:
     total = sum(kept.sizes)
     if len(kept.sizes) != num or total * 4 != len(kept.ids):
         raise DataError(
-            f"{whose} has {num} tokens and kept sets "
+            f"{turn_name} has {num} tokens and kept sets "
             f"of {len(kept.sizes)}, which hold {len(kept.ids) // 4} of {total} ids"
         )
 
 
-def _check_logprobs(whose: str, turn: Turn) -> None:
+def _check_logprobs(turn_name: str, turn: Turn) -> None:
     logprobs = turn.logprobs
     if len(logprobs) != len(turn.sampled):
-        raise DataError(f"{whose} has {len(turn.sampled)} tokens and {len(logprobs)} log-probs")
+        raise DataError(f"{turn_name} has {len(turn.sampled)} tokens and {len(logprobs)} log-probs")
     # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
     if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > ROUNDING:
         odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))
-        raise EngineError(f"{whose} has a log-prob of {odd}; the log-prob of a sampled token is finite and <= 0")
+        raise EngineError(f"{turn_name} has a log-prob of {odd}; the log-prob of a sampled token is finite and <= 0")
 
 
 def _check_routing(row: TrainedRow) -> None:
@@ -209,9 +209,11 @@ def _check_routing(row: TrainedRow) -> None:
     if all(turn.routing is None for turn in row.turns):
         return
     for number, turn in enumerate(row.turns):
-        # A turn's own tokens are routed but the last, which is routed when the next turn is computed.
-        wanted = len(turn.observed) + len(turn.sampled) - (number == 0)
+        # All tokens of a turn have experts but its last one, which gets them when the next turn is computed.
+        num_routed = len(turn.observed) + len(turn.sampled) - (number == 0)
         routing = turn.routing
-        if routing is None or len(routing.experts) != wanted * routing.layers * routing.top_k * 2:
-            held = "none" if routing is None else f"{len(routing.experts)} bytes"
-            raise EngineError(f"turn {number} of a row of {row.name} brings {wanted} tokens, and its routing is {held}")
+        if routing is None or len(routing.experts) != num_routed * routing.layers * routing.top_k * 2:
+            size = "none" if routing is None else f"{len(routing.experts)} bytes"
+            raise EngineError(
+                f"turn {number} of a row of {row.name} brings {num_routed} tokens, and its routing is {size}"
+            )

@@ -61,7 +61,7 @@ JSON_RULES = "at most 200 levels, 4,300 digits a number, no NaN, no half of a su
 """Rules for the JSON of a body, further to its grammar."""
 
 _log = logging.getLogger(__name__)
-Answer = Callable[[Request, bytes], Response | Awaitable[Response]]
+Handler = Callable[[Request, bytes], Response | Awaitable[Response]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -119,7 +119,7 @@ class Service:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: Handler,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,

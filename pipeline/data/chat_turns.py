@@ -14,7 +14,7 @@ from verizero.pipeline.data.policy_text import CLOSE, OPEN, read_turn, text_of_t
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.rewritten_row import num_new, rewritten_row
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import CallForm, NextPrompt, NotFromPolicy, Piece, ReadTurn
+from verizero.pipeline.environments.conversing import CallForm, NextPrompt, NotFromPolicy, PromptPiece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import FinishReason, Message, Prompt
@@ -112,7 +112,7 @@ class ChatTurns:
         if not ids:
             roles = ", ".join(m.role for m in new)
             raise DataError(f"the chat template writes nothing for messages of {roles}; use another template")
-        return NextPrompt((Piece(ids),))
+        return NextPrompt((PromptPiece(ids),))
 
     def rewritten(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish_reason: FinishReason

@@ -8,7 +8,7 @@ from dataclasses import replace
 from verizero.pipeline.data.chat_text import ChatText
 from verizero.pipeline.data.policy_text import CLOSE, OPEN
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import Piece
+from verizero.pipeline.environments.conversing import PromptPiece
 from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import Message
 
@@ -21,7 +21,7 @@ def rewritten_row(
     tools: Sequence[ToolSchema],
     sampled: Sequence[Ids],
     turn_indices: Sequence[int],
-) -> tuple[Piece, ...]:
+) -> tuple[PromptPiece, ...]:
     """Return the whole conversation, ready for the next turn, in pieces. `turn_indices`: of the policy's turns in it.
 
     A turn whose words the template writes as they were sampled keeps its tokens; the others are observed, in the
@@ -42,9 +42,9 @@ def rewritten_row(
         unchanged = _unchanged_turns(chat, text, words)
     pieces, index = [], 0
     for k, (start, end) in unchanged.items():
-        pieces += [Piece(chat.ids(text[index:start])), Piece(tuple(sampled[k]), turn=k)]
+        pieces += [PromptPiece(chat.ids(text[index:start])), PromptPiece(tuple(sampled[k]), turn=k)]
         index = end
-    return (*pieces, Piece(chat.ids(text[index:])))
+    return (*pieces, PromptPiece(chat.ids(text[index:])))
 
 
 def num_new(

@@ -16,7 +16,7 @@ from verizero.pipeline.data.policy_text import read_turn, text_of_turn
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import CallForm, Conversing, NextPrompt, Piece, ReadTurn
+from verizero.pipeline.environments.conversing import CallForm, Conversing, NextPrompt, PromptPiece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import FinishReason, Message, Prompt
 
@@ -116,7 +116,7 @@ class PlainTurns:
         finish_reason: FinishReason,
     ) -> NextPrompt:
         """Return the observation of the new messages. The row always continues."""
-        return NextPrompt((Piece(self._observation(new)),))
+        return NextPrompt((PromptPiece(self._observation(new)),))
 
     def _observation(self, messages: Sequence[Message]) -> Ids:
         text = "\n".join(m.content for m in messages)

@@ -69,10 +69,10 @@ class CallForm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """A part of a prompt: tokens that were observed, or the sampled tokens of an earlier turn.
 
-    Example: Piece((7, 9, 4))
+    Example: PromptPiece((7, 9, 4))
     """
 
     ids: tuple[int, ...]
@@ -84,10 +84,10 @@ class Piece:
 class NextPrompt:
     """The prompt of the next turn.
 
-    Example: NextPrompt(pieces=(Piece((5, 6)),))
+    Example: NextPrompt(pieces=(PromptPiece((5, 6)),))
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPiece, ...]
     """Without a fork: one observed piece, which continues the row. With a fork: a whole new row."""
     fork: str | None = None
     """Why the row cannot be continued, e.g. "thinking"; None: it continues."""

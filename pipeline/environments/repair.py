@@ -27,7 +27,7 @@ EXAMPLE = Prompt(
 )
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 OVER_BUDGET = ("timeout", "cpu_limit")
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 
 
 class Params(EnvironmentParams):
@@ -134,4 +134,4 @@ def _refused(program: str, number: int, result: sandbox.TestResult | None) -> Ve
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

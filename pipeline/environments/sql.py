@@ -1,4 +1,4 @@
-"""A query to write for a database whose schema must be asked for.
+"""A query to write for a database; the policy must call a tool to see its schema.
 
 Calls of `tables` and `query` are answered; the first message without a call is the query that counts. It is right if
 its rows are those of the reference's query, on every database of the row: {"setup": script | [scripts], "query": query,
@@ -47,7 +47,7 @@ class Params(EnvironmentParams, sql.Params):
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> ToolEpisode:
     """Return an episode on a new database. Raises: DataError for a malformed reference, or a query of it that fails."""
     setups, gold, ordered = _reference(prompt.reference)
-    wanted = [_expected(setup, gold, params) for setup in setups]
+    expected = [_expected_rows(setup, gold, params) for setup in setups]
     box = sql.tools(params.model_copy(update={"setup": setups[0]}), prompt)
     if not params.explore:
         box = Toolbox([box.tools["tables"]], [box.close])
@@ -56,7 +56,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
         query = _query(answer_of(message))
         if not query:
             return Verdict("no_answer", reason="empty")
-        for setup, rows in zip(setups, wanted, strict=True):
+        for setup, rows in zip(setups, expected, strict=True):
             try:
                 got = rows if query == gold else _rows(setup, query, params)  # the same query has the same rows
             except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
@@ -69,7 +69,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
 
 
 @lru_cache(maxsize=16_384)  # two databases of each of the generator's 4,000 tasks, and room
-def _expected(setup: str, query: str, params: Params) -> Rows:
+def _expected_rows(setup: str, query: str, params: Params) -> Rows:
     try:
         return _rows(setup, query, params)
     except (sqlite3.Error, ValueError) as exc:

@@ -21,7 +21,7 @@ _COUNTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpisodeLimits:
     """The limits of an episode. A limit of None is off."""
 
     max_turns: int
@@ -54,7 +54,7 @@ class OpenEpisode:
         sample: int,
         make: Callable[[], Environment],
         conversing: Conversing,
-        limits: Limits,
+        limits: EpisodeLimits,
         seed: int | None = None,
     ) -> None:
         """`make` returns a new environment of the same task and seeds each time; `seed` is the episode's own."""

@@ -19,7 +19,7 @@ from verizero.pipeline.environments.base import Environment
 from verizero.pipeline.environments.conversing import Conversing
 from verizero.pipeline.rollout.async_player import AsyncPlayer
 from verizero.pipeline.rollout.engine import Engine, Sampling
-from verizero.pipeline.rollout.episode import Limits, OpenEpisode
+from verizero.pipeline.rollout.episode import EpisodeLimits, OpenEpisode
 from verizero.pipeline.rollout.next_turn import SeededEpisode, sample
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.types import Prompt, Rollout
@@ -48,7 +48,7 @@ class EpisodeSetup:
     environments: Mapping[str, EnvironmentMaker]
     """By `Prompt.environment`."""
     conversing: Conversing
-    limits: Limits
+    limits: EpisodeLimits
     threads: Executor
     """Runs the environments."""
     max_open: int = 256

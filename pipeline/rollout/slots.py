@@ -16,7 +16,7 @@ PIECE_SHARE = 0.25
 all slots start as fit; each piece computes the prompt again."""
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """A prompt with some of the seeds of a request."""
 
     number: int
@@ -43,16 +43,16 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, max_rows: int, max_prompts: int) -> list[Part]:
+    def take(self, max_rows: int, max_prompts: int) -> list[RequestPart]:
         """Return the next parts, up to these numbers of responses and prompts. A prompt's responses stay together."""
-        parts: list[Part] = []
+        parts: list[RequestPart] = []
         while self._waiting and max_rows and len(parts) < max_prompts:
             number, first, request = self._waiting[0]
             left = len(request.seeds) - first
             num = left if left <= max_rows else max_rows // self._piece * self._piece
             if num == 0:
                 break
-            parts.append(Part(number, first, Request(request.prompt_ids, request.seeds[first : first + num])))
+            parts.append(RequestPart(number, first, Request(request.prompt_ids, request.seeds[first : first + num])))
             max_rows -= num
             self._waiting.popleft()
             if num < left:

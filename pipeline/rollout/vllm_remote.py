@@ -18,7 +18,7 @@ from verizero.pipeline.rollout.vllm_arguments import check_spans, finish_reason,
 from verizero.pipeline.rollout.vllm_records import decode_array, kept_tokens, routing
 
 POLL_S = 0.0005
-Piece = Sequence[tuple[str, Tensor]] | str
+WeightsPiece = Sequence[tuple[str, Tensor]] | str
 """Some weights, on the device from which a channel reads; or the path of a folder with all of them."""
 
 
@@ -94,7 +94,7 @@ class RemoteServer(HttpClient):
         self.ask("POST", "/start_weight_update")
         self._is_updating = True
 
-    def take_weights(self, piece: Piece) -> None:
+    def take_weights(self, piece: WeightsPiece) -> None:
         """Send one piece of the weights, or the path of a folder with all of them."""
         if isinstance(piece, str):
             self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [piece]})

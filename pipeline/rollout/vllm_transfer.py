@@ -105,7 +105,7 @@ class VllmChannel:
     ) -> None:
         """Meet the server's workers. `vllm`: the module that imports vLLM. Raises: ServerLost, EngineError."""
         self.server, self.way, self.device = server, way, device
-        self._piece = _Piece(vllm)
+        self._piece = _PieceSource(vllm)
         client = _Client(server)
         try:
             with on_gpu(device):
@@ -160,7 +160,7 @@ class _Client:
         """Do nothing: more pieces may follow."""
 
 
-class _Piece:
+class _PieceSource:
     """The weights of one piece as vLLM's senders read them."""
 
     def __init__(self, vllm: Any) -> None:

@@ -17,7 +17,7 @@ from verizero.pipeline.environments.base import ToolSchema, load
 from verizero.pipeline.environments.hosts import EnvironmentHost, EnvironmentSpec, Place, open_host
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.files import write_atomic
-from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.types import Prompt
@@ -45,7 +45,7 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
     how = config.episodes
     if config.rollout.engine != "torch" and (longest := config.rollout.vllm.max_model_tokens) is not None:
         context = longest if context is None else min(context, longest)
-    limits = Limits(
+    limits = EpisodeLimits(
         max_turns=how.max_turns,
         max_tokens=how.max_tokens,
         context=context,

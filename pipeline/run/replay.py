@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import NextPrompt, Piece, ReadTurn
+from verizero.pipeline.environments.conversing import NextPrompt, PromptPiece, ReadTurn
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.report.row_types import MessageRow
 from verizero.pipeline.rollout.engine import Completion
-from verizero.pipeline.rollout.episode import Limits, OpenEpisode
+from verizero.pipeline.rollout.episode import EpisodeLimits, OpenEpisode
 from verizero.pipeline.rollout.play import EnvironmentMaker
 from verizero.pipeline.types import Call, FinishReason, Message, Prompt
 
@@ -77,7 +77,7 @@ class RecordedTurns:
         finish_reason: FinishReason,
     ) -> NextPrompt:
         """Return one observed token: rows are not compared."""
-        return NextPrompt((Piece(ANY_TOKENS),))
+        return NextPrompt((PromptPiece(ANY_TOKENS),))
 
 
 def replay(plugin: EnvironmentMaker, prompt: Prompt, seeds: tuple[int, int], record: Sequence[Message]) -> Replayed:
@@ -86,7 +86,7 @@ def replay(plugin: EnvironmentMaker, prompt: Prompt, seeds: tuple[int, int], rec
     Raises: EnvironmentFailed if the environment breaks, which shows nothing about the record.
     """
     turns = RecordedTurns(record)
-    limits = Limits(max_turns=turns.num_turns + 1, max_unread=turns.num_turns, ends_when_cut=False, retries=0)
+    limits = EpisodeLimits(max_turns=turns.num_turns + 1, max_unread=turns.num_turns, ends_when_cut=False, retries=0)
     episode = OpenEpisode(prompt, 0, partial(plugin.make, prompt, *seeds), turns, limits, seeds[1])
     try:
         while episode.ending is None:

@@ -24,7 +24,7 @@ from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.environments.hosts import EnvironmentSpec, Where, open_host
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.rows import rows
@@ -72,7 +72,7 @@ def played(
     with closing(
         open_host(where, EnvironmentSpec("agent", params={"answer": "stdout"} | params, base=AGENTS))
     ) as place:
-        limits = Limits(max_turns=max_turns, retries=0)
+        limits = EpisodeLimits(max_turns=max_turns, retries=0)
         episodes = EpisodeSetup({"agent": place}, turns_of(RENDERER), limits, threads)
         return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)
 

@@ -14,7 +14,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import Reply, Start, ToolSchema
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.types import Call, Message, Prompt, Rollout, Verdict
@@ -92,7 +92,7 @@ def played(threads: ThreadPoolExecutor, template: dict[str, Any], start: Start, 
     engine = ScriptedEngine(lambda ids, seed: (*tokenizer("<f 1>")["input_ids"], eos), eos)
     engine.publish(1)
     makers = {"good": Scripted(Start((USER,)), DONE), "bad": Scripted(start, reply)}
-    episodes = EpisodeSetup(makers, talk, Limits(max_turns=2, retries=0), threads)
+    episodes = EpisodeSetup(makers, talk, EpisodeLimits(max_turns=2, retries=0), threads)
     return play(engine, episodes, [GOOD, BAD, GOOD], 1, Sampling(20), 0, "rl")
 
 

@@ -1,4 +1,4 @@
-"""Episodes that wait for nobody: a slow environment holds its own episode only, and nothing else changes."""
+"""Episodes that do not wait for each other: a slow environment delays its own episode only; nothing else changes."""
 
 from __future__ import annotations
 

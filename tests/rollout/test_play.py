@@ -15,10 +15,10 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import Reply, Start, ToolUse
-from verizero.pipeline.environments.conversing import Conversing, NextPrompt, Piece
+from verizero.pipeline.environments.conversing import Conversing, NextPrompt, PromptPiece
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
-from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
@@ -104,7 +104,7 @@ def engine_of(text: str = "one", seeded: bool = False) -> Noted:
 
 
 def episodes_of(owner: Counting, threads: ThreadPoolExecutor, max_open: int = 256, **limits: object) -> EpisodeSetup:
-    chosen = Limits(**({"max_turns": 5} | limits))  # type: ignore[arg-type]
+    chosen = EpisodeLimits(**({"max_turns": 5} | limits))  # type: ignore[arg-type]
     return EpisodeSetup({"counting": owner}, turns_of(RENDERER), chosen, threads, max_open)
 
 
@@ -291,7 +291,9 @@ class Forking:
         plain = self.inner.extend(history, new, tools, sampled, cut)  # type: ignore[arg-type]
         if len(sampled) != 1:
             return plain
-        return NextPrompt((Piece(ids_of("q")), Piece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2)
+        return NextPrompt(
+            (PromptPiece(ids_of("q")), PromptPiece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2
+        )
 
 
 def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(threads: ThreadPoolExecutor) -> None:

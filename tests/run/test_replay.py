@@ -16,7 +16,7 @@ from verizero.pipeline.environments.base import load
 from verizero.pipeline.loop.episode_metrics import message_rows
 from verizero.pipeline.report.row_types import rollout_row, to_json
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.rollout.episode import Limits
+from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.replay import message_of, replay
@@ -43,7 +43,7 @@ def recorded(name: str, max_turns: int = 8) -> tuple[Prompt, tuple[int, int], li
     engine = ScriptedEngine(script, TOKENIZER.eos_token_id)
     with ThreadPoolExecutor(1) as threads:
         writer = turns_of(Renderer(TOKENIZER, Template()))
-        episodes = EpisodeSetup({name: load(name).bind()}, writer, Limits(max_turns=max_turns), threads)
+        episodes = EpisodeSetup({name: load(name).bind()}, writer, EpisodeLimits(max_turns=max_turns), threads)
         (rollout,) = play(engine, episodes, [prompt], 1, Sampling(32), 3, "rl", 0)
     assert rollout.episode is not None
     assert message_rows(rollout, rollout.episode)

@@ -21,7 +21,7 @@ from verizero.pipeline.rollout.vllm_arguments import (
 )
 from verizero.pipeline.rollout.vllm_process import Way, environments, flags, variables
 from verizero.pipeline.rollout.vllm_records import choose_runner
-from verizero.pipeline.rollout.vllm_remote import Channel, Piece, RemoteServer
+from verizero.pipeline.rollout.vllm_remote import Channel, RemoteServer, WeightsPiece
 from verizero.pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, ready_to_send, way_of
 from verizero.pipeline.rollout.weights import Named, buckets
 
@@ -61,7 +61,7 @@ class VllmServers:
         """Return the client of one server."""
         return RemoteServer(url, self.setup.policy, self.params, self._channel)
 
-    def pieces(self, weights: Named) -> Generator[Piece, None, None]:
+    def pieces(self, weights: Named) -> Generator[WeightsPiece, None, None]:
         """Yield pieces of the weights for the channels; for the transport `folder`, one folder with all of them."""
         way, max_bytes = self.way, self.params.bucket_mib * 2**20
         if way != "folder":
