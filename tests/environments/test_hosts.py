@@ -236,7 +236,7 @@ def test_nothing_is_left_after_close(folder: Path) -> None:
         assert ends(child)
         with pytest.raises(EnvironmentFailed, match="ended"):
             tell(environments[15], "hello")
-        with pytest.raises(EnvironmentFailed, match="its place is closed"):
+        with pytest.raises(EnvironmentFailed, match="its host is closed"):
             begun(place)
     assert held() == before
     closed = (folder / "log").read_text().splitlines()
