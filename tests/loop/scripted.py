@@ -69,7 +69,7 @@ class Loop:
     @property
     def workers(self) -> Any:
         """Workers whose source has nothing in flight, and which ask for no second opinion."""
-        source = SimpleNamespace(in_flight=(), generation=SimpleNamespace(episodes=None))
+        source = SimpleNamespace(in_flight=(), generation=SimpleNamespace(episode_setup=None))
         return SimpleNamespace(rollouts=source, graders=SimpleNamespace(second=None), backend=self.backend)
 
     @property

@@ -15,7 +15,7 @@ from verizero.pipeline.loop.generation_ahead import affordable_groups, is_out_of
 LONGEST = 30
 GROUP = 6 * LONGEST
 """Tokens of a group at most: six responses of the tiny recipe."""
-ALONE: Any = SimpleNamespace(episodes=None)
+ALONE: Any = SimpleNamespace(episode_setup=None)
 NOTHING: Any = SimpleNamespace(in_flight=(), generation=ALONE)
 """A source of rollouts that generates nothing for later steps."""
 

@@ -16,7 +16,7 @@ from verizero.pipeline.commands.plan.estimate import plan, plan_lines
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.environments.hosts import Here, Processes, Service
+from verizero.pipeline.environments.hosts import InProcessHost, ProcessHost, ServiceHost
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.algorithm import resolve_parts
@@ -55,12 +55,12 @@ def test_a_place_is_that_of_the_recipe(tmp_path: Path) -> None:
         chosen = games({"name": "guess", **place}).data.environments
         return bind_environments([Prompt("p", "q", "environment", 3, environment="guess")], chosen, tmp_path)["guess"]
 
-    assert isinstance(bound(), Here)
+    assert isinstance(bound(), InProcessHost)
     process = bound(place="process", step_s=7)
-    assert isinstance(process, Processes)
+    assert isinstance(process, ProcessHost)
     assert process._step_s == 7
     service = bound(place={"url": "http://127.0.0.1:1"}, step_s=5)
-    assert isinstance(service, Service)
+    assert isinstance(service, ServiceHost)
     assert service._step_s == 5
 
 

@@ -35,7 +35,7 @@ from verizero.pipeline.models.load import create_model, quiet
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.rollout import rounds
+from verizero.pipeline.rollout import play
 from verizero.pipeline.run.build import build_tokenizer
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
@@ -89,7 +89,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
     os.fsync = fuse.wrap("fsync", os.fsync)
     rollback.restore_checkpoint = fuse.wrap("restore", rollback.restore_checkpoint)
     rollback.alarm = fuse.wrap("alarm", rollback.alarm)
-    rounds.sample = fuse.wrap("turns", rounds.sample)
+    play.sample = fuse.wrap("turns", play.sample)
     for made in (Guess, ToolEpisode, Agent):
         for name in ("start", "step"):
             setattr(made, name, fuse.wrap(f"environment {name}", getattr(made, name)))
