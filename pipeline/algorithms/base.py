@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl import catalog, rules
-from verizero.pipeline.rl.explain import PLAIN, Setting, explain
+from verizero.pipeline.rl.explain import DEFAULT_SETTING, Setting, explain
 from verizero.pipeline.rl.parts import (
     Kl,
     KlForm,
@@ -298,7 +298,7 @@ def explain_algorithm(
     params: Mapping[str, Any] | None = None,
     *,
     max_response_tokens: int,
-    setting: Setting = PLAIN,
+    setting: Setting = DEFAULT_SETTING,
     weights: tuple[float, ...] = (),
 ) -> str:
     """Return the page of `explain` for the algorithm `name` with the recipe's longest response and reward weights.

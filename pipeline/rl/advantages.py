@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.gae import lambda_return, length_adaptive_lambda, reward_to_go
-from verizero.pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whiten
+from verizero.pipeline.rl.reduce import AllReduce, divide, masked, moments, single_rank_sum, whiten
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Rewarded:
     """[B, K]: the environment's reward for each turn, NaN where it gave none."""
     turn_states: Tensor | None = None
     """[B, K] int64: a number of the state that each turn began in, -1 where it has no name."""
-    all_reduce: AllReduce = identity
+    all_reduce: AllReduce = single_rank_sum
 
     @property
     def lengths(self) -> Tensor:
@@ -225,18 +225,18 @@ def optimal_token_baseline(x: Rewarded, *, baseline: str) -> Tensor:
     least = _extreme(x.rewards, x.groups, "amin")
     to_go = reward_to_go(x.token_rewards, x.mask, 1.0) - least.unsqueeze(1)
     weights = masked(x.score_norms.to(to_go.dtype), x.mask).cumsum(dim=1)
-    # [tokens]: the number of the group and that of the trained token, as one number to sum by.
-    place = (x.groups.unsqueeze(1) * x.mask.shape[1] + x.mask.cumsum(dim=1) - 1)[x.mask]
-    own, own_weights = (weights * to_go)[x.mask], weights[x.mask]
-    total, total_weights = _sum(own, place), _sum(own_weights, place)
-    alone = _sum(torch.ones_like(own), place) == 1
+    # Of the N trained tokens: one number for the group and the number of the token in its response, to sum by.
+    key_N = (x.groups.unsqueeze(1) * x.mask.shape[1] + x.mask.cumsum(dim=1) - 1)[x.mask]
+    weighted_N, weights_N = (weights * to_go)[x.mask], weights[x.mask]
+    total_N, total_weights_N = _sum(weighted_N, key_N), _sum(weights_N, key_N)
+    is_alone_N = _sum(torch.ones_like(weights_N), key_N) == 1
     if baseline == "leave_one_out":
-        total, total_weights = total - own, total_weights - own_weights
+        total_N, total_weights_N = total_N - weighted_N, total_weights_N - weights_N
         # Less than this is the rounding of the difference.
-        alone = alone | (total_weights <= 1e-12 * own_weights)
-    others = (x.rewards - leave_one_out(x) - least).unsqueeze(1).expand(x.mask.shape)[x.mask]
+        is_alone_N = is_alone_N | (total_weights_N <= 1e-12 * weights_N)
+    others_mean_N = (x.rewards - leave_one_out(x) - least).unsqueeze(1).expand(x.mask.shape)[x.mask]
     out = torch.zeros_like(to_go)
-    out[x.mask] = to_go[x.mask] - torch.where(alone, others, divide(total, total_weights))
+    out[x.mask] = to_go[x.mask] - torch.where(is_alone_N, others_mean_N, divide(total_N, total_weights_N))
     return out
 
 

@@ -1,8 +1,7 @@
-"""Catalog of named parts, under one roof: advantages, credits, surrogates, ratios, aggregations, estimates of the KL.
+"""Catalog of all named parts: advantages, credits, surrogates, ratios, aggregations, estimates of the KL.
 
-A new advantage is a function in `advantages.py` and an entry in `advantage_entries.py`; so are surrogates and ratios in
-files of theirs. An entry names its function by text, because choosing an algorithm
-must not load tensors.
+A new advantage is a function in `advantages.py` and an entry in `advantage_entries.py`; surrogates and ratios have such
+a pair of files too. An entry names its function by text, because choosing an algorithm must not load tensors.
 """
 
 from __future__ import annotations

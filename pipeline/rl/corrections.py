@@ -17,7 +17,7 @@ from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum,
 
 
 def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None) -> Tensor:
-    """Return the tokens that train, [B, T] bool; under the overlong filter without those of truncated responses.
+    """Return the tokens that train, [B, T] bool; none of truncated responses under the overlong filter.
 
     Raises: ConfigError if the filter is on and `truncated` [B] is None.
     Source: arXiv:2503.14476.
@@ -72,10 +72,9 @@ def mean_weight(weights: Tensor, mask: Tensor) -> float:
 
     A batch without a trained token has mean 1.
     """
-    rows = mask.any(dim=1, keepdim=True)
-    where = mask if weights.shape == mask.shape else rows
-    mean = float(masked_mean(weights, where))
-    return mean if bool(rows.any()) and mean > 0 else 1.0
+    trains = mask.any(dim=1, keepdim=True)
+    mean = float(masked_mean(weights, mask if weights.shape == mask.shape else trains))
+    return mean if bool(trains.any()) and mean > 0 else 1.0
 
 
 def rejection_keep(
@@ -105,11 +104,11 @@ def rejection_keep(
     return keep
 
 
-def response_weight(weights: Tensor, kept: Tensor) -> Tensor:
-    """Return one weight per response [B, 1]: the geometric mean over its kept tokens; 0 if none is kept.
+def response_weight(weights: Tensor, mask: Tensor) -> Tensor:
+    """Return one weight per response [B, 1], for an objective with one value per response.
 
-    An objective with one value per response needs one weight per response. All weights of kept tokens are positive.
+    It is the geometric mean of the weights over the mask, where they are positive; 0 for an empty mask.
     """
-    logs = masked(torch.where(kept, weights, torch.ones_like(weights)).log(), kept)
-    mean = divide(logs.sum(dim=1), kept.sum(dim=1).to(logs.dtype)).exp().unsqueeze(1)
-    return masked(mean, kept.any(dim=1, keepdim=True))
+    logs = masked(torch.where(mask, weights, torch.ones_like(weights)).log(), mask)
+    mean = divide(logs.sum(dim=1), mask.sum(dim=1).to(logs.dtype)).exp().unsqueeze(1)
+    return masked(mean, mask.any(dim=1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Advantages of a whole batch: rewards, shaped and with the KL inside, credited to responses, turns or tokens."""
+"""Compute the advantages of a whole batch: shape rewards, take off the KL, credit responses, turns or tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl import kl
 from verizero.pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
-from verizero.pipeline.rl.episodes import Layout, layout
+from verizero.pipeline.rl.episodes import EpisodeLayout, episode_layout
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
+from verizero.pipeline.rl.reduce import AllReduce, divide, masked, masked_sum, moments, single_rank_sum
 from verizero.pipeline.rl.turn_credit import num_alone, turns_of
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """A whole batch of one rank, groups whole. [B, T] values outside `response_mask` may be anything.
+    """A whole batch of one rank, with whole groups. [B, T] values outside `response_mask` may be anything.
 
     Rows of one episode have equal [B] values, except `final_values`: that of the row in which the episode ends counts.
     """
@@ -63,7 +63,7 @@ class Advantages:
 
 
 def compute_advantages(
-    parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = identity
+    parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = single_rank_sum
 ) -> Advantages:
     """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
 
@@ -84,20 +84,20 @@ def compute_advantages(
         episodes = torch.arange(len(mask), device=mask.device)
     if turn_ids is None:
         turn_ids = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
-    where = layout(episodes, turn_ids, mask)
-    out = _of_responses(parts, _joined(inputs, turn_ids, where), kl_coef, all_reduce)
-    returns = None if out.returns is None else where.spread(out.returns)
-    return Advantages(where.spread(out.advantages), returns, out.stats)
+    layout = episode_layout(episodes, turn_ids, mask)
+    out = _of_responses(parts, _joined(inputs, turn_ids, layout), kl_coef, all_reduce)
+    returns = None if out.returns is None else layout.spread(out.returns)
+    return Advantages(layout.spread(out.advantages), returns, out.stats)
 
 
-def _joined(inputs: AdvantageInputs, turn_ids: Tensor, where: Layout) -> AdvantageInputs:
-    """Return the inputs with a row for each episode, which has its trained tokens without holes."""
+def _joined(inputs: AdvantageInputs, turn_ids: Tensor, layout: EpisodeLayout) -> AdvantageInputs:
+    """Return the inputs with one row per episode: its trained tokens, without holes."""
     by_token = {"old_logprobs", "ref_logprobs", "values", "score_norms"}
     by_row = {"rewards", "group_ids", "final_values", "greedy_rewards", "reward_components", "truncated"}
-    change = {name: where.joined(x) for name in by_token if (x := getattr(inputs, name)) is not None}
-    change |= {name: where.of_episodes(x) for name in by_row if (x := getattr(inputs, name)) is not None}
+    change = {name: layout.joined(x) for name in by_token if (x := getattr(inputs, name)) is not None}
+    change |= {name: layout.of_episodes(x) for name in by_row if (x := getattr(inputs, name)) is not None}
     return replace(
-        inputs, **change, response_mask=where.mask, episode_ids=None, turn_ids=where.joined(turn_ids.clamp(min=0))
+        inputs, **change, response_mask=layout.mask, episode_ids=None, turn_ids=layout.joined(turn_ids.clamp(min=0))
     )
 
 

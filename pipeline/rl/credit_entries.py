@@ -1,4 +1,4 @@
-"""Named credits: what a token's advantage owes to its turn, where an episode has several."""
+"""Named credits by turn: how single turns of an episode enter the advantages of their tokens."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ from verizero.pipeline.rl.logprobs import NEVER, working
 from verizero.pipeline.rl.reduce import aggregate, masked
 
 LEAST_REST = 1e-6
-"""Least probability of all tokens that a server did not name: its numbers are rounded, and may add up to above 1."""
+"""The least probability of all other tokens: a server's numbers are rounded, and may add up to above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLogprobs:
-    """A teacher's answer without its logits: log-probs [N, K], at its temperature, of the tokens `ids` [N, K]."""
+    """A served teacher's answer: log-probs [N, K], at its temperature, of the tokens `ids` [N, K]."""
 
     ids: Tensor
     logprobs: Tensor
@@ -57,8 +57,8 @@ class Compared(NamedTuple):
 def compare(logits: Tensor, targets: Tensor, teacher: Tensor | ServedLogprobs, objective: Objective) -> Compared:
     """Return the divergences of the policy's logits [N, V] from the teacher at the sampled tokens `targets` [N].
 
-    `teacher`: its logits [N, V'], or what it told. Where V and V' differ, because the same vocabulary was padded to two
-    sizes, both are cut to the smaller: no text has the tokens behind it. Log-probs of -inf count as -10,000.
+    `teacher`: its logits [N, V'], or served log-probs. If V and V' differ, because the vocabulary was padded to two
+    sizes, both are cut to the smaller: the tokens past it are in no text. Log-probs of -inf count as -10,000.
     """
     if isinstance(teacher, ServedLogprobs):
         log_p, log_q = distribution(logits, objective.temperature), None
@@ -79,8 +79,8 @@ def compare(logits: Tensor, targets: Tensor, teacher: Tensor | ServedLogprobs, o
         kl = divergence("reverse_kl", mine, theirs).detach()
         if objective.over == "top_k" and mine.shape[1] < log_p.shape[1]:
             outside = mine[:, -1].detach().exp()
-    own = log_p.detach()
-    return Compared(values, picked, kl, -(own.exp() * own).sum(1), outside)
+    detached = log_p.detach()
+    return Compared(values, picked, kl, -(detached.exp() * detached).sum(1), outside)
 
 
 def distribution(logits: Tensor, temperature: float) -> Tensor:
@@ -133,9 +133,9 @@ def with_credit(divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: f
     values = masked(divergences, mask)
     if discount == 0:
         return values
-    still, own = values.detach(), masked(logprobs, mask)
-    later = reward_to_go(still, mask, discount) - still
-    return values + later * (own - own.detach())
+    detached, masked_logprobs = values.detach(), masked(logprobs, mask)
+    later = reward_to_go(detached, mask, discount) - detached
+    return values + later * (masked_logprobs - masked_logprobs.detach())
 
 
 def distillation_loss(

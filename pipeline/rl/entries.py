@@ -91,7 +91,7 @@ class AdvantageEntry(Entry):
 
 
 Differences = Literal["token", "mean", "sum", "nothing"]
-"""Summands log pi(y_t) - log pi_old(y_t) of a log-ratio: the token's own, the mean or sum of a response's, none."""
+"""A log-ratio is log pi(y_t) - log pi_old(y_t) of one token, the mean or the sum of these over a response, or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class RatioEntry:
     log_ratio: Function
     per: Literal["token", "response"]
     of: Differences = "token"
-    """Its spread, to which rules compare the width of a clip. "nothing": the ratio is 1, without a gradient."""
+    """By it rules judge the width of a clip. "nothing": the ratio is 1, without a gradient."""
 
     @property
     def is_one(self) -> bool:
@@ -125,15 +125,18 @@ class SurrogateEntry(Entry):
     of: tuple[Differences, ...] = ("token", "mean", "sum")
     """Ratios that the surrogate has a meaning with, by what they are of."""
     is_detached: bool = False
-    """The ratio is a weight without a gradient: one of the response's mean has no use for a gradient per token."""
+    """The ratio is a weight without a gradient, so `sequence_token`, with its gradient per token, makes no sense."""
     whole_response: bool = False
     """The surrogate has one value for the whole response."""
     checks_width: bool = False
     """The rules compare the width of the clip to the level of the ratio."""
     selects: Function | None = None
     """Function that selects tokens once for the whole batch, by covariance; None: the surrogate needs no selection."""
-    stops: Function | None = None
-    """Function that returns the tokens [B, T] which the surrogate stops, to be counted; None: a clip, or nothing."""
+    tokens_without_gradient: Function | None = None
+    """Function that returns the tokens [B, T] bool to which the surrogate gives no gradient, to be counted.
+
+    None: a clip, which is counted by its range, or no such tokens.
+    """
 
     def takes(self, ratio: RatioEntry) -> bool:
         """True if the surrogate has a meaning with the ratio."""
@@ -142,10 +145,10 @@ class SurrogateEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class CreditEntry(Entry):
-    """A named credit: the part of the turns in the advantage of a token."""
+    """A named credit by turn: how single turns enter the advantages of their tokens."""
 
     replaces: str | None = None
-    """The advantage whose estimator the credit takes the place of; None: it adds to any advantage per response."""
+    """The advantage whose estimator the credit replaces; None: it adds to any advantage per response."""
 
 
 def load(function: Function) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Rows and episodes: the trained tokens of all rows of an episode as one sequence, and the way back.
+"""Rows and episodes: join the trained tokens of all rows of an episode into one sequence, and back.
 
-An episode is drawn turn by turn, in one row or, where its history was rewritten, in several. What compares or discounts
-works on episodes: [E, L], the trained tokens in the order in which they were drawn, without holes.
+An episode is sampled turn by turn, in one row or, if its history was rewritten, in several. Advantages are computed on
+episodes: [E, L], the trained tokens in the order in which they were sampled, without holes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The places of the trained tokens of B rows in E episodes, the longest of which has L of them."""
+class EpisodeLayout:
+    """Which token of B rows is which trained token of E episodes, the longest of which has L of them."""
 
     of_row: Tensor
     """[B] int64 in 0..E-1: the row's episode, numbered by episode id."""
     last_row: Tensor
-    """[E]: the row that holds the episode's last trained token; any of its rows if none trains."""
+    """[E]: the row with the episode's last trained token; any of its rows if none trains."""
     mask: Tensor
-    """[E, L] bool: the first places of each episode, as many as it has trained tokens."""
+    """[E, L] bool: True up to the number of trained tokens of each episode."""
     rows: Tensor
-    """[tokens]: the row of each trained token, episode by episode, in the order in which they were drawn."""
+    """[tokens]: the row of each trained token, episode by episode, in the order in which they were sampled."""
     columns: Tensor
     """[tokens]: its column."""
     width: int
@@ -44,10 +44,10 @@ class Layout:
         return x[self.last_row]
 
 
-def layout(episode_ids: Tensor, turn_ids: Tensor, mask: Tensor) -> Layout:
-    """Return the layout of rows [B] with those episodes, whose trained tokens [B, T] are of those turns.
+def episode_layout(episode_ids: Tensor, turn_ids: Tensor, mask: Tensor) -> EpisodeLayout:
+    """Return the layout of rows with episode ids [B], turn ids [B, T] and a mask [B, T] of trained tokens.
 
-    A turn's tokens lie in one row. The order of the rows in the batch changes nothing.
+    All tokens of a turn are in one row. The order of the rows in the batch does not matter.
     """
     _, of_row = torch.unique(episode_ids, return_inverse=True)
     num = int(of_row.max()) + 1 if len(of_row) else 0
@@ -58,37 +58,37 @@ def layout(episode_ids: Tensor, turn_ids: Tensor, mask: Tensor) -> Layout:
     rows, columns = rows[order], columns[order]
     lengths = torch.bincount(of_row[rows], minlength=num)
     longest = max(1, int(lengths.max())) if num else 1
-    places = torch.arange(longest, device=mask.device)[None] < lengths[:, None]
+    episode_mask = torch.arange(longest, device=mask.device)[None] < lengths[:, None]
     last_row = torch.zeros(num, dtype=torch.int64, device=mask.device)
     last_row[of_row] = torch.arange(len(of_row), device=mask.device)
     trains = lengths > 0
     last_row[trains] = rows[lengths.cumsum(0)[trains] - 1]
-    return Layout(of_row, last_row, places, rows, columns, mask.shape[1])
+    return EpisodeLayout(of_row, last_row, episode_mask, rows, columns, mask.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The part that each row of a batch is of its episode, counted over the whole batch, before any micro-batch."""
+    """For each row its episode's length, and whether it counts for the episode; over the whole batch."""
 
     lengths: Tensor
     """[B] float: trained tokens of the row's whole episode."""
     counts: Tensor
-    """[B] bool: the row counts its episode; one row of each does."""
+    """[B] bool: True for one row of each episode, so that a sum over rows counts episodes."""
 
     def at(self, rows: Tensor) -> Shares:
         """Return the shares of those rows."""
         return Shares(self.lengths[rows], self.counts[rows])
 
 
-def shares_of(where: Layout) -> Shares:
+def shares_of(layout: EpisodeLayout) -> Shares:
     """Return the shares of the rows of that layout."""
-    counts = torch.zeros(len(where.of_row), dtype=torch.bool, device=where.mask.device)
-    counts[where.last_row] = True
-    return Shares(where.mask.sum(1)[where.of_row].double(), counts)
+    counts = torch.zeros(len(layout.of_row), dtype=torch.bool, device=layout.mask.device)
+    counts[layout.last_row] = True
+    return Shares(layout.mask.sum(1)[layout.of_row].double(), counts)
 
 
 def sequences_of(mask: Tensor, shares: Shares | None) -> Tensor:
-    """Return [B] bool: rows that count a response, which has a token that trains; one row of each episode."""
+    """Return [B] bool: True for one row of each episode with a trained token, so that its sum counts responses."""
     trains = mask.any(dim=1)
     return trains if shares is None else trains & shares.counts
 

@@ -1,4 +1,4 @@
-"""The resolved objective in words and formulas, from the parts alone. Loads no tensors."""
+"""Explain an algorithm's objective in words and formulas, from its parts. Loads no tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verizero.pipeline.rl.rules import UNUSUAL
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Choices of a recipe that its algorithm does not make, as far as the page shows them."""
+    """Choices of a recipe outside its algorithm that the page shows."""
 
     reference: str | None = None
     """Schedule of the reference in words; None: the algorithm's; "none": no reference is held."""
@@ -27,11 +27,16 @@ class Setting:
     """Weight of the log-likelihood of what environments answered."""
 
 
-PLAIN = Setting()
+DEFAULT_SETTING = Setting()
 
 
 def explain(
-    parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), setting: Setting = PLAIN
+    parts: Parts,
+    *,
+    name: str = "",
+    source: str = "",
+    departures: Iterable[str] = (),
+    setting: Setting = DEFAULT_SETTING,
 ) -> str:
     """Return a page of text: the objective with its numbers, the models held in memory, departures from the paper.
 
@@ -53,19 +58,19 @@ def explain(
     return "\n".join(lines)
 
 
-def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
+def models(parts: Parts, setting: Setting = DEFAULT_SETTING) -> list[str]:
     """Return the models that training holds in memory, each with its state, in words."""
-    held = ["policy (trained)"]
-    when = (
+    names = ["policy (trained)"]
+    schedule = (
         setting.reference or {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
     )
     if parts.needs_reference:
-        held.append(f"reference ({when})")
+        names.append(f"reference ({schedule})")
     elif setting.reference != "none":
-        held.append(f"reference ({when}; no term uses it, its KL is measured)")
+        names.append(f"reference ({schedule}; no term uses it, its KL is measured)")
     if parts.critic is not None:
-        held.append(f"critic (trained, {'a head on the policy' if parts.critic.shared else 'a backbone of its own'})")
-    return [*held, *(setting.reward_models or ["no reward model: rewards come from verifiers"])]
+        names.append(f"critic (trained, {'a head on the policy' if parts.critic.shared else 'a backbone of its own'})")
+    return [*names, *(setting.reward_models or ["no reward model: rewards come from verifiers"])]
 
 
 def _objective(parts: Parts, observation_coef: float) -> str:

@@ -19,17 +19,17 @@ def lambda_return(
 
     Source: arXiv:1506.02438 eq. 16.
     """
-    # `carried` and `following`, both [B], are A and V of the next token that trains; past the last one A is 0.
-    carried = torch.zeros_like(final_values)
-    following = final_values
+    # A and V [B] of the next token that trains; past the last one A is 0.
+    next_advantage = torch.zeros_like(final_values)
+    next_value = final_values
     advantages = torch.zeros_like(token_rewards)
     for t in range(token_rewards.shape[1] - 1, -1, -1):
-        here = mask[:, t]
-        delta = token_rewards[:, t] + gamma * following - values[:, t]
-        # Rows whose token t does not train keep both, and so step from one trained token to the next.
-        carried = torch.where(here, delta + gamma * lam * carried, carried)
-        following = torch.where(here, values[:, t], following)
-        advantages[:, t] = masked(carried, here)
+        trains = mask[:, t]
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        # Rows whose token t does not train keep both, and so go from one trained token to the next.
+        next_advantage = torch.where(trains, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(trains, values[:, t], next_value)
+        advantages[:, t] = masked(next_advantage, trains)
     return advantages
 
 
@@ -43,9 +43,9 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; tokens between them are skipped."""
-    # Without values, delta is the reward, and lambda 1 carries it undiminished.
-    nothing = torch.zeros_like(token_rewards)
-    return lambda_return(token_rewards, nothing, mask, nothing[:, 0], gamma=gamma, lam=1.0)
+    # With values of 0, delta is the reward, and with lambda 1 only gamma discounts it.
+    zeros = torch.zeros_like(token_rewards)
+    return lambda_return(token_rewards, zeros, mask, zeros[:, 0], gamma=gamma, lam=1.0)
 
 
 def value_loss(
@@ -67,19 +67,19 @@ def value_loss(
     """
     mask = response_mask > 0
     values, old_values, returns = (masked(working(x), mask) for x in (values, old_values, returns))
-    plain = (values - returns) ** 2
-    worse, clipped = plain, torch.zeros_like(mask)
+    squares = (values - returns) ** 2
+    is_clipped = torch.zeros_like(mask)
     if clip is not None:
-        # The worse of both squares counts: a clip may hold the critic back, but never makes its error look smaller.
-        bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
-        limited = (bounded - returns) ** 2
-        clipped = limited > plain
-        worse = torch.maximum(plain, limited)
-    loss = divide(0.5 * masked_sum(worse, mask), total_tokens)
+        # The larger square counts: a clip may slow the critic, but never makes its error look smaller.
+        clipped_values = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+        clipped_squares = (clipped_values - returns) ** 2
+        is_clipped = clipped_squares > squares
+        squares = torch.maximum(squares, clipped_squares)
+    loss = divide(0.5 * masked_sum(squares, mask), total_tokens)
     # float64, because `summarize_values` subtracts squares of means from means of squares.
     error = (returns - values).detach().double()
     ret = returns.double()
-    sums = (ret, ret**2, error, error**2, clipped.double())
+    sums = (ret, ret**2, error, error**2, is_clipped.double())
     return loss, torch.stack([mask.sum().double(), *(masked_sum(x, mask) for x in sums)])
 
 

@@ -102,7 +102,7 @@ def count_denominators(
     tokens = mask.sum()
     right_tokens = torch.zeros_like(tokens) if right is None else (mask & right.unsqueeze(1)).sum()
     answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
-    # Not read here: the host would wait for the device at each micro-batch.
+    # Tensors, not numbers: the host would wait for the device at each micro-batch.
     return torch.stack([tokens, sequences_of(mask, shares).sum(), right_tokens, answers]).double()
 
 
@@ -123,7 +123,7 @@ def policy_loss(
 
     Raises: DataError for a missing input.
     """
-    everything = inputs.response_mask > 0
+    response_mask = inputs.response_mask > 0
     mask = training_mask(parts, inputs.response_mask, inputs.truncated)
     # From here on every [B, T] is 0 outside the mask, so that no ratio or product there is infinite or NaN.
     logprobs = masked(working(inputs.logprobs), mask)
@@ -132,29 +132,29 @@ def policy_loss(
     old = ratio_logprobs(parts, inputs.stale, own_old, gen)
     advantages = masked(working(inputs.advantages), mask).detach()
     weight, drops = _weights(parts, inputs, mask, (logprobs.detach(), own_old, gen, advantages), old)
-    # A ratio or a mean over the response must not read a dropped token either, or its gradient would come back.
-    kept = mask & (weight != 0)
-    ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, kept)
-    surrogate = SurrogateInputs(logprobs, ratio, advantages, kept, _flag(inputs.selected))
-    objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
-    drops |= _stopped(parts, surrogate)
+    # A ratio or a mean over the response must not read dropped tokens: they would get a gradient through it.
+    mask_without_drops = mask & (weight != 0)
+    log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask_without_drops)
+    surrogate = SurrogateInputs(logprobs, log_ratio, advantages, mask_without_drops, _as_bool(inputs.selected))
+    objective = parts.surrogate.function(surrogate, **parts.surrogate.options)  # [B, T] or [B, 1]
+    drops |= _tokens_without_gradient(parts, surrogate)
     if objective.shape != weight.shape:
-        weight = response_weight(weight, kept)
+        weight = response_weight(weight, mask_without_drops)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
-    elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
-    estimate = _kl_estimate(parts, logprobs, ref, old) if parts.kl.where == "loss" else None
-    losses = {"policy_loss": -_aggregate(parts, elements, mask, totals, inputs.shares)}
-    losses |= _terms(parts, inputs, mask, totals, logprobs, estimate, (kl_coef, entropy_coef, observation_coef))
+    weighted = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
+    kl_by_token = _kl_by_token(parts, logprobs, ref, old) if parts.kl.where == "loss" else None
+    losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs.shares)}
+    losses |= _terms(parts, inputs, mask, totals, logprobs, kl_by_token, (kl_coef, entropy_coef, observation_coef))
     loss = torch.stack(list(losses.values())).sum()
-    seen = Observed(
+    observed = Observed(
         losses={"loss": loss, **losses},
         mask=mask,
         sequences=sequences_of(mask, inputs.shares),
-        filtered=everything & ~mask,  # by the overlong filter
+        filtered=response_mask & ~mask,  # by the overlong filter
         logprobs=logprobs,
         old_logprobs=old,
         own_old_logprobs=own_old,
-        log_ratio=ratio,
+        log_ratio=log_ratio,
         advantages=advantages,
         clip=clip_range(parts),
         ref_logprobs=ref,
@@ -162,9 +162,9 @@ def policy_loss(
         entropy=_optional(inputs.entropy, mask),
         stale=inputs.stale,
         drops=drops,
-        kl_capped=None if estimate is None or parts.kl.cap is None else estimate >= parts.kl.cap,
+        kl_capped=None if kl_by_token is None or parts.kl.cap is None else kl_by_token >= parts.kl.cap,
     )
-    return LossOutput(loss, observe(seen))
+    return LossOutput(loss, observe(observed))
 
 
 def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
@@ -196,7 +196,7 @@ def clip_range(parts: Parts) -> tuple[float, float]:
     """Return the (lowest, highest) log-ratio that the surrogate does not clip; infinite on a side without a clip."""
     options = parts.surrogate.options
     low, high, both = options.get("clip_low"), options.get("clip_high"), options.get("clip")
-    # `clip` (geometric_mean) is a log-ratio already; the other two bound the ratio itself.
+    # `clip` (geometric_mean) bounds the log-ratio; the other two bound the ratio itself.
     if isinstance(both, (int, float)):
         return -float(both), float(both)
     lowest = math.log1p(-low) if isinstance(low, (int, float)) and low < 1 else -math.inf
@@ -208,8 +208,8 @@ def clip_range(parts: Parts) -> tuple[float, float]:
 def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Tensor | None) -> Tensor:
     """Return [B, T] log-probs of the policy that the ratio compares to.
 
-    Decoupled, it is the trainer's policy at batch start on every row, and the weights compare that policy to the one
-    that sampled (arXiv:2110.00641; arXiv:2505.24298). Bypassed, a stale row's ratio is to the policy that sampled it.
+    With `decoupled` that is the trainer's policy at batch start on every row, and the weights compare that policy to
+    the one that sampled (arXiv:2110.00641; arXiv:2505.24298). With `bypass` it is pi_gen on stale rows.
     """
     if stale is None or parts.mismatch.stale == "decoupled":
         return own_old
@@ -218,11 +218,12 @@ def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Ten
     return torch.where(stale.unsqueeze(1), gen, own_old)
 
 
-def _stopped(parts: Parts, x: SurrogateInputs) -> dict[str, Tensor]:
+def _tokens_without_gradient(parts: Parts, x: SurrogateInputs) -> dict[str, Tensor]:
+    """Return the tokens [B, T] bool that the surrogate gives no gradient, to be counted; empty if it tells none."""
     entry = parts.surrogate_entry
-    if entry is None or entry.stops is None:
+    if entry is None or entry.tokens_without_gradient is None:
         return {}
-    return {"stopped": load(entry.stops)(x, **parts.surrogate.options)}
+    return {"stopped": load(entry.tokens_without_gradient)(x, **parts.surrogate.options)}
 
 
 def _weights(
@@ -230,36 +231,37 @@ def _weights(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weight of each token [B, T], 0 if it is dropped, and the dropped tokens [B, T] bool by reason.
 
-    `logs`: current log-probs, the trainer's old ones, the engine's, and the advantages. `old`: what the ratio compares
-    to. Weights go by it, for a ratio to pi_gen needs none; what drops tokens judges the trainer's policy.
+    `logs`: current log-probs, the trainer's old ones, the engine's, and the advantages. Mismatch weights use `old`, the
+    log-probs that the ratio compares to: where these are of pi_gen the weights are 1. Rules that drop tokens compare
+    the trainer's own old policy with pi_gen.
     """
     current, own_old, gen, advantages = logs
     weight = torch.ones_like(current)
     drops: dict[str, Tensor] = {}
     if parts.needs_rollout_logprobs and gen is None:
         raise DataError("this algorithm needs rollout_logprobs, got None; pass what the engine reported")
-    # `drops` has each reason by itself: a token that falls under two of them counts under both.
+    # A token that is dropped for two reasons counts under both.
     if parts.mismatch.level != "none" and gen is not None:
         weight = mismatch_weights(parts.mismatch, old, gen, mask).expand(weight.shape)  # [B, 1] -> [B, T]
         drops["mismatch"] = weight == 0
         weight = weight / inputs.mean_weight
-    keeps: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}  # False on the tokens to drop, by reason
     if parts.mismatch.reject and gen is not None:
-        keeps["rejected"] = rejection_keep(parts.mismatch.reject, own_old, gen, mask)
+        masks["rejected"] = rejection_keep(parts.mismatch.reject, own_old, gen, mask)
     if parts.masks.off_policy_delta is not None and gen is not None:
-        keeps["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.masks.off_policy_delta)
+        masks["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.masks.off_policy_delta)
     if parts.masks.high_entropy_share is not None:
-        keeps["low_entropy"] = _chosen(inputs.high_entropy, "masks.high_entropy_share", "high_entropy")
+        masks["low_entropy"] = _required(inputs.high_entropy, "masks.high_entropy_share", "high_entropy")
     if parts.mismatch.m2 is not None:
-        keeps["second_moment"] = _chosen(inputs.low_moment, "mismatch.m2", "low_moment")
-    for reason, keep in keeps.items():
-        weight, drops[reason] = masked(weight, keep), ~keep
+        masks["second_moment"] = _required(inputs.low_moment, "mismatch.m2", "low_moment")
+    for reason, mask_of_reason in masks.items():
+        weight, drops[reason] = masked(weight, mask_of_reason), ~mask_of_reason
     if parts.surrogate_selects:
-        drops["selected"] = _chosen(inputs.selected, f"surrogate {parts.surrogate.label!r}", "selected")
+        drops["selected"] = _required(inputs.selected, f"surrogate {parts.surrogate.label!r}", "selected")
     return weight, drops
 
 
-def _chosen(tokens: Tensor | None, what: str, name: str) -> Tensor:
+def _required(tokens: Tensor | None, what: str, name: str) -> Tensor:
     if tokens is None:
         raise DataError(f"{what} needs {name}, got None; call selection.select_tokens")
     return tokens > 0
@@ -283,29 +285,30 @@ def _terms(
     mask: Tensor,
     totals: Counts,
     logprobs: Tensor,
-    estimate: Tensor | None,
+    kl_by_token: Tensor | None,
     coefs: tuple[float | None, float | None, float],
 ) -> dict[str, Tensor]:
-    """Return the terms besides the objective, by name.
+    """Return the terms of the loss besides the objective, by name.
 
-    `estimate`: the KL by token. `coefs`: of the KL, of the entropy and of observations.
+    `kl_by_token`: [B, T]. `coefs`: of the KL, of the entropy and of observations.
     """
     losses = {}
-    if estimate is not None:
-        # Neither weights nor drops apply: the KL holds back every token of the mask.
-        beta = parts.kl.coef if coefs[0] is None else coefs[0]
-        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals, inputs.shares)
+    kl_coef, entropy_coef, observation_coef = coefs
+    if kl_by_token is not None:
+        # The KL counts every trained token: no importance weights, nothing dropped.
+        beta = parts.kl.coef if kl_coef is None else kl_coef
+        losses["kl_loss"] = beta * _aggregate(parts, kl_by_token, mask, totals, inputs.shares)
     if parts.terms.nll_coef != 0:
         losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
-    bonus = parts.terms.entropy_coef if coefs[1] is None else coefs[1]
+    bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
     if bonus != 0:
         losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
-    if coefs[2] != 0:
-        losses["observation_loss"] = -coefs[2] * _mean_of_observed(parts, inputs, totals)
+    if observation_coef != 0:
+        losses["observation_loss"] = -observation_coef * _mean_of_observed(parts, inputs, totals)
     return losses
 
 
-def _kl_estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
+def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
     if ref is None:
         raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
     return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap)
@@ -322,8 +325,8 @@ def _mean_of_right(right: Tensor | None, logprobs: Tensor, mask: Tensor, totals:
 def _mean_of_observed(parts: Parts, inputs: LossInputs, totals: Counts) -> Tensor:
     if inputs.observed is None:
         raise DataError("observation_coef trains on what was observed and needs observed [B, T], got None")
-    where = training_mask(parts, inputs.observed, inputs.truncated)
-    return reduce.divide(masked_sum(working(inputs.logprobs), where), totals.observed)
+    mask = training_mask(parts, inputs.observed, inputs.truncated)
+    return reduce.divide(masked_sum(working(inputs.logprobs), mask), totals.observed)
 
 
 def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tensor:
@@ -345,5 +348,5 @@ def _optional(x: Tensor | None, mask: Tensor) -> Tensor | None:
     return None if x is None else masked(working(x), mask).detach()
 
 
-def _flag(x: Tensor | None) -> Tensor | None:
+def _as_bool(x: Tensor | None) -> Tensor | None:
     return None if x is None else x > 0

@@ -18,8 +18,8 @@ AllReduce = Callable[[Tensor], Tensor]
 """Function that returns the element-wise sum of a tensor over all ranks."""
 
 
-def identity(x: Tensor) -> Tensor:
-    """Return x, which is its own sum over a single rank."""
+def single_rank_sum(x: Tensor) -> Tensor:
+    """Return x: the sum over ranks where there is a single one, or where every rank has the whole batch."""
     return x
 
 
@@ -30,8 +30,8 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Return the sum of x over the mask, over everything or along `dim`; 0 for an empty mask."""
-    kept = masked(x, mask)
-    return kept.sum() if dim is None else kept.sum(dim)
+    masked_x = masked(x, mask)
+    return masked_x.sum() if dim is None else masked_x.sum(dim)
 
 
 def divide(total: Tensor, count: Tensor | float) -> Tensor:
@@ -90,7 +90,9 @@ def aggregate(
     raise ConfigError(f"aggregate has no {name!r}")
 
 
-def moments(x: Tensor, mask: Tensor, ddof: int, all_reduce: AllReduce = identity) -> tuple[Tensor, Tensor, Tensor]:
+def moments(
+    x: Tensor, mask: Tensor, ddof: int, all_reduce: AllReduce = single_rank_sum
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (count, mean, standard deviation) of x over the mask and all ranks; 0 where one is undefined."""
     # Two passes, the second about the global mean: the textbook difference of squares loses all digits when the mean is
     # much larger than the spread.
@@ -101,9 +103,9 @@ def moments(x: Tensor, mask: Tensor, ddof: int, all_reduce: AllReduce = identity
     return first[1], mean, std
 
 
-def whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: AllReduce = identity) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: AllReduce = single_rank_sum) -> Tensor:
     """Return (x - mean) / (std + eps) over the mask and all ranks; 0 outside the mask, or if x is constant."""
     _, mean, std = moments(x, mask, ddof, all_reduce)
-    # If all are equal, x - mean and the std are both rounding, and their ratio would be noise of size 1.
-    flat = std <= 1e-12 * mean.abs()
-    return torch.where(flat, torch.zeros_like(x), masked((x - mean) / (std + eps), mask))
+    # If all are equal, x - mean and the std are both rounding errors, and their ratio would be noise of size 1.
+    is_constant = std <= 1e-12 * mean.abs()
+    return torch.where(is_constant, torch.zeros_like(x), masked((x - mean) / (std + eps), mask))

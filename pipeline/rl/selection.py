@@ -1,4 +1,4 @@
-"""Selections of tokens over the whole batch, made once at batch start so that micro-batches cannot change them."""
+"""Select tokens over the whole batch, once at batch start, so that the result does not depend on micro-batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from torch import Tensor
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.catalog import load
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.reduce import AllReduce, identity, masked, moments
+from verizero.pipeline.rl.reduce import AllReduce, masked, moments, single_rank_sum
 
 Gather = Callable[[Tensor], Tensor]
 """Function that returns the concatenation of the 1-D tensors of all ranks, of any lengths."""
+
+
+def single_rank_gather(x: Tensor) -> Tensor:
+    """Return x: the concatenation over ranks where there is a single one, or where every rank has the whole batch."""
+    return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ def select_tokens(
     response_mask: Tensor,
     old_entropy: Tensor | None = None,
     generator: torch.Generator | None = None,
-    gather: Gather = identity,
-    all_reduce: AllReduce = identity,
+    gather: Gather = single_rank_gather,
+    all_reduce: AllReduce = single_rank_sum,
 ) -> Selection:
     """Return the tokens that the parts' masks and surrogate select over the whole batch of all ranks.
 
@@ -57,18 +62,18 @@ def select_tokens(
 
 
 def low_moment(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, limit: float, gather: Gather = identity
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, limit: float, gather: Gather = single_rank_gather
 ) -> Tensor:
-    """Return the most tokens, [B, T] bool, whose mean (log pi_old - log pi_gen)^2 is below `limit`, smallest first.
+    """Return as many tokens as possible, [B, T] bool, whose mean (log pi_old - log pi_gen)^2 is below `limit`.
 
-    Tokens with equal squares are kept or dropped together, so that neither order nor ranks decide. None is kept if the
-    smallest is not below the limit.
+    They are those with the smallest squares. Tokens with equal squares are selected together or not at all, so that
+    neither order nor ranks decide. None is selected if the smallest square is not below the limit.
 
     Source: arXiv:2510.01161 (M2PO).
     """
     squares = masked(old_logprobs - rollout_logprobs, mask).double() ** 2
     ordered = gather(squares[mask]).sort().values
-    # Running means of ascending numbers never fall, so all that are low enough come first.
+    # Running means of ascending numbers never fall, so those below the limit come first.
     num = int((ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device) < limit).sum())
     if num == 0:
         return torch.zeros_like(mask)
@@ -95,22 +100,22 @@ def random_by_covariance(
     return random_share(eligible, mask, options["share"], generator, gather)
 
 
-def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) -> Tensor:
+def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = single_rank_gather) -> Tensor:
     """Return the ceil(share * N) largest of the N values of x under the mask of all ranks, with all ties, [B, T] bool.
 
     Source: arXiv:2506.01939 for entropies, arXiv:2505.22617 for covariances.
     """
-    everything = gather(x[mask])
-    num = math.ceil(share * everything.numel())
+    all_values = gather(x[mask])
+    num = math.ceil(share * all_values.numel())
     if num == 0:
         return torch.zeros_like(mask)
-    # The num-th largest is the (N - num + 1)-th smallest. `>=` keeps ties, and all ranks cut alike.
-    threshold = everything.kthvalue(everything.numel() - num + 1).values
+    # The num-th largest is the (N - num + 1)-th smallest. With `>=` all ties are in, alike on all ranks.
+    threshold = all_values.kthvalue(all_values.numel() - num + 1).values
     return mask & (masked(x, mask) >= threshold)
 
 
 def random_share(
-    eligible: Tensor, mask: Tensor, share: float, generator: torch.Generator | None, gather: Gather = identity
+    eligible: Tensor, mask: Tensor, share: float, generator: torch.Generator | None, gather: Gather = single_rank_gather
 ) -> Tensor:
     """Return floor(share * N) tokens drawn from the eligible ones, [B, T] bool, N counted under the mask of all ranks.
 
@@ -119,22 +124,22 @@ def random_share(
 
     Source: arXiv:2505.22617; the least of 1 as in the authors' code.
     """
-    num = math.floor(share * gather(mask[mask]).numel())  # as many True as tokens train
+    num = math.floor(share * gather(mask[mask]).numel())  # `mask[mask]` has one entry per trained token
     if share > 0:
         num = max(1, num)  # else a batch of few tokens would never draw any
     # Drawn for every token of [B, T] on the CPU, so that the device and the number eligible do not change the draw.
     keys = torch.rand(mask.shape, dtype=torch.float64, generator=generator).to(mask.device)
-    everything = gather(keys[eligible])
-    # Only now, after both gathers: all ranks must take part in each.
-    if num == 0 or everything.numel() == 0:
+    all_keys = gather(keys[eligible])
+    # No return before both gathers: all ranks must take part in each.
+    if num == 0 or all_keys.numel() == 0:
         return torch.zeros_like(mask)
-    if num >= everything.numel():
+    if num >= all_keys.numel():
         return eligible
     # The num smallest of independent uniform keys are a draw without replacement.
-    return eligible & (keys <= everything.kthvalue(num).values)
+    return eligible & (keys <= all_keys.kthvalue(num).values)
 
 
-def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: AllReduce = identity) -> Tensor:
+def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: AllReduce = single_rank_sum) -> Tensor:
     """Return (log pi - mean)(A - mean) per token, [B, T] in float64, means over all ranks; 0 outside the mask.
 
     Source: arXiv:2505.22617.

@@ -6,7 +6,9 @@ from verizero.pipeline.rl.parts import Shaping
 
 
 def soft_overlong(length: int, longest: int, buffer: float) -> float:
-    """Return 0 up to `longest - cache` tokens, a line down to -1 at `longest`, then -1; cache = buffer * longest.
+    """Return the soft overlong penalty: 0 up to `longest - cache` tokens, then linear to -1 at `longest`, then -1.
+
+    cache = buffer * longest.
 
     Source: arXiv:2503.14476 eq. 13.
     """

@@ -123,7 +123,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
             "drift_coef": Option(0.0, "weight of the squared log-ratio, which pulls every token back to pi_old", low=0),
         },
         of=("token",),
-        stops="surrogates.beyond_divergence",
+        tokens_without_gradient="surrogates.beyond_divergence",
     ),
     "reinforce": SurrogateEntry("A log pi", "Williams 1992", "surrogates.reinforce", of=("nothing",)),
 }

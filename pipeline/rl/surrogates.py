@@ -1,7 +1,7 @@
 """Surrogates: the objective of each token, to be maximised, before masks, weights and aggregation.
 
-Each takes `SurrogateInputs` and its numbers, and returns [B, T], or [B, 1] if the response has one value. A callable
-with the same signature can take the place of a name in `Parts.surrogate`.
+Each has its whole per-token formula in one function: `SurrogateInputs` and its numbers in, [B, T] out, or [B, 1] if a
+response has one value. A callable with the same signature can take the place of a name in `Parts.surrogate`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SurrogateInputs:
     logprobs: Tensor
     """[B, T], with gradient."""
     log_ratio: Tensor
-    """[B, T] or [B, 1], at the level that the parts name; with gradient."""
+    """Log-ratio by token [B, T] or by response [B, 1], as `Parts.ratio` says; with gradient."""
     advantages: Tensor
     """[B, T], no gradient."""
     mask: Tensor
@@ -39,37 +39,40 @@ class SurrogateInputs:
 
 
 def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
-    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), [B, T].
 
     Source: arXiv:1707.06347 eq. 7; unequal sides arXiv:2503.14476 eq. 10.
     """
     ratio = exp_clamped(x.log_ratio)
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     # The worse of the two: the clip limits a gain, never a loss.
-    return torch.minimum(ratio * x.advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
+    return torch.minimum(ratio * x.advantages, clipped_ratio * x.advantages)
 
 
 def dual_clip(x: SurrogateInputs, *, clip_low: float, clip_high: float, dual: float) -> Tensor:
-    """Return the clip objective, where A < 0 not below dual A: one token cannot be worse than that.
+    """Return max(min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), dual A) where A < 0, else without the max, [B, T].
 
     Source: arXiv:1912.09729.
     """
-    plain = clip(x, clip_low=clip_low, clip_high=clip_high)
-    return torch.where(x.advantages < 0, torch.maximum(plain, dual * x.advantages), plain)
+    ratio = exp_clamped(x.log_ratio)
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
+    objective = torch.minimum(ratio * x.advantages, clipped_ratio * x.advantages)
+    return torch.where(x.advantages < 0, torch.maximum(objective, dual * x.advantages), objective)
 
 
 def two_sided(x: SurrogateInputs, *, clip_low: float, clip_high: float, delta: float) -> Tensor:
-    """Return min(min(r, delta) A, clip(r) A): for A < 0 no ratio counts for more than delta.
+    """Return min(min(r, delta) A, clip(r, 1 - clip_low, 1 + clip_high) A), [B, T]: for A < 0 r counts as delta at most.
 
     Source: arXiv:2505.07291.
     """
     ratio = exp_clamped(x.log_ratio)
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     # For A > 0 the clip is tighter: the rules require delta > 1 + clip_high.
-    bounded = ratio.clamp(max=delta) * x.advantages
-    return torch.minimum(bounded, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
+    return torch.minimum(ratio.clamp(max=delta) * x.advantages, clipped_ratio * x.advantages)
 
 
 def cispo(x: SurrogateInputs, *, clip_low: float | None, clip_high: float) -> Tensor:
-    """Return sg[clip(r, 1 - clip_low, 1 + clip_high)] A log pi: the weight is clipped, no token's gradient is dropped.
+    """Return sg[clip(r, 1 - clip_low, 1 + clip_high)] A log pi, [B, T]: no token's gradient is dropped.
 
     `clip_low` None leaves small ratios unclipped.
 
@@ -86,7 +89,7 @@ def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
 
     Source: arXiv:2507.20673: the geometric mean of token ratios, each clipped in log space.
     """
-    # Turned by the sign of A, the minimum is the worse side for both signs; the second factor turns it back.
+    # Multiplied by the sign of A, the smaller one is the worse one for both signs; the second factor undoes it.
     sign = _either(x.advantages < 0, -1.0, 1.0, x.log_ratio)
     signed = sign * x.log_ratio
     bounded = sign * torch.minimum(signed, signed.clamp(-clip, clip))
@@ -94,9 +97,9 @@ def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
 
 
 def soft_gate(x: SurrogateInputs, *, tau_positive: float, tau_negative: float) -> Tensor:
-    """Return (4 / tau) sigmoid(tau (r - 1)) A: a gate whose slope is 1 at r = 1 and falls smoothly on both sides.
+    """Return (4 / tau) sigmoid(tau (r - 1)) A, [B, T]: its slope in r is A at r = 1 and falls smoothly on both sides.
 
-    A = 0 uses the negative tau, and is 0 either way.
+    tau is `tau_positive` where A > 0, else `tau_negative`.
 
     Source: arXiv:2511.20347.
     """
@@ -116,9 +119,9 @@ def squared(x: SurrogateInputs, *, tau: float) -> Tensor:
 def gamma_weight(
     x: SurrogateInputs, *, k_positive: float, lambda_positive: float, k_negative: float, lambda_negative: float
 ) -> Tensor:
-    """Return sg[phi(w)] A log pi, phi(w) = exp(l + k log w - l w), phi(1) = 1, w = pi(y) / pi_old(y) over the response.
+    """Return sg[phi(w)] A log pi, [B, T], phi(w) = exp(l + k log w - l w), w = pi(y) / pi_old(y) of the response.
 
-    log w is clamped to [log 1e-8, 20].
+    phi(1) = 1. (k, l) are the positive numbers where A >= 0, else the negative. log w is clamped to [log 1e-8, 20].
 
     Source: arXiv:2602.10693 (VESPO).
     """
@@ -131,21 +134,23 @@ def gamma_weight(
 def clip_cov(
     x: SurrogateInputs, *, clip_low: float, clip_high: float, share: float, cov_low: float, cov_high: float
 ) -> Tensor:
-    """Return the clip objective, 0 on the selected tokens, which have a high covariance.
+    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and 0 on the selected tokens of high covariance, [B, T].
 
     Source: arXiv:2505.22617. `share`, `cov_low` and `cov_high` are used by `selection.random_by_covariance`.
     """
-    plain = clip(x, clip_low=clip_low, clip_high=clip_high)
-    return plain if x.selected is None else torch.where(x.selected, torch.zeros_like(plain), plain)
+    ratio = exp_clamped(x.log_ratio)
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
+    objective = torch.minimum(ratio * x.advantages, clipped_ratio * x.advantages)
+    return objective if x.selected is None else masked(objective, ~x.selected)
 
 
 def kl_cov(x: SurrogateInputs, *, share: float, coef: float) -> Tensor:
-    """Return r A, less coef |log r| on the selected tokens, which have the highest covariance.
+    """Return r A, and r A - coef |log r| on the selected tokens, which have the highest covariance, [B, T].
 
     Source: arXiv:2505.22617. `share` is used by `selection.top_by_covariance`.
     """
-    plain = exp_clamped(x.log_ratio) * x.advantages
-    return plain if x.selected is None else torch.where(x.selected, plain - coef * x.log_ratio.abs(), plain)
+    objective = exp_clamped(x.log_ratio) * x.advantages
+    return objective if x.selected is None else torch.where(x.selected, objective - coef * x.log_ratio.abs(), objective)
 
 
 def dppo(
@@ -157,15 +162,16 @@ def dppo(
     ratio_cap: float | None,
     drift_coef: float,
 ) -> Tensor:
-    """Return sg[M min(r, ratio_cap)] A log pi - drift_coef (log r)^2, M = 0 on the tokens of `beyond_divergence`.
+    """Return sg[M min(r, ratio_cap)] A log pi - drift_coef (log r)^2, [B, T], M = 0 on tokens of `beyond_divergence`.
 
-    The weight is held, so that the gradient is that of M min(r, ratio_cap) A. `ratio_cap` None: no bound. The second
-    term pulls every token back to pi_old, those with M = 0 too.
+    `ratio_cap` None: no bound. The second term pulls every token back to pi_old, those with M = 0 too.
 
     Source: arXiv:2602.04879 (binary divergences; the ratio's bound, section 5.4); arXiv:2602.02276 (the squared
     log-ratio).
     """
-    weight = masked(exp_clamped(x.log_ratio.detach()), ~beyond_divergence(x, divergence, threshold_low, threshold_high))
+    is_beyond = beyond_divergence(x, divergence, threshold_low, threshold_high)
+    # Detached: the gradient is that of log pi, with this weight.
+    weight = masked(exp_clamped(x.log_ratio.detach()), ~is_beyond)
     if ratio_cap is not None:
         weight = weight.clamp(max=ratio_cap)
     return weight * x.advantages * x.logprobs - drift_coef * x.log_ratio**2
@@ -174,10 +180,10 @@ def dppo(
 def beyond_divergence(
     x: SurrogateInputs, divergence: str, threshold_low: float, threshold_high: float, **_: Any
 ) -> Tensor:
-    """Return [B, T] bool: True where pi has left pi_old by more than a threshold, in the direction that A pushes.
+    """Return [B, T] bool: True where pi is further from pi_old than a threshold, in the direction that A pushes.
 
     The threshold is `threshold_high` where A > 0 and pi > pi_old, `threshold_low` where A < 0 and pi < pi_old. The
-    distance is of two-word distributions, the token against all others: |pi - pi_old| (tv), or
+    distance is binary, between the token and all others: |pi - pi_old| (tv), or
     pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)) (kl).
 
     Source: arXiv:2602.04879.
@@ -197,7 +203,7 @@ def _binary_kl(old_logprobs: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def reinforce(x: SurrogateInputs) -> Tensor:
-    """Return A log pi."""
+    """Return A log pi, [B, T]."""
     return x.advantages * x.logprobs
 
 

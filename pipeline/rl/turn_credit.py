@@ -54,9 +54,9 @@ def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamm
     """
     exists, keys = turns_of(x), _state_keys(x)
     to_go = reward_to_go(_rewards(x, exists) + _of_turns(x, exists, x.token_rewards), exists, gamma)
-    where = exists & (keys >= 0)
+    has_state = exists & (keys >= 0)
     part = torch.zeros_like(to_go)
-    part[where] = centred(to_go[where], keys[where])
+    part[has_state] = centred(to_go[has_state], keys[has_state])
     return outcome * advantages + coef * _of_tokens(x, part)
 
 
@@ -73,10 +73,10 @@ def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, *
     if x.values is None:
         raise DataError("credit 'turn_gae' needs values, got None; run the critic over the batch")
     exists = turns_of(x)
-    own = _of_turns(x, exists, x.token_rewards)
+    rewards_B_K = _of_turns(x, exists, x.token_rewards)
     if x.turn_rewards is not None:
-        own = own + coef * _rewards(x, exists)
-    by_turn = replace(x, token_rewards=own, mask=exists, values=_first(x, exists, x.values))
+        rewards_B_K = rewards_B_K + coef * _rewards(x, exists)
+    by_turn = replace(x, token_rewards=rewards_B_K, mask=exists, values=_first(x, exists, x.values))
     advantages, returns = gae(by_turn, whiten=False, ddof=ddof, eps=eps, **options)
     advantages, returns = _of_tokens(x, advantages), _of_tokens(x, returns)
     if whiten:
@@ -100,13 +100,13 @@ def turns_of(x: Rewarded) -> Tensor:
 
 
 def num_alone(x: Rewarded, exists: Tensor) -> Tensor:
-    """Return the number of turns whose state no other turn of the group began in, or that have none; 0 dimensions."""
+    """Return the number of turns without a state, or with one that no other turn of the group has; a scalar tensor."""
     if x.turn_states is None:
         return exists.sum()
     keys = _state_keys(x)[exists]
-    known = keys >= 0
-    counts = torch.bincount(keys[known], minlength=1)
-    return (~known).sum() + (counts == 1).sum()
+    has_state = keys >= 0
+    counts = torch.bincount(keys[has_state], minlength=1)
+    return (~has_state).sum() + (counts == 1).sum()
 
 
 def _state_keys(x: Rewarded) -> Tensor:
@@ -143,9 +143,9 @@ def _first(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:
     """Return [B, K]: the value of the first token of each turn, 0 for turns that an episode has not."""
     assert x.turns is not None
     num = x.mask.shape[1]
-    places = torch.arange(num, device=exists.device).expand(x.mask.shape)
-    # A place outside the mask counts as past the end, so that no turn begins there.
-    places = torch.where(x.mask, places, torch.full_like(places, num))
+    columns = torch.arange(num, device=exists.device).expand(x.mask.shape)
+    # A column outside the mask counts as past the end, so that no turn begins there.
+    columns = torch.where(x.mask, columns, torch.full_like(columns, num))
     ends = torch.full(exists.shape, num, dtype=torch.int64, device=exists.device)
-    first = ends.scatter_reduce(1, masked(x.turns, x.mask), places, "amin")
+    first = ends.scatter_reduce(1, masked(x.turns, x.mask), columns, "amin")
     return masked(masked(by_token, x.mask).gather(1, first.clamp(max=num - 1)), exists)

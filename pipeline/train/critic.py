@@ -20,7 +20,7 @@ from verizero.pipeline.models.sequence_parallel import Pieces
 from verizero.pipeline.rl.gae import summarize_values, value_loss
 from verizero.pipeline.rl.logprobs import working
 from verizero.pipeline.rl.parts import Critic
-from verizero.pipeline.rl.reduce import AllReduce, identity
+from verizero.pipeline.rl.reduce import AllReduce, single_rank_sum
 from verizero.pipeline.train.backend import CriticBackend
 from verizero.pipeline.train.collate import Micro
 from verizero.pipeline.train.device import fixed_order
@@ -327,7 +327,7 @@ def critic_values_of(
     batch: TrainBatch,
     micros: Sequence[Micro],
     with_final: bool,
-    all_reduce: AllReduce = identity,
+    all_reduce: AllReduce = single_rank_sum,
 ) -> CriticValues:
     """Return the critic's values of a batch, of which `micros` are this rank's micro-batches.
 

@@ -14,7 +14,7 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.controllers import entropy_controller, kl_controller
 from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from verizero.pipeline.rl.episodes import Shares, layout, shares_of
+from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of
 from verizero.pipeline.rl.logprobs import score_norms
 from verizero.pipeline.rl.loss import ratio_logprobs
 from verizero.pipeline.rl.parts import Parts
@@ -189,7 +189,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     collated = replace(collated, prompts=prompts)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
-        shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
+        shares = shares_of(episode_layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
     batch = _with_length_penalties(parts, collated, shares, settings)
     start = BatchStart.of(backend, parts, batch, settings)
     critic_values = _critic_values(backend, parts, batch, settings)

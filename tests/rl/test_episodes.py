@@ -14,7 +14,7 @@ from tests.oracles import rl as oracle
 from tests.rl.rewarded import parts_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.episodes import Shares, layout, num_forked, sequences_of, shares_of
+from verizero.pipeline.rl.episodes import Shares, episode_layout, num_forked, sequences_of, shares_of
 from verizero.pipeline.rl.loss import Counts, count_denominators
 
 NAN = float("nan")
@@ -92,7 +92,7 @@ def test_tokens_are_joined_in_the_order_drawn_and_spread_back() -> None:
     s = scene(1)
     assert s.inputs.episode_ids is not None
     assert s.inputs.turn_ids is not None
-    where = layout(s.inputs.episode_ids, s.inputs.turn_ids, s.inputs.response_mask > 0)
+    where = episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, s.inputs.response_mask > 0)
     x = torch.arange(len(s.inputs.rewards) * WIDTH, dtype=torch.float64).view(-1, WIDTH)
     joined = where.joined(x)
     for e, own in enumerate(s.lists(x)):
@@ -108,7 +108,7 @@ def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
     assert s.inputs.episode_ids is not None
     assert s.inputs.turn_ids is not None
     mask = s.inputs.response_mask > 0
-    shares = shares_of(layout(s.inputs.episode_ids, s.inputs.turn_ids, mask))
+    shares = shares_of(episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, mask))
     assert int(shares.counts.sum()) == len(s.places)
     for own in s.places:
         assert {float(shares.lengths[i]) for i, _ in own} == {float(len(own))}
