@@ -19,7 +19,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 import verizero.pipeline.algorithms
 import verizero.pipeline.data.generators.arithmetic
 import verizero.pipeline.diagnosis
-import verizero.pipeline.models.written
+import verizero.pipeline.models.streamed
 import verizero.pipeline.rl.explain
 import verizero.pipeline.stages
 import verizero.pipeline.whole_run

@@ -1,8 +1,7 @@
-"""Log-probs and entropies straight from hidden states: the output layer's product is made some tokens at a time.
+"""Log-probs and entropies from hidden states, some tokens at a time, so that all logits never exist at once.
 
-The logits of a long batch never exist at once. A chunk's are made, read and dropped, and made again in the backward,
-which costs one more product with the output embeddings. On CUDA a kernel computes the chunks, `kernels.log_probs`; what
-is here is its twin, for every device and case.
+The logits of a chunk are computed again in the backward, which costs one more product with the output embeddings. On
+CUDA a kernel computes the chunks (`kernels.log_probs`); this is its twin, for every device and case.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def head_logprobs(
         )
         return both if entropy else both[:1]
 
-    values, *entropies = within(head, compute, hidden)
+    values, *entropies = call_as_forward(head, compute, hidden)
     return values, entropies[0] if entropies else None
 
 
@@ -61,7 +60,7 @@ def _is_for_the_kernel(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> b
     return fits(hidden, weight, bias) and is_proved(hidden.device, hidden.dtype)
 
 
-def within(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
+def call_as_forward(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call compute(*inputs) in place of the module's own forward, so that its hooks gather sharded weights."""
     before = module.__dict__.get("forward")
     module.forward = compute

@@ -1,7 +1,7 @@
-"""Policy and teacher compared at the tokens of responses, straight from hidden states: some tokens at a time.
+"""Compare policy and teacher at the tokens of responses from hidden states, some tokens at a time.
 
-The logits [N, V] of neither model exist at once. A chunk's are made, compared and dropped, and made again in the
-backward, which costs one more product with each model's output embeddings.
+The logits [N, V] of neither model exist at once. Those of a chunk are computed again in the backward, which costs one
+more product with each model's output embeddings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from verizero.pipeline.models.chunked_logprobs import within
+from verizero.pipeline.models.chunked_logprobs import call_as_forward
 from verizero.pipeline.models.forward import logits_at, states_at
 from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, compare
 from verizero.pipeline.rl.divergences import Objective
@@ -23,7 +23,7 @@ from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """The answer of a model at N tokens: hidden states and the output layer that makes logits of them, or logits."""
+    """A model's output at N tokens: hidden states with the output layer, or logits."""
 
     states: Tensor
     """[N, H]; without `weight` the logits [N, V]."""
@@ -41,9 +41,9 @@ class Readout:
 
 
 def readout(model: Any, input_ids: Tensor, where: Tensor, *, whole: bool = False) -> Readout:
-    """Return what the model says of the tokens at `where` (bool [B, T], False at column 0).
+    """Return the model's output for the tokens at `where` (bool [B, T], False at column 0).
 
-    `whole`: as logits, for a model whose output layer cannot be used again later.
+    `whole`: as logits, for a model whose output layer will not stay in memory.
     """
     states = None if whole else states_at(model, input_ids, where)
     if states is None:
@@ -74,7 +74,7 @@ def compare_at(
     def compute(own: Tensor) -> tuple[Tensor, ...]:
         return tuple(_in_chunks(own, head.weight, head.bias, targets, teacher, objective, chunk_tokens))
 
-    return Compared(*within(head, compute, states))
+    return Compared(*call_as_forward(head, compute, states))
 
 
 def _in_chunks(

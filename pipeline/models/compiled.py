@@ -1,7 +1,7 @@
-"""Blocks of a policy that torch compiles: passes over memory between the products are put together.
+"""Compile the policy's blocks with torch.compile, to fuse the operations between the matrix products.
 
-The blocks stay the modules that they were, with the same names and hooks; only the function that they call is another
-one. What attention does with a layout is left out of the compiled part, so that its pieces may have any lengths.
+The blocks stay the same modules, with the same names and hooks; only their `forward` changes. The attention of packed
+rows is not compiled, because its pieces have other lengths in each micro-batch.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.kernels import HALF
 
 Forward = Callable[..., Any]
-MOST_GRAPHS = 64
-"""torch compiles a function again for each shape, with gradients and without, and gives up after 8 times by default."""
+MAX_GRAPHS = 64
+"""torch compiles again for each shape, with and without gradients; by default it gives up after 8 times."""
 
 
 @dataclass(slots=True)
 class Compiling:
-    """The choice to compute the blocks of a model by compiled code; tried at the first forward that may."""
+    """The setting for compiling a model's blocks; compiled code is tried at the first forward that may use it."""
 
-    way: Literal["auto", "on"]
-    """auto: for packed rows alone, whose shapes are few. on: always, and an error where it does not work."""
-    repeats: bool = False
-    """Code is chosen without timing it, so that it is the same in each process."""
-    holds: bool | None = None
-    """None: not tried yet."""
+    mode: Literal["auto", "on"]
+    """auto: only for packed rows, which have few shapes. on: always, and an error if it does not work."""
+    is_deterministic: bool = False
+    """Compile deterministically: without autotuning, so that the code is the same in each process."""
+    is_proved: bool | None = None
+    """Compiled code computes the same as the block without compilation. None: not tried yet."""
     fallbacks: list[str] = field(default_factory=list)
-    """The reasons for which models compute without compilation; one list for all copies."""
+    """Why models compute without compilation; one list for all copies."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiling:
-        """Return the same for a copy of the model, which is tried for itself: other weights may take gradients."""
-        return Compiling(self.way, self.repeats, None, self.fallbacks)
+        """Return the setting for a copy of the model, not tried yet: other weights may take gradients there."""
+        return Compiling(self.mode, self.is_deterministic, None, self.fallbacks)
 
-    def may(self, named: dict[str, Any]) -> bool:
-        """True if a forward of a block with these arguments is one that may be compiled."""
+    def may_compile(self, named: dict[str, Any]) -> bool:
+        """True if a block's forward with these keyword arguments may use compiled code."""
         is_packed = named.get("runs") is not None
-        return self.holds is not False and named.get("past_key_values") is None and (is_packed or self.way == "on")
+        return self.is_proved is not False and named.get("past_key_values") is None and (is_packed or self.mode == "on")
 
     def give_up(self, why: str) -> None:
-        """Compute without compilation from here on, and say why. Raises: ConfigError for `on`."""
-        self.holds = False
-        if self.way == "on":
+        """Compute without compilation from here on, and warn with the reason. Raises: ConfigError for `on`."""
+        self.is_proved = False
+        if self.mode == "on":
             raise ConfigError(f"train.compile=on: {why}; set train.compile: auto")
         self.fallbacks.append(why)
         warnings.warn(f"train.compile=auto: blocks compute without compilation: {why}", stacklevel=2)
@@ -67,36 +67,36 @@ def compile_blocks(model: Any, compiling: Compiling | None) -> None:
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not blocks:
         compiling.give_up(f"model type {model.config.model_type!r} has no blocks that are known")
-    own = Compiling(compiling.way, compiling.repeats, compiling.holds, compiling.fallbacks)
+    own = Compiling(compiling.mode, compiling.is_deterministic, compiling.is_proved, compiling.fallbacks)
     for block in blocks:
         block.forward = partial(_forward, own, block)
 
 
 def _forward(compiling: Compiling, block: Any, *inputs: Any, **named: Any) -> Any:
     plain = type(block).forward
-    if not compiling.may(named):
+    if not compiling.may_compile(named):
         return plain(block, *inputs, **named)
-    if compiling.holds is None:
+    if compiling.is_proved is None:
         _try(compiling, block, inputs, named)
-    if compiling.holds:
+    if compiling.is_proved:
         from torch._dynamo.exc import TorchDynamoException
 
         try:
-            return _compiled(plain, compiling.repeats)(block, *inputs, **named)
+            return _compiled(plain, compiling.is_deterministic)(block, *inputs, **named)
         except TorchDynamoException as exc:  # of a shape that comes later
             compiling.give_up(f"{type(exc).__name__}: {exc}")
     return plain(block, *inputs, **named)
 
 
 @functools.cache
-def _compiled(plain: Forward, repeats: bool) -> Forward:
+def _compiled(plain: Forward, is_deterministic: bool) -> Forward:
     import torch._dynamo
     import torch._inductor.config
 
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    options = {"deterministic": True} if repeats and hasattr(torch._inductor.config, "deterministic") else None
-    # Each shape has code of its own: code for several would depend on the one that came first, and a resumed run would
-    # end with other bytes.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+    options = {"deterministic": True} if is_deterministic and hasattr(torch._inductor.config, "deterministic") else None
+    # Code for one shape each: code for several shapes would depend on the first one, and a resumed run would have other
+    # bytes in the end.
     out: Forward = torch.compile(plain, dynamic=False, options=options)  # type: ignore[arg-type]
     return out
 
@@ -105,15 +105,14 @@ def _try(compiling: Compiling, block: Any, inputs: tuple[Any, ...], named: dict[
     """Compare the block's output and gradients to those without compilation, on the inputs at hand."""
     plain = type(block).forward
     try:
-        gap = difference(plain, _compiled(plain, compiling.repeats), block, inputs, named)
+        gap = difference(plain, _compiled(plain, compiling.is_deterministic), block, inputs, named)
     except Exception as exc:  # of a compiler, which has no common error class
         compiling.give_up(f"{type(exc).__name__}: {exc}")
         return
-    allowed = (
-        2**-4 if inputs[0].dtype in HALF else 1e-3
-    )  # bfloat16 has 8 digits, and the greatest of many gaps is taken
+    # bfloat16 has 8 binary digits, and this is the greatest of many gaps.
+    allowed = 2**-4 if inputs[0].dtype in HALF else 1e-3
     if gap <= allowed:  # NaN is not
-        compiling.holds = True
+        compiling.is_proved = True
     else:
         compiling.give_up(f"a compiled block differs by {gap:.2g}, where {allowed:.2g} is allowed")
 
@@ -122,7 +121,7 @@ def difference(plain: Forward, other: Forward, block: Any, inputs: tuple[Any, ..
     """Return the greatest difference of outputs and gradients, as a share of the greatest number compared."""
     trained = [p for p in block.parameters() if p.requires_grad]
     results = []
-    # What is saved for this backward is nobody else's: activations that are recomputed are counted.
+    # With hooks of its own: recomputed activations count what a backward saves, and this one must not be counted.
     with torch.inference_mode(False), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
         for forward in (plain, other):
             hidden = inputs[0].detach().clone().requires_grad_()

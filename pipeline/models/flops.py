@@ -1,4 +1,4 @@
-"""The arithmetic of an update: operations of the model's forward and backward, by which MFU is defined."""
+"""Count the FLOPs of an update (forward and backward of the model), for the MFU."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ from verizero.pipeline.models.saved_names import without_memory
 FOLDER = "adapter"
 FACTORS = (".lora_A.", ".lora_B.")
 """In the names of adapters: what follows the name of their module."""
-Twin = Literal["shares", "copies", "empty"]
-"""The merged twin: it shares the weights that no adapter changes, it has its own of all, or it has none."""
-Whole = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
-"""Returns a context with the parameters put together, if ranks share them out."""
+MergedTwin = Literal["shares", "copies", "empty"]
+"""The weights of the merged twin: shared with the policy where no adapter changes them, all copied, or none."""
+GatherParameters = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
+"""Returns a context with the whole parameters, gathered if ranks divide them."""
 
 
 def as_they_are(*parameters: Tensor) -> AbstractContextManager[tuple[Tensor, ...]]:
@@ -49,7 +49,7 @@ class Adapted:
     """A policy whose adapters alone take a gradient, and its merged twin."""
 
     def __init__(
-        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, twin: Twin = "shares"
+        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, twin: MergedTwin = "shares"
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
@@ -95,7 +95,7 @@ class Adapted:
                 own_copy = getattr(seat, key).detach().clone()
                 setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
 
-    def is_fresh(self, whole: Whole = as_they_are) -> bool:
+    def is_fresh(self, whole: GatherParameters = as_they_are) -> bool:
         """True if the adapters change nothing, because they have learned nothing yet."""
         changes = False
         for layer in self.layers.values():  # without an early exit: every rank must enter each context
@@ -115,7 +115,7 @@ class Adapted:
                 layer._disable_adapters = False
 
     @torch.no_grad()
-    def merge(self, whole: Whole = as_they_are) -> Any:
+    def merge(self, whole: GatherParameters = as_they_are) -> Any:
         """Bring the twin to the policy's present weights, and return it."""
         for name, layer in self.layers.items():
             with whole(weight_of(layer), layer.lora_A[NAME].weight, layer.lora_B[NAME].weight) as (base, a, b):
@@ -140,7 +140,7 @@ class Adapted:
         return plain
 
     @torch.no_grad()
-    def base_copy(self, whole: Whole = as_they_are) -> Any:
+    def base_copy(self, whole: GatherParameters = as_they_are) -> Any:
         """Return a plain frozen model with the base's weights."""
         base = frozen_copy(self.twin)
         for name, layer in self.layers.items():
@@ -148,7 +148,7 @@ class Adapted:
                 self._seat(base, name).copy_(weight)
         return base
 
-    def save(self, folder: Path, is_first: bool, whole: Whole = as_they_are) -> None:
+    def save(self, folder: Path, is_first: bool, whole: GatherParameters = as_they_are) -> None:
         """Write the adapters, as peft does, and their base's fingerprint into `folder/adapter`. All ranks call it."""
         from safetensors.torch import save_file
 

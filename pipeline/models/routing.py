@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: recording which experts they chose, and making them choose the same again.
+"""Record which experts the routers of a mixture of experts chose, and make them use the same again.
 
 Routers of the kind that transformers calls `…TopKRouter` are known: they answer with (logits, weights, indices). A
 hook reads or replaces the last two; the logits, and so a load-balancing loss, stay the router's own.

@@ -1,4 +1,4 @@
-"""Weights under the names of a saved folder: whole modules, modules without memory, and pieces of layers."""
+"""Name weights as in a saved folder, layer by layer; make modules on `meta`, and fill them with weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One sequence over several ranks, for answers too long for one rank: each has a piece of every row.
+"""Divide each sequence over several ranks, for answers too long for one rank: each has a piece of every row.
 
 Everything but attention works on tokens alone, so a rank computes it for its piece. For attention the ranks exchange:
-each gets all tokens for its share of the heads, attends, and gives the pieces back. `attention` is registered with
+each gets all tokens for its share of the heads, attends, and sends the pieces back. `attention` is registered with
 transformers, so it works for any decoder that looks its attention up there; `Pieces.prove` tries it.
 DeepSpeed has the same, for batches of one size. Source: DeepSpeed-Ulysses, arXiv:2309.14509.
 """

@@ -1,4 +1,4 @@
-"""A policy whose weights stay in their files until ranks divide it: each rank then reads its own rows of each."""
+"""Load a policy without its weights; each FSDP rank later reads only its own rows of them from the files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SINGLE = "model.safetensors"
 _FILES: weakref.WeakKeyDictionary[Any, Files] = weakref.WeakKeyDictionary()
 
 
-def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any | None:
-    """Return the causal LM at a local folder or hub id, its parameters on the device `meta`, its buffers computed.
+def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) -> Any | None:
+    """Return the causal LM at a local folder or hub id with parameters on the device `meta` and computed buffers.
 
-    None if rows of its weights cannot be found in its files, e.g. because they are not safetensors.
+    None if the rows of its weights are not found in its files, e.g. because they are not safetensors.
     Raises: ConfigError naming the path and the remedy.
     """
     import transformers
@@ -45,7 +45,7 @@ def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any 
 
 
 def weights_of(model: Any) -> Files | None:
-    """Return the files with the weights of a model that `unloaded` made; None for any other model."""
+    """Return the files with the weights of a model of `model_on_meta`; None for any other model."""
     return _FILES.get(model)
 
 
@@ -110,7 +110,7 @@ class _Part:
 
 
 def _renamed(model: Any, name: str, shape: Sequence[int]) -> str | None:
-    """Return the name in files of a weight that is there as it is in the model; None if it is not there so."""
+    """Return the name in files of a weight that is saved in the model's shape; None if it is saved in parts."""
     numbers = torch.arange(2 * shape[0]).view(-1, 2)[:, slice(2) if len(shape) > 1 else 0]
     ((saved, whole), *more) = as_saved(model, {name: numbers}).items()
     is_same = not more and torch.equal(whole, numbers)
@@ -118,7 +118,7 @@ def _renamed(model: Any, name: str, shape: Sequence[int]) -> str | None:
 
 
 def _parts(model: Any, name: str, shape: Sequence[int]) -> list[_Part]:
-    """Return the tensors of files that make up a weight [E, R, ...], by row and place; empty if they cannot be told."""
+    """Return the tensors of files that make up a weight [E, R, ...], by row and place; empty if they are unknown."""
     if len(shape) < 3:
         return []
     # Each number says where it comes from. The conversion cuts the first two dimensions, so two columns show it.

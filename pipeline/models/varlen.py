@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from verizero.pipeline.models.kernels import HALF, proved
+from verizero.pipeline.models.kernels import HALF, matches_twin
 
 
 class Piece(NamedTuple):
@@ -98,7 +98,7 @@ def is_proved(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype not in HALF:
         return False
     with torch.inference_mode(False), torch.enable_grad():  # wherever it is first asked
-        return proved(f"attention of different lengths in {dtype}", lambda: gap(device, dtype), 3e-2)
+        return matches_twin(f"attention of different lengths in {dtype}", lambda: gap(device, dtype), 3e-2)
 
 
 def gap(device: torch.device, dtype: torch.dtype, kernel: Any = None) -> float:

@@ -105,10 +105,11 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
     engine_reads_module = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
-        from verizero.pipeline.models.lora import Adapted, Twin
+        from verizero.pipeline.models.lora import Adapted, MergedTwin
 
         # Where a parameter becomes a shard, the two modules cannot share weights.
-        twin: Twin = "empty" if config.train.backend == "fsdp" else "copies" if config.train.zero == 3 else "shares"
+        zero_3 = config.train.zero == 3
+        twin: MergedTwin = "empty" if config.train.backend == "fsdp" else "copies" if zero_3 else "shares"
         adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin)
     if config.train.backend == "fsdp":
         from verizero.pipeline.train.fsdp_backend import FsdpBackend

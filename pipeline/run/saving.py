@@ -121,7 +121,7 @@ def save_final(run: Run, backend: Backend) -> Path:
 def save_model(run: Run, model: Any, folder: Path) -> None:
     """Write a model with the run's tokenizer, and the template that it was trained with, by rank 0."""
     from verizero.pipeline.models.load import save_folder
-    from verizero.pipeline.models.written import Streamed
+    from verizero.pipeline.models.streamed import Streamed
 
     if not run.ranks.is_first:
         if isinstance(model, Streamed):

@@ -17,7 +17,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.run import collapse
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import device_of, first_model_path
@@ -58,7 +58,7 @@ def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
 def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
     """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
     if config.train.backend == "fsdp":
-        model = unloaded(path, DTYPES[config.model.dtype], revision)
+        model = model_on_meta(path, DTYPES[config.model.dtype], revision)
         if model is not None:
             return model
         device = "cpu"  # its whole weights may have no room on a GPU

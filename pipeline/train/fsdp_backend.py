@@ -23,8 +23,8 @@ from verizero.pipeline.models.compiled import compile_blocks
 from verizero.pipeline.models.lora import FACTORS, Adapted, hashed, sum_of_bits
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
+from verizero.pipeline.models.streamed import Streamed
 from verizero.pipeline.models.unloaded import weights_of
-from verizero.pipeline.models.written import Streamed
 from verizero.pipeline.train.backend import Backend, CriticBackend, T, WhichModel, compiling_of, require_written_by
 from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.critic import ShardedPolicyAccess, TorchCritic

@@ -15,8 +15,8 @@ from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models.saved_names import as_saved, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
+from verizero.pipeline.models.streamed import Streamed
 from verizero.pipeline.models.unloaded import on_meta
-from verizero.pipeline.models.written import Streamed
 from verizero.pipeline.train.critic import DividedCritic, no_critic_message
 from verizero.pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
 from verizero.pipeline.train.reward_model import NORM, RewardModel, no_reward_model_message

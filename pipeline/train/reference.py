@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from verizero.pipeline.models.load import frozen_copy
-from verizero.pipeline.models.lora import Adapted, Whole, as_they_are
+from verizero.pipeline.models.lora import Adapted, GatherParameters, as_they_are
 
 
 @torch.no_grad()
 def refreshed(
-    reference: Any, policy: Any, alpha: float, adapted: Adapted | None = None, whole: Whole = as_they_are
+    reference: Any, policy: Any, alpha: float, adapted: Adapted | None = None, whole: GatherParameters = as_they_are
 ) -> Any:
     """Return alpha * policy + (1 - alpha) * reference, a frozen model; without a reference, a copy of the policy.
 

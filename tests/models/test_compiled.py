@@ -49,7 +49,7 @@ def trained(backend: Any, kl_coef: float = 0.0) -> tuple[dict[str, torch.Tensor]
 
 
 @functools.cache
-def traced(plain: Any, repeats: bool) -> Any:
+def traced(plain: Any, is_deterministic: bool) -> Any:
     """Code as torch traces it, without the compiler behind that, which takes a minute."""
     return torch.compile(plain, dynamic=False, backend="aot_eager")
 
@@ -62,23 +62,23 @@ def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.Mon
     compiler: list[bool] = []
     whole = compiled._compiled
 
-    def seen(forward: Any, repeats: bool) -> Any:
+    def seen(forward: Any, is_deterministic: bool) -> Any:
         calls.append(torch.is_grad_enabled())
-        quick = traced(forward, repeats)
+        quick = traced(forward, is_deterministic)
 
         def packed_by_the_compiler(*args: Any, **named: Any) -> Any:
             if named.get("runs") is None:
                 return quick(*args, **named)
             compiler.append(torch.is_grad_enabled())
-            return whole(forward, repeats)(*args, **named)
+            return whole(forward, is_deterministic)(*args, **named)
 
         # Packed rows alone, as on a GPU: each shape more costs the compiler seconds.
         return packed_by_the_compiler if how == "inductor" else quick
 
     monkeypatch.setattr(compiled, "_compiled", seen)
     ends = []
-    for way in ("on", "off"):
-        config = TrainConfig(compile=way, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
+    for mode in ("on", "off"):
+        config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
         backend = TorchBackend(model_of(), ALONE, config)
         ends.append((*trained(backend), len(calls)))
         calls.clear()
@@ -96,8 +96,8 @@ def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.Mon
 def test_fsdp_divides_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_compiled", traced)
     ends = []
-    for way in ("on", "off"):
-        ends.append(trained(FsdpBackend(model_of(), TrainConfig(backend="fsdp", compile=way, **AS_PACKED))))  # type: ignore[arg-type]
+    for mode in ("on", "off"):
+        ends.append(trained(FsdpBackend(model_of(), TrainConfig(backend="fsdp", compile=mode, **AS_PACKED))))  # type: ignore[arg-type]
     assert ends[0][0].keys() == ends[1][0].keys()
     assert distance(ends[0][0], ends[1][0]) < 1e-5
 
@@ -126,14 +126,14 @@ def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert float(model(input_ids=ids, use_cache=False).logits.abs().max()) == 0.0
 
 
-def broken(plain: Any, repeats: bool) -> Any:
+def broken(plain: Any, is_deterministic: bool) -> Any:
     def fails(*args: Any, **named: Any) -> Any:
         raise OSError("no compiler")
 
     return fails
 
 
-def wrong(plain: Any, repeats: bool) -> Any:
+def wrong(plain: Any, is_deterministic: bool) -> Any:
     return lambda *args, **named: 1.01 * plain(*args, **named)
 
 
@@ -142,7 +142,10 @@ def wrong(plain: Any, repeats: bool) -> Any:
 )
 def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_compiled", code)
-    monkeypatch.setattr(Compiling, "may", lambda self, named: self.holds is not False)  # as packed rows on a GPU
+    # As packed rows on a GPU.
+    monkeypatch.setattr(
+        Compiling, "may_compile", lambda self, named: self.is_proved is not False
+    )  # as packed rows on a GPU
     ends = []
     for auto in (True, False):
         backend = TorchBackend(model_of(), ALONE, TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
@@ -176,9 +179,9 @@ def test_where_blocks_are_compiled() -> None:
     assert compiling_of(TrainConfig(compile="off"), cuda) is None
     auto = compiling_of(TrainConfig(deterministic=False), cuda)
     assert auto == Compiling("auto")
-    assert not auto.may({}), "padded rows have a new shape each time"
-    assert not Compiling("on").may({"past_key_values": object()}), "generation"
-    assert Compiling("on").may({})
+    assert not auto.may_compile({}), "padded rows have a new shape each time"
+    assert not Compiling("on").may_compile({"past_key_values": object()}), "generation"
+    assert Compiling("on").may_compile({})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = tiny("llama")

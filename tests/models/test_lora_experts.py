@@ -15,7 +15,7 @@ from tests.train.sampled import MODELS
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.lora import Adapted, fingerprint
 from verizero.pipeline.models.routing import recording, replaying, unreplayable
-from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.models.unloaded import model_on_meta
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: MODELS[name] for name in ("qwen3_moe", "mixtral", "qwen2_moe", "qwen3_moe with a dense layer")},
@@ -156,7 +156,7 @@ def test_saved_adapters_come_back_and_load_with_peft(name: str, tmp_path: Path) 
 
 def test_the_same_seed_draws_the_same_adapters_where_the_base_is_not_loaded_yet(tmp_path: Path) -> None:
     mixture("qwen3_moe", torch.float32).save_pretrained(tmp_path)
-    loaded, empty = mixture("qwen3_moe", torch.float32), unloaded(str(tmp_path), torch.float32)
+    loaded, empty = mixture("qwen3_moe", torch.float32), model_on_meta(str(tmp_path), torch.float32)
     before = torch.get_rng_state()
     drawn = [Adapted(model, RANK, ALPHA, (), 5, "empty") for model in (loaded, empty)]
     assert torch.equal(torch.get_rng_state(), before)

@@ -11,8 +11,8 @@ import transformers
 
 from tests.models.families import FAST, SLOW, build, tiny
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.unloaded import unloaded, weights_of
-from verizero.pipeline.models.written import Streamed
+from verizero.pipeline.models.streamed import Streamed
+from verizero.pipeline.models.unloaded import model_on_meta, weights_of
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
@@ -33,7 +33,7 @@ def model_of(name: str) -> Any:
 def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
     model_of(name).save_pretrained(tmp_path)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    empty = unloaded(str(tmp_path), torch.float32)
+    empty = model_on_meta(str(tmp_path), torch.float32)
     assert empty is not None
     assert all(p.device.type == "meta" for p in empty.parameters())
     wanted = dict(loaded.named_buffers())
@@ -54,19 +54,19 @@ def test_files_that_are_not_safetensors_are_not_read_in_rows(tmp_path: Path) -> 
     model = tiny("llama")
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert unloaded(str(tmp_path), torch.float32) is None
+    assert model_on_meta(str(tmp_path), torch.float32) is None
 
 
 def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"model.path '{tmp_path}' does not load"):
-        unloaded(str(tmp_path), torch.float32)
+        model_on_meta(str(tmp_path), torch.float32)
 
 
 @pytest.mark.parametrize("most", [1, 1 << 30])
 def test_a_folder_written_block_by_block_loads_as_any_other(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verizero.pipeline.models.written.FILE_BYTES", most)
+    monkeypatch.setattr("verizero.pipeline.models.streamed.FILE_BYTES", most)
     model = tiny("qwen3 with bias", dtype=torch.bfloat16)
     names = [name for name, _ in model.named_parameters()]
     blocks = [{name: model.get_parameter(name).detach()} for name in names]
@@ -77,7 +77,7 @@ def test_a_folder_written_block_by_block_loads_as_any_other(
     assert again.dtype == torch.bfloat16
     assert again.config.architectures == [type(model).__name__]
     assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
-    assert unloaded(str(tmp_path / "model"), torch.bfloat16) is not None
+    assert model_on_meta(str(tmp_path / "model"), torch.bfloat16) is not None
 
 
 def test_a_rank_that_does_not_write_takes_part_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.models.families import build
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.ranks import Ranks, join, leave
@@ -121,7 +121,7 @@ def shape_of_live(width: int, layers: int, tied: bool = True) -> dict[str, Any]:
 def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
     if backend != "torch":
         config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
-        model = unloaded(str(path), torch.float32)
+        model = model_on_meta(str(path), torch.float32)
         adapted = Adapted(model, 4, 8.0, (), 1, "empty") if backend == "fsdp-lora" else None
         return FsdpBackend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
     return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))

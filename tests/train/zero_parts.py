@@ -36,8 +36,8 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.forward import Replay
 from verizero.pipeline.models.load import load_model, ready
-from verizero.pipeline.models.lora import Adapted, Twin
-from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.models.lora import Adapted, MergedTwin
+from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.critic import ShardedCritic
 from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
@@ -187,8 +187,8 @@ def with_adapters(
     config: dict[str, Any], ranks: Ranks | None, start: Path | None = None, base: Callable[[], Any] = dense
 ) -> Any:
     """A backend that trains adapters; torch's alone where there are no ranks. `start`: a base that stays in files."""
-    model = base() if start is None else unloaded(str(start), torch.float32)
-    twin: Twin = "empty" if config.get("backend") == "fsdp" else "copies" if config.get("zero") == 3 else "shares"
+    model = base() if start is None else model_on_meta(str(start), torch.float32)
+    twin: MergedTwin = "empty" if config.get("backend") == "fsdp" else "copies" if config.get("zero") == 3 else "shares"
     adapted = Adapted(model, 2, 4.0, (), 7, twin)
     if ranks is None:
         return TorchBackend(model, adapted=adapted)

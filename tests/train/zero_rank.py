@@ -22,7 +22,7 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.load import DTYPES, load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.unloaded import unloaded
+from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
@@ -106,7 +106,7 @@ def save(model: Any, folder: Path) -> None:
 def resumed(
     config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "float32"
 ) -> DeepSpeedBackend | FsdpBackend:
-    model = unloaded(str(folder / "model"), DTYPES[dtype]) if config.get("backend") == "fsdp" else None
+    model = model_on_meta(str(folder / "model"), DTYPES[dtype]) if config.get("backend") == "fsdp" else None
     backend = divided(config, model or load_model(str(folder / "model"), dtype), ranks)
     backend.load(folder)
     return backend

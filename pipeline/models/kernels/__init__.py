@@ -42,13 +42,12 @@ def wanted(device: torch.device) -> bool:
     return True
 
 
-def proved(name: str, proof: Callable[[], float], allowed: float) -> bool:
+def matches_twin(name: str, proof: Callable[[], float], allowed: float) -> bool:
     """True if `proof()`, how far a kernel is from its twin on a few numbers, is at most `allowed`.
 
-    Otherwise, and if the kernel cannot be compiled, warn that the twin is used; with VARIABLE "on" that is an error.
-    Callers keep the answer.
+    Otherwise, and if the kernel cannot be compiled, warn that the twin is used. Callers cache the answer.
 
-    Raises: ConfigError as said.
+    Raises: ConfigError instead of the warning if VARIABLE is "on".
     """
     try:
         gap = proof()

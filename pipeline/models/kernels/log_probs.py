@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verizero.pipeline.models.kernels import is_interpreted, launching_on, proved
+from verizero.pipeline.models.kernels import is_interpreted, launching_on, matches_twin
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCRATCH_ELEMENTS = 1 << 25
@@ -249,7 +249,7 @@ def is_proved(device: torch.device, dtype: torch.dtype) -> bool:
     """True if log-probs, entropies and gradients are torch's on that device, on a few tokens; tried once."""
     allowed = 1e-3 if dtype == torch.float32 else 5e-2
     with torch.inference_mode(False), torch.enable_grad():  # wherever it is first asked
-        return proved(f"log-probs in {str(dtype).removeprefix('torch.')}", lambda: _gap(device, dtype), allowed)
+        return matches_twin(f"log-probs in {str(dtype).removeprefix('torch.')}", lambda: _gap(device, dtype), allowed)
 
 
 def _gap(device: torch.device, dtype: torch.dtype) -> float:

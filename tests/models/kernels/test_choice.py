@@ -64,16 +64,16 @@ def test_a_kernel_that_differs_or_does_not_compile_is_not_used(monkeypatch: pyte
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kernels.proved("sums", lambda: 0.5, 0.5)
+        assert kernels.matches_twin("sums", lambda: 0.5, 0.5)
     for proof, why in ((lambda: 0.75, "differs from torch by 0.75"), (lambda: float("nan"), "nan"), (broken, "shared")):
         with pytest.warns(
             UserWarning, match=f"the kernel of sums is not used, and torch computes in its place: .*{why}"
         ):
-            assert not kernels.proved("sums", proof, 0.5)
+            assert not kernels.matches_twin("sums", proof, 0.5)
         with monkeypatch.context() as patched:
             patched.setenv(kernels.VARIABLE, "on")
             with pytest.raises(ConfigError, match=why):
-                kernels.proved("sums", proof, 0.5)
+                kernels.matches_twin("sums", proof, 0.5)
 
 
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
