@@ -42,7 +42,7 @@ def two_ranks(parts: Parts, groups: list[Group], settings: Settings) -> tuple[So
         prepared = prepare(backend, parts, groups, settings)
         sizes = row_costs(prepared.batch)
         pieces, _ = rank_micro_batches(sizes, settings.micro_batch_tokens, at, 2)
-        backend.ranks = SimpleNamespace(data=SimpleNamespace(all_reduce=all_reduce), pieces=None)  # type: ignore[assignment]
+        backend.ranks = SimpleNamespace(row_ranks=SimpleNamespace(all_reduce=all_reduce), pieces=None)  # type: ignore[assignment]
         micros = micros_at(prepared.batch, pieces, sizes, settings.micro_batch_tokens)
         metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
         return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
