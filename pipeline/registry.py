@@ -42,6 +42,8 @@ PACKAGES: dict[Kind, str] = {
     "servers": "verizero.pipeline.rollout.servers",
     "stages": "verizero.pipeline.stages",
 }
+PICKLED = ".pkl"
+"""Ending of the files of functions that were passed as objects."""
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""
 SUPPORT = frozenset({"as_json", "base", "conversing", "far", "hosts"})
@@ -95,11 +97,23 @@ def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
     A relative path starts from `base`, by default from the working folder. A file is imported once in a process.
     Raises: ConfigError, which calls the plug-in `what`.
     """
-    file, _, attribute = path.partition(":")
+    file, _, attribute = path.rpartition(":")
     where = (base or Path.cwd()) / file
     if not where.is_file() or not attribute:
         raise ConfigError(f"{what} path {path!r}: expected 'file.py:function', looked for {where}")
+    if where.suffix == PICKLED:
+        return _pickled(where, what), where
     return getattr(import_file(where, what), attribute, None), where
+
+
+def _pickled(where: Path, what: str) -> Any:
+    """Return the function that a notebook or a script passed, which `library/functions.py` has kept in a file."""
+    import pickle
+
+    try:
+        return pickle.loads(where.read_bytes())
+    except Exception as exc:
+        raise ConfigError(f"{what} file {where} does not load: {type(exc).__name__}: {exc}") from exc
 
 
 def import_file(where: Path, what: str) -> ModuleType:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     import torch
 
-Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error", "environment_error"]
+Status = Literal["graded", "no_answer", "timeout", "abstained", "verifier_error", "sandbox_error", "environment_error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 FinishReason = Literal["stop", "length"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -59,6 +59,7 @@ class Prompt:
     """A system message for chat templates."""
     environment: str | None = None
     """Key of the environment that answers the policy's turns; None: one response is the whole episode."""
+    row: Mapping[str, Any] | None = None  # all columns, for a verifier that may ask for them; None for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +254,12 @@ class EndedResponse:
 
     index: int
     """Its index among all responses of the call."""
-
     prompt: Prompt
     text: str
     finish_reason: FinishReason
     messages: tuple[Message, ...] = ()
     """The conversation of an episode; empty for a single response."""
+    response_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,10 +273,12 @@ class Attempt:
     reference: Any
     """The value that the response is compared to."""
     prompt: str = ""
-    truncated: bool = False
-    """The response was cut at its length limit."""
+    truncated: bool = False  # the response was cut at its length limit
     messages: tuple[Message, ...] = ()
     """The conversation of an episode, whose last message is `response`; empty for a single response."""
+    row: Mapping[str, Any] | None = None
+    response_ids: Sequence[int] = ()
+    """The prompt's row and the response's tokens, for a verifier that may ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +286,9 @@ class Verdict(FastPickled):
     """The output of a verifier. `score` is in [0, 1] and has meaning only where status is "graded".
 
     graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
-    timeout: the answer ran past its own budget (its fault). verifier_error, sandbox_error, environment_error: the
-    grader, the sandbox or the environment failed, which tells nothing about the answer and is never a reward.
+    timeout: the answer ran past its own budget (its fault). abstained: a reward function has no reward for this
+    response. verifier_error, sandbox_error, environment_error: the grader, the sandbox or the environment failed, which
+    tells nothing about the answer and is never a reward.
 
     Example: Verdict("graded", 1.0, "equal", extracted="42")
     """
@@ -295,6 +299,9 @@ class Verdict(FastPickled):
     """A short code with detail, e.g. "equal", "wrong_number: 41 is not 42", "unclosed_box"."""
     extracted: str | None = None
     seconds: float = 0.0
+    reward: float | None = None  # any finite number, where it is another than the score
+    right: bool | None = None  # where a threshold of the reward decides; None: the score does
+    parts: tuple[tuple[str, float], ...] = ()  # further numbers by name, which are shown and train nothing
 
     @property
     def is_infrastructure(self) -> bool:
@@ -302,9 +309,14 @@ class Verdict(FastPickled):
         return self.status in INFRASTRUCTURE
 
     @property
+    def is_left_out(self) -> bool:
+        """True if the grader failed or abstained, which tells nothing of the answer: its response has no reward."""
+        return self.is_infrastructure or self.status == "abstained"
+
+    @property
     def is_correct(self) -> bool:
         """True if the answer was graded, and is wholly right."""
-        return self.status == "graded" and self.score >= 1.0
+        return self.status == "graded" and (self.score >= 1.0 if self.right is None else self.right)
 
 
 @dataclass(frozen=True, slots=True)

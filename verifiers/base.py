@@ -12,17 +12,18 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError, UnknownName, raise_if_operator, raised_at
 from verizero.pipeline.types import STATUSES, Attempt, Verdict
 from verizero.verifiers import _wall
+from verizero.verifiers._reward_functions import PLAIN, RewardFunction, verdict_of
 from verizero.verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
@@ -82,6 +83,8 @@ class Verifier(Generic[P]):
         self.file, self.line = code.co_filename, code.co_firstlineno
         self.loaded_by: tuple[str | None, str | None] | None = None
         """(name, absolute path) by which another process can load it; None: it is ours, or made in this process."""
+        self.columns: frozenset[str] = frozenset()
+        """Columns of the data without which it cannot grade."""
 
     def bind(
         self, params: Mapping[str, Any] | None = None, base: Path | None = None, time_s: float = TIME_S
@@ -124,6 +127,16 @@ class BoundVerifier(Generic[P]):
     def name(self) -> str:
         """Name of the verifier."""
         return self.verifier.name
+
+    def require_columns(self, row: Mapping[str, Any] | None) -> None:
+        """Raise ConfigError if the row has not all columns that the verifier asks for."""
+        for part in self.params.combined_verifiers():
+            part.require_columns(row)
+        if missing := sorted(self.verifier.columns - (row or {}).keys()):
+            raise ConfigError(
+                f"reward function {self.name!r} asks for {missing[0]!r}, and the data has no such column; columns: "
+                f"{', '.join(map(str, row or ())) or 'none'}; besides columns it may ask for {', '.join(PLAIN)}"
+            )
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
         """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero.
@@ -232,6 +245,52 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
     return make if function is None else make(function)
 
 
+class RewardParams(VerifierParams):
+    """Parameters of a plain reward function."""
+
+    success: float | None = Field(
+        None, allow_inf_nan=False, description="a response with at least this reward counts as right; null: reward 1"
+    )
+
+
+def of_function(function: Callable[..., Any], name: str = "") -> Verifier[RewardParams]:
+    """Return a verifier that grades by a reward function, in any form of docs/rewards.md.
+
+    Raises: ConfigError for what is no function, or has arguments that cannot be given by name.
+    """
+    if not callable(function):
+        raise ConfigError(f"{name or function!r} is {type(function).__name__}, and a reward is a function")
+    rewards = RewardFunction.of(function, name)
+
+    def grade(attempts: Sequence[Attempt], params: RewardParams) -> list[Verdict]:
+        return [_one_verdict(value, params.success) for value in rewards.values(attempts)]
+
+    def grade_one(attempt: Attempt, params: RewardParams) -> Verdict:
+        return verdict_of(rewards.values([attempt])[0], params.success)
+
+    for made in (grade, grade_one):
+        wraps(_with_code(function))(made)
+    batch = grade if rewards.is_batch else None
+    made_verifier = Verifier(rewards.name, RewardParams, None if batch else grade_one, batch)
+    made_verifier.columns = rewards.columns
+    return made_verifier
+
+
+def _with_code(function: Any) -> Any:
+    """Return a function that has a file and a line: that of a partial, or the method of an object that is called."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if hasattr(inspect.unwrap(function), "__code__") else type(function).__call__
+
+
+def _one_verdict(value: Any, success: float | None) -> Verdict:
+    """Return the verdict of one value of a batch; a value that is no reward costs no other response."""
+    try:
+        return verdict_of(value, success)
+    except (TypeError, ValueError, OverflowError) as exc:
+        return Verdict("verifier_error", reason=str(exc))
+
+
 def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> Verifier[Any]:
     """Return the verifier called `name` (a file here or an entry point) or the verifier at `path`, "file.py:function".
 
@@ -249,9 +308,11 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
         return _from_outside(plugin, name, None)
     assert path is not None
     plugin, where = registry.at_path(path, base, "verifier")
+    attribute = path.partition(":")[2]
+    if plugin is None:
+        raise ConfigError(f"verifier path {path!r}: {where} has no {attribute!r}")
     if not isinstance(plugin, Verifier):
-        attribute = path.partition(":")[2]
-        raise ConfigError(f"verifier path {path!r}: {attribute!r} in {where} is not decorated with @verifier")
+        plugin = of_function(plugin, attribute)
     return _from_outside(plugin, None, f"{where.absolute()}:{path.partition(':')[2]}")
 
 

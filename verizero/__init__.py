@@ -1,1 +1,42 @@
-"""The package that is installed: its parts are links to the folders next to it in the repository."""
+"""Train reasoning models with rewards that can be verified.
+
+    import verizero as vz
+
+    run = vz.train("HuggingFaceTB/SmolLM2-135M-Instruct", "qa.jsonl", reward=is_right)
+
+docs/python.md has all of it. The parts of the package are links to the folders next to it in the repository.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verizero.pipeline.errors import VerizeroError
+    from verizero.pipeline.library.train import train
+    from verizero.pipeline.library.trained import TrainedRun
+    from verizero.pipeline.types import Attempt, Verdict
+    from verizero.verifiers.base import verifier
+
+__all__ = ["Attempt", "TrainedRun", "Verdict", "VerizeroError", "train", "verifier"]
+_HOMES = {
+    "Attempt": "verizero.pipeline.types",
+    "TrainedRun": "verizero.pipeline.library.trained",
+    "Verdict": "verizero.pipeline.types",
+    "VerizeroError": "verizero.pipeline.errors",
+    "train": "verizero.pipeline.library.train",
+    "verifier": "verizero.verifiers.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: the command line needs none of them to start."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'verizero' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

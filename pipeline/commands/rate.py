@@ -125,7 +125,7 @@ def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[
 
 def rated_row(group: Group, samples: int) -> dict[str, Any]:
     """Return the row with the pass rate of its graded responses; null where graders failed for all."""
-    graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
+    graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_left_out]
     pass_rate = sum(graded) / len(graded) if graded else None
     return {**row_of(group.prompt), "pass_rate": pass_rate, "attempts": len(graded), "samples": samples}
 

@@ -6,20 +6,35 @@ import argparse
 import json
 import os
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.commands.arguments import add_recipe
+from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe, run_folder
 from verizero.pipeline.models.gguf_file import check_model_is_there
 from verizero.pipeline.report.progress import for_terminal
+from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser("train", help="run a recipe: data, SFT, RL rounds, evaluation, report")
-    add_recipe(command)
+    command.add_argument(
+        "recipe", help="a YAML file, or the name of a recipe in configs/; or a model, if DATA is given"
+    )
+    command.add_argument(
+        "data", nargs="?", help="a file or a hub id, on which the model is trained: no recipe is needed"
+    )
+    add_overrides(command)
+    command.add_argument(
+        "--reward", action="append", help="with DATA: file.py:function, or the name of a verifier; repeatable"
+    )
+    command.add_argument("--success", type=float, help="with DATA: the reward from which on a response counts as right")
+    command.add_argument("--evaluation", help="with DATA: held-out data; default: a tenth of the questions")
+    command.add_argument("--steps", type=int, help="with DATA: optimiser steps")
+    command.add_argument("--name", help="with DATA: the run's name, default: of model and data")
     command.add_argument("--stages", help="only these stages of the recipe, e.g. sft,rl")
     command.add_argument(
         "--resume", choices=("auto", "never", "must"), default="auto", help="continue a run of this name; default: auto"
@@ -30,7 +45,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Train, then print the result. In a group of ranks the process that started the group prints it."""
-    path = find_recipe(arguments.recipe)
+    path = find_recipe(arguments.recipe) if arguments.data is None else recipe_for(arguments)
     stages = [name.strip() for name in (arguments.stages or "").split(",") if name]
     config = load_recipe(path, arguments.set, stages)
     if config.model.path is not None:
@@ -62,6 +77,27 @@ def run(arguments: argparse.Namespace) -> None:
         summary = train(config, path.resolve().parent, folder, arguments.resume, progress, orchestrator)
     if config.launch.kind == "none" and is_first_rank:
         print_result(folder, summary)
+
+
+def recipe_for(arguments: argparse.Namespace) -> Path:
+    """Write a recipe for a model and data, say what was guessed, and make the arguments name it. Return its path."""
+    from verizero.pipeline.library.recipe import STEPS, Wish, write_recipe
+
+    rewards = arguments.reward or []
+    path, lines = write_recipe(
+        Wish(
+            model=arguments.recipe,
+            data=arguments.data,
+            reward=rewards[0] if len(rewards) == 1 else rewards or None,
+            evaluation=arguments.evaluation,
+            name=arguments.name,
+            steps=STEPS if arguments.steps is None else arguments.steps,
+            success=arguments.success,
+        )
+    )
+    show("\n".join(lines))
+    arguments.recipe, arguments.data = str(path), None  # the ranks of a group are started with the recipe
+    return path
 
 
 def command_line_of(arguments: argparse.Namespace) -> list[str]:

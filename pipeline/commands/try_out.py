@@ -158,7 +158,7 @@ def graded_as(member: ScoredRollout) -> str:
 def summary(groups: Sequence[Group], limit: int) -> str:
     """Return counts of all answers, with what to look at where they show no signal to learn from."""
     members = [m for g in groups for m in g.members]
-    graded = [m for m in members if not m.verdict.is_infrastructure]
+    graded = [m for m in members if not m.verdict.is_left_out]
     right = sum(m.verdict.is_correct for m in graded)
     unread = sum(m.verdict.status == "no_answer" for m in graded)
     cut = sum(m.rollout.was_cut for m in members)

@@ -11,14 +11,22 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.registry import PICKLED
 
 if TYPE_CHECKING:
     from verizero.verifiers.base import BoundVerifier
 
 ENVIRONMENT = "environment"
 """`Prompt.verifier` of prompts whose environment gives the verdict."""
+REWARDS = "rewards"
+"""The verifier that sums reward functions."""
 STAGE = "stage:"
 """Prefix of a model's name: "stage:NAME" is the reward model that the recipe's stage NAME trains."""
+
+
+def is_path(key: str) -> bool:
+    """True for "file.py:function", or the file of a function that was passed as an object."""
+    return ".py:" in key or f"{PICKLED}:" in key
 
 
 class PluginChoice(Section):
@@ -59,7 +67,7 @@ class PluginChoice(Section):
             params = json.loads(brace + arguments) if brace else {}
         except ValueError as exc:
             raise DataError(f"{key!r:.120} has parameters that are no JSON: {exc}") from exc
-        fields = {"path" if ".py:" in name else "name": name, "params": params}
+        fields = {"path" if is_path(name) else "name": name, "params": params}
         return cls.model_validate(fields, context={"base": folder})
 
 

@@ -36,7 +36,7 @@ from verizero.pipeline.near import did_you_mean
 MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
 """Shipped column mappings, one YAML file each."""
 
-FILE_TYPES = (".jsonl", ".ndjson", ".json", ".parquet")
+FILE_TYPES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 
 
 class Column(Section):
@@ -145,13 +145,19 @@ class Source(Section):
     """A source of prompts: exactly one of `generator`, `file` and `hub`."""
 
     generator: GeneratorSource | None = None
-    file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
+    file: str | None = Field(None, description="path of .jsonl, .json, .csv or .parquet, from the recipe's folder")
     hub: HubSource | None = None
     mapping: ColumnMapping = Field(ColumnMapping(), description="name of a shipped mapping, or columns")
+    name: str | None = Field(
+        None, min_length=1, description="of the source in counts and in ids of rows without one; null: its path"
+    )
     domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
     verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
     environment: EnvironmentChoice | None = Field(
         None, description="answers the policy's turns, for all rows, instead of a column"
+    )
+    part: Literal["train", "evaluation"] | None = Field(
+        None, description="of one file for both: a tenth of the questions, by a hash of each, is for evaluation"
     )
     shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
     limit: int | None = Field(None, ge=1)
@@ -182,7 +188,9 @@ class Source(Section):
 
     @property
     def label(self) -> str:
-        """The source's name in messages and counts."""
+        """The source's name in counts and ids."""
+        if self.name is not None:
+            return self.name
         if self.generator is not None:
             return f"{self.generator.name}:{self.generator.split}"
         return label_of(self.file, self.hub)

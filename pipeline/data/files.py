@@ -1,7 +1,8 @@
-"""Read rows of files (JSON lines, JSON, Parquet), and of data sets of the hub or of a local folder in its format."""
+"""Read rows of files (JSON lines, JSON, CSV, Parquet), and of data sets of the hub or of a folder in its format."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def read_file(path: Path, label: str | None = None) -> Iterator[PlacedRow]:
         raise DataError(f"{label}: must end in {', '.join(FILE_TYPES)}, got {path.name!r}")
     if ending == ".parquet":
         return _parquet(path, label)
+    if ending == ".csv":
+        return _csv(path, label)
     return _json(path, label) if ending == ".json" else _json_lines(path, label)
 
 
@@ -101,6 +104,18 @@ def _json(path: Path, label: str) -> Iterator[PlacedRow]:
     for number, row in enumerate(rows, 1):
         place = f"{label} row {number}"
         yield place, number, _checked(row, place, escaped)
+
+
+def _csv(path: Path, label: str) -> Iterator[PlacedRow]:
+    """The rows of a file with a line of names; every value is a text."""
+    with boundary(DataError, f"{label}: not a CSV file in UTF-8 that can be read"):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, strict=True), 1):
+                place = f"{label} row {number}"
+                if None in row or None in row.values():
+                    yield place, number, DataError(f"{place}: has another number of values than the line of names")
+                else:
+                    yield place, number, row
 
 
 def _parquet(path: Path, label: str) -> Iterator[PlacedRow]:

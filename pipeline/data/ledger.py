@@ -33,7 +33,7 @@ class PassRateLedger:
 
     def record_group(self, group: Group) -> None:
         """Add the group's graded responses."""
-        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
+        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_left_out]
         self.record(group.prompt.id, len(graded), sum(graded))
 
     def counts(self, prompt_id: str) -> tuple[int, int]:

@@ -99,8 +99,8 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
     to_grade = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
     verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in to_grade])
     # A failed grader has no opinion, so it never makes a pair wrong.
-    wrong = {i for i, v in zip(to_grade, verdicts, strict=True) if not v.is_correct and not v.is_infrastructure}
-    failed = sum(v.is_infrastructure for v in verdicts)
+    wrong = {i for i, v in zip(to_grade, verdicts, strict=True) if not v.is_correct and not v.is_left_out}
+    failed = sum(v.is_left_out for v in verdicts)
     counts = SourceCounts("chosen sides graded", num_read=len(to_grade), num_loaded=len(to_grade), what="kept")
     to_turn = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
     # Only a rejected side that is right can take the place of the chosen one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verizero.pipeline import registry
-from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, is_path
 from verizero.pipeline.config.data import Column, RatedConfig, Source
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
 from verizero.pipeline.data.demonstrated_episodes import demonstration_of
@@ -259,6 +260,8 @@ def _usable_prompts(
 
     rows = _rows(source, seed, base_dir)
     for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+        if source.part is not None and source.part != part_of(prompt.question):
+            continue
         if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
@@ -301,15 +304,32 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(row_system) if row_system is not None else system,
         environment=_environment(row, source, str(verifier)),
+        row=dict(row) if takes_columns(str(verifier)) else None,
     )
+
+
+HELD_OUT = 10
+"""One of so many questions is for evaluation, where one file is for both."""
+
+
+def part_of(question: str) -> Literal["train", "evaluation"]:
+    """Return the part that a question belongs to, in every run and whatever other rows there are."""
+    digest = hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()
+    return "evaluation" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
+
+
+def takes_columns(verifier: str) -> bool:
+    """True for the key of a verifier that may ask for columns of the row: one of a file, or a sum of several."""
+    name = verifier.partition("{")[0]
+    return name == REWARDS or is_path(name)
 
 
 def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str | None:
     """Return the key of the row's environment. Raises: DataError if the verifier needs one, and none is named."""
-    source_prompts = pick_optional(row, source.mapping.environment)
+    row_environment = pick_optional(row, source.mapping.environment)
     if source.environment is not None:
         return source.environment.key
-    if source_prompts is None:
+    if row_environment is None:
         if verifier == ENVIRONMENT:
             raise DataError(
                 f"the verifier is {ENVIRONMENT!r} and no environment is named; set the source's "
@@ -317,17 +337,17 @@ def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str |
             )
         return None
     try:
-        if ".py:" not in (name := str(source_prompts).partition("{")[0]):
+        if not is_path(name := str(row_environment).partition("{")[0]):
             registry.find("environments", name)
     except UnknownName as exc:
         raise DataError(str(exc)) from exc
-    return str(source_prompts)
+    return str(row_environment)
 
 
 def _is_verifier(key: str, known: frozenset[str]) -> bool:
     """True for a known name or a function of a file, with parameters or without, as `verizero rate` writes them."""
     name = key.partition("{")[0]
-    return name in known or ".py:" in name
+    return name in known or is_path(name)
 
 
 def _unknown_verifier(name: str) -> str:

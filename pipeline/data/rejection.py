@@ -63,7 +63,7 @@ def _pairs(text: str) -> set[tuple[str, str]]:
 
 def _reason_to_drop(m: ScoredRollout, rules: KeepConfig) -> str | None:
     """Return why this answer by itself is dropped; None if it is not."""
-    if m.verdict.is_infrastructure:
+    if m.verdict.is_left_out:
         return "ungraded"
     if m.verdict.status != "graded" or m.verdict.score < rules.min_score:
         return "wrong"

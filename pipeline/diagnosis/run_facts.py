@@ -127,7 +127,10 @@ class RunFacts:
         return not training or sum(prompt_form(s.row.prompt) in held_out_forms for s in training) >= len(training) / 2
 
     def before_and_after(self) -> dict[str, tuple[EvaluationLine, EvaluationLine]]:
-        """Return domain -> (the evaluation before the stage, the last one), for domains that have both."""
+        """Return domain -> (the evaluation before the stage, the last one), for domains with a pass@1 in both."""
+        return self._with_measure("pass@1")
+
+    def _with_measure(self, name: str) -> dict[str, tuple[EvaluationLine, EvaluationLine]]:
         if not self.steps or len(self.evaluations) < 2:
             return {}
         first = self.steps[0][0]
@@ -135,7 +138,8 @@ class RunFacts:
         last = self.evaluations[-1]
         if not before or last.line < first:
             return {}
-        return {d: (before[-1], last) for d in last.row.domains if d in before[-1].row.domains}
+        first_row, last_row = before[-1].row.domains, last.row.domains
+        return {d: (before[-1], last) for d in last_row if name in last_row[d] and name in first_row.get(d, {})}
 
     def share_right(self, domain: str | None = None, at_end: bool = False) -> float | None:
         """Return the share of right training responses in the first or last steps, to compare with a pass@1.
@@ -169,9 +173,15 @@ class RunFacts:
 
     @property
     def has_learned(self) -> bool:
-        """True if pass@1 of every domain has risen in the stage, and its intervals do not overlap."""
-        pairs = self.before_and_after().items()
-        return bool(pairs) and all(a.measure(d)["low"] > b.measure(d)["high"] for d, (b, a) in pairs)
+        """True if pass@1 of every domain has risen in the stage, and its intervals do not overlap.
+
+        Where nothing tells which response is right, the mean reward.
+        """
+        name = "pass@1" if (pairs := self._with_measure("pass@1")) else "reward"
+        pairs = pairs or self._with_measure(name)
+        return bool(pairs) and all(
+            a.measure(d, name)["low"] > b.measure(d, name)["high"] for d, (b, a) in pairs.items()
+        )
 
     def training_is_ahead(self, gap: float) -> bool:
         """True if training prompts are solved more often than held-out ones, by more than `gap`, in some domain."""

@@ -18,7 +18,7 @@ from verizero.pipeline.run.sampling import temperature
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.score import GradingTally, tells_right
 from verizero.pipeline.scoring.second_opinion import Opinions, disagree
 from verizero.pipeline.scoring.select import classify_group
 from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
@@ -140,6 +140,10 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     components = [m.components for _, m in members if m.components]
     for k, column in enumerate(zip(*components, strict=True)):
         row[f"reward/component/{k}"] = sum(column) / len(column)
+    parts: dict[str, list[float]] = {}
+    for name, value in (part for _, m in members for part in m.verdict.parts):
+        parts.setdefault(name, []).append(value)
+    row |= {f"reward/part/{name}": sum(column) / len(column) for name, column in sorted(parts.items())}
     row["length/mean"] = sum(m.rollout.num_sampled for _, m in members) / len(members)
     row["truncated"] = sum(m.rollout.was_cut for _, m in members) / len(members)
     row |= kept_metrics([t.kept for _, m in members for t in m.rollout.turns if t.kept is not None])
@@ -147,6 +151,8 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     total = sum(t.total for t in batch.tallies)
     for status in STATUSES:
         if status == "environment_error" and all(m.rollout.episode is None for _, m in members):
+            continue
+        if status == "abstained" and not any(t.statuses.get(status) for t in batch.tallies):
             continue
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
     row["verdict/responses"] = float(total)
@@ -162,8 +168,8 @@ def accuracy_metrics(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetric
 
     `members`: (domain, response). The mean reward differs from it if credit is partial or a reward has components.
     """
-    graded = [(domain, m.verdict.is_correct) for domain, m in members if not m.verdict.is_infrastructure]
-    if not graded:
+    graded = [(domain, m.verdict.is_correct) for domain, m in members if not m.verdict.is_left_out]
+    if not graded or not all(tells_right(m.verdict) for _, m in members):
         return {}
     row: StepMetrics = {"correct/sampled": sum(right for _, right in graded) / len(graded)}
     for domain in sorted({d for d, _ in graded}):
@@ -225,7 +231,12 @@ def report_failures(
 def require_verdicts(context: str, groups: Sequence[Group]) -> None:
     """Raise GradersFailed if graders failed on every response of the groups. `context` begins the message."""
     verdicts = [m.verdict for g in groups for m in g.members]
-    if verdicts and all(v.is_infrastructure for v in verdicts):
+    if verdicts and all(v.status == "abstained" for v in verdicts):
+        raise GradersFailed(
+            f"{context}: the reward function returned None for all {len(verdicts)} responses, so there is nothing to "
+            "learn from; return a number for some of them"
+        )
+    if verdicts and all(v.is_left_out for v in verdicts):
         raise GradersFailed(
             f"{context}: graders failed on all {len(verdicts)} responses, first with {first_failure(groups)}. "
             f"{HOW_TO_FIX_GRADERS}"

@@ -35,6 +35,10 @@ class PromptSamples:
     truncated: tuple[bool, ...]
     greedy_correct: bool | None = None
     scores: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
+    """Rewards of a reward function, one a sample; empty: rewards are scores."""
+    tells_right: bool = True
+    """False if rewards say nothing of right and wrong: then only their mean is measured."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.correct), len(self.answers), len(self.lengths), len(self.truncated)}
@@ -129,10 +133,12 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     samples have no answer to vote for, as texts have none that meet demands in different words.
     """
     out: dict[str, dict[str, float]] = {
-        name: {} for name in ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
+        name: {} for name in ("pass@1", "score", "pass@k", "maj@k", "greedy", "reward", "length", "truncated")
     }
     for own in samples:
         n = len(own.correct)
+        if own.rewards:
+            out["reward"][own.prompt_id] = sum(own.rewards) / n
         if n:
             out["pass@1"][own.prompt_id] = sum(own.correct) / n
             out["score"][own.prompt_id] = sum(own.scores or own.correct) / n
@@ -147,6 +153,9 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     right = [answer for own in samples for ok, answer in zip(own.correct, own.answers, strict=True) if ok]
     if right and all(answer is None for answer in right):
         out["maj@k"].clear()
+    if not all(own.tells_right for own in samples):
+        for name in ("pass@1", "score", "pass@k", "maj@k", "greedy"):
+            out[name].clear()
     return out
 
 
@@ -157,7 +166,8 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int) -> dict[str, Any]
     where credit is partial), pass@k, maj@k, greedy, length (tokens), truncated (share). A measure that no prompt gives
     is absent. The counts are "num_prompts", "by_prompt" ([prompt id, pass@1] of each prompt, what a paired difference
     of two evaluations is made of), "score_by_prompt" where it is not the same, and, where some prompts have too few
-    samples for pass@k, "num_short": how many were left out of it.
+    samples for pass@k, "num_short": how many were left out of it. "reward" (any numbers) is there for a reward function
+    whose rewards are no scores; where nothing tells which of them is right, pass@1 and what rests on it are absent.
 
     Raises: DataError for k < 1, no prompts, or a prompt id that occurs twice.
     """
@@ -173,8 +183,8 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int) -> dict[str, Any]
     for name, values in by_name.items():
         if values:
             each = list(values.values())
-            # All but the length are shares.
-            estimate = mean_interval(each, (0.0, math.inf)) if name == "length" else rate_interval(each)
+            bounds = {"length": (0.0, math.inf), "reward": (-math.inf, math.inf)}.get(name)  # all others are shares
+            estimate = rate_interval(each) if bounds is None else mean_interval(each, bounds)
             summary[name] = estimate.as_dict()
     summary["num_prompts"] = len(samples)
     summary["by_prompt"] = [[prompt_id, value] for prompt_id, value in by_name["pass@1"].items()]

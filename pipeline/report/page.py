@@ -28,6 +28,7 @@ MEASURE_LABELS = {
     "pass@k": "pass@{k}",
     "maj@k": "maj@{k}",
     "greedy": "greedy",
+    "reward": "mean reward",
     "length": "length, tokens",
     "truncated": "truncated",
 }
@@ -94,9 +95,23 @@ def embed(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _after(row: Mapping[str, Any], name: str) -> str:
+    return f" → {row['after'][name]:.3f}" if name in row.get("after", {}) else ""
+
+
+def _labels(summary: Mapping[str, Any]) -> str:
+    return " → ".join(str(summary[side]) for side in ("before_label", "after_label") if summary[side])
+
+
 def result_line(summary: Mapping[str, Any]) -> str:
     """Return the result of the run in one line."""
     both = {d: row for d, row in summary["domains"].items() if "pass@1" in row["before"]}
+    rewarded = {d: row for d, row in summary["domains"].items() if "reward" in row["before"] and d not in both}
+    if rewarded:
+        rates = ", ".join(
+            f"{row['before']['reward']:.3f}{_after(row, 'reward')} on {domain}" for domain, row in rewarded.items()
+        )
+        return f"Held-out mean reward {rates} ({_labels(summary)})"
     if not both:
         return "No held-out evaluation yet"
     if not summary["after"]:

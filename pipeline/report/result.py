@@ -9,7 +9,7 @@ from typing import Any
 from verizero.pipeline.report.summary import gives_part
 from verizero.pipeline.shown import in_markdown
 
-MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy")
+MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "reward")
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -75,6 +75,11 @@ def _measures(summary: Mapping[str, Any]) -> list[str]:
     is_partial = any(gives_part(before, after) for _, before, after in _rows(summary))
     left_out = {"score"} if not is_partial else set()
     left_out |= {"pass@k", "maj@k"} if summary.get("k") == 1 else set()
+    present = {name for _, *sides in _rows(summary) for side in sides for name in side}
+    if "reward" not in present:
+        left_out.add("reward")
+    elif "pass@1" not in present:
+        return ["reward"]
     return [m for m in MEASURES if m not in left_out]
 
 

@@ -17,7 +17,7 @@ from verizero.pipeline.report.files import RunFiles, read_run
 from verizero.pipeline.report.intervals import paired_difference
 from verizero.pipeline.report.row_types import EvaluationRow, Numbers, StepRow, section_of
 
-MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
+MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "reward", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
 """The last is what tasks take beyond the phases that they show; where there are none, no line has it."""
 GRADERS = ("graders", "evaluate/graders")
@@ -124,6 +124,8 @@ def gives_part(*sides: Mapping[str, Any]) -> bool:
 def sharpening_line(summary: dict[str, Any]) -> str:
     """Return one line about the rise of pass@1 and its parts, sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
+    if any("reward" in d["before"] and "pass@1" not in d["before"] for d in summary["domains"].values()):
+        return "no pass@1: nothing says from which reward on a response is right (the verifier's params: success)"
     if gain is None:
         return "no gain to divide: RL has no evaluation both before and after it"
     k, domains = summary["k"], summary["domains"]

@@ -109,7 +109,7 @@ def _episode_reader(
         episode, prompt = rollout.episode, prompts[index // samples]
         if episode is not None and episode.outcome is None and prompt.verifier != ENVIRONMENT:
             finish: FinishReason = "length" if rollout.was_cut else "stop"
-            reader([EndedResponse(index, prompt, rollout.answer, finish, episode.messages)])
+            reader([EndedResponse(index, prompt, rollout.answer, finish, episode.messages, rollout.response_ids)])
 
     return read
 
@@ -146,7 +146,11 @@ def _respond(
             reader(
                 [
                     EndedResponse(
-                        e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason
+                        e.request * samples + e.sample,
+                        prompts[e.request],
+                        text_of(e.token_ids),
+                        e.finish_reason,
+                        response_ids=e.token_ids,
                     )
                     for e in ended
                 ]

@@ -15,12 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.choices import VerifierChoice
+from verizero.pipeline.config.choices import REWARDS, VerifierChoice
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
+from verizero.pipeline.registry import PICKLED
 from verizero.pipeline.run.aside import STAGES_FILE
 from verizero.pipeline.run.data import RunData
 
@@ -167,10 +168,14 @@ def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
     files: list[tuple[str, str]] = []
     for what, choices in (("verifier", chosen), ("environment", environments)):
         files += [(what, c.path.rpartition(":")[0]) for c in choices if c.path is not None]
+        summed = [where for c in choices if c.name == REWARDS for where in c.params["functions"].values()]
+        files += [(what, where.rpartition(":")[0]) for where in summed if ":" in where]
     for choice in environments:  # the program of an agent
         files += [("agent", str(word)) for word in choice.params.get("command", ())]
     # The loader reports missing files. A word of a command may be too long for a name, where `Path` would raise.
     there = [(what, name) for what, name in sorted(set(files)) if os.path.isfile(base_dir / name)]
+    # A function of a notebook by its source: its file names the process that it was passed in, too.
+    there = [(what, str(Path(name).with_suffix(".py")) if name.endswith(PICKLED) else name) for what, name in there]
     return {f"{what} {name}": _hash((base_dir / name).read_bytes()) for what, name in there}
 
 
@@ -209,14 +214,14 @@ def hash_rows(rows: Sequence[Any]) -> str:
 
 
 def _fields(value: Any) -> Any:
-    """Return a row's fields, without an environment where there is none: older runs have no such field."""
+    """Return a row's fields, without those of later versions where they are None."""
     if not isinstance(value, dict):
         kind: Any = type(value)
         names = _names(kind)
         if names is None:
             return value
         value = {name: getattr(value, name) for name in names}
-    return {name: _fields(v) for name, v in value.items() if name != "environment" or v is not None}
+    return {name: _fields(v) for name, v in value.items() if name not in ("environment", "row") or v is not None}
 
 
 @cache

@@ -14,15 +14,22 @@ Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
 """(keys of verifiers, attempts) -> one verdict per attempt, in order."""
 
 
-def attempt_of(prompt: Prompt, text: str, finish_reason: FinishReason, messages: tuple[Message, ...] = ()) -> Attempt:
+def attempt_of(
+    prompt: Prompt,
+    text: str,
+    finish_reason: FinishReason,
+    messages: tuple[Message, ...] = (),
+    response_ids: Sequence[int] = (),
+) -> Attempt:
     """Return a response to `prompt` as verifiers see it; with `messages`, it is the last one of an episode."""
-    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length", messages)
+    ids = () if prompt.row is None else tuple(response_ids)  # only what takes columns can ask for tokens
+    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length", messages, prompt.row, ids)
 
 
 def attempt_in(prompt: Prompt, rollout: Rollout) -> Attempt:
     """Return a rollout as verifiers see it."""
     messages = () if rollout.episode is None else rollout.episode.messages
-    return attempt_of(prompt, rollout.answer, "length" if rollout.was_cut else "stop", messages)
+    return attempt_of(prompt, rollout.answer, "length" if rollout.was_cut else "stop", messages, rollout.response_ids)
 
 
 class EarlyGrading:
@@ -68,7 +75,7 @@ class EarlyGrading:
         if not ended:
             return
         start = time.perf_counter()
-        attempts = [attempt_of(e.prompt, e.text, e.finish_reason, e.messages) for e in ended]
+        attempts = [attempt_of(e.prompt, e.text, e.finish_reason, e.messages, e.response_ids) for e in ended]
         keys = [e.prompt.verifier for e in ended]
         indices = [e.index for e in ended]
         columns = [keys, *([name] * len(attempts) for name in self._components)]

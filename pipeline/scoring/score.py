@@ -6,6 +6,7 @@ it leaves its group and is counted, and too many of them are reported.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from verizero.pipeline.scoring.grader_process import GraderProcess
 from verizero.pipeline.scoring.purity import is_pure, may_leave
 from verizero.pipeline.scoring.verdict_cache import VerdictCache
 from verizero.pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.verifiers.base import BoundVerifier
 
 COMPONENT = "component "
 """Prefix of the keys of components; no verifier's name has a space."""
@@ -135,7 +137,7 @@ class Scorer:
         A response that was cut at its length limit gets `truncated` for any verdict, unless that is None. An episode
         gets the reward that the recipe names for its ending, if it names one.
         """
-        if verdict.is_infrastructure:
+        if verdict.is_left_out:
             return None
         ending = None if rollout.episode is None else rollout.episode.ending
         if ending is not None and (of_ending := self.config.endings.get(ending)) is not None:
@@ -145,7 +147,9 @@ class Scorer:
             return self.config.truncated
         if verdict.status == "no_answer":
             return self.config.no_answer
-        return self.config.timeout if verdict.status == "timeout" else verdict.score
+        if verdict.status == "timeout":
+            return self.config.timeout
+        return verdict.score if verdict.reward is None else verdict.reward
 
     def with_grader(self, grader: Grader) -> Scorer:
         """Return a scorer of the same table and components, with `grader` for every prompt's own verifier."""
@@ -254,6 +258,11 @@ def outcome_of(prompt: Prompt, rollout: Rollout) -> Verdict | None:
     return Verdict("no_answer", reason=f"ended: {episode.ending}")
 
 
+def tells_right(verdict: Verdict) -> bool:
+    """True unless the reward is outside [0, 1] and no threshold says from where on a response is right."""
+    return verdict.reward is None or verdict.right is not None
+
+
 def _checked(verdict: Verdict) -> Verdict:
     """Return the verdict, or a grader's failure if it is invalid: NaN as a reward would end the run at the update."""
     if verdict.status not in STATUSES:
@@ -261,6 +270,8 @@ def _checked(verdict: Verdict) -> Verdict:
     # Written so that NaN, for which every comparison is false, is caught.
     elif verdict.status == "graded" and not 0.0 <= verdict.score <= 1.0:
         reason = f"score {verdict.score!r} is outside [0, 1]"
+    elif verdict.reward is not None and not math.isfinite(verdict.reward):
+        reason = f"reward {verdict.reward!r} is not finite"
     else:
         return verdict
     return Verdict("verifier_error", reason=reason, seconds=verdict.seconds)
@@ -273,16 +284,18 @@ def bind_verifiers(
 
     Raises: DataError naming the first row whose verifier does not exist or has wrong parameters.
     """
-    bound: dict[str, Grader] = {}
+    bound: dict[str, BoundVerifier[Any]] = {}
     for prompt in prompts:
-        if prompt.verifier in bound or prompt.verifier == ENVIRONMENT:
+        if prompt.verifier == ENVIRONMENT:
             continue
         try:
-            choice = chosen.get(prompt.verifier) or VerifierChoice.of_key(prompt.verifier, base)
-            bound[prompt.verifier] = choice.bind(base)
+            if prompt.verifier not in bound:
+                choice = chosen.get(prompt.verifier) or VerifierChoice.of_key(prompt.verifier, base)
+                bound[prompt.verifier] = choice.bind(base)
+            bound[prompt.verifier].require_columns(prompt.row)
         except (ConfigError, DataError) as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
-    return bound
+    return dict(bound)
 
 
 def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Grader]:

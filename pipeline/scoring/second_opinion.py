@@ -54,7 +54,7 @@ class SecondOpinions:
         return [
             i
             for i, m in enumerate(group.members)
-            if not m.verdict.is_infrastructure
+            if not m.verdict.is_left_out
             and derive(self.seed, "second opinion", step, prompt.id, m.rollout.sample) < below
         ]
 
@@ -79,6 +79,6 @@ def merged(by_rank: Sequence[Sequence[Opinions]]) -> list[Opinions]:
 
 def disagree(first: Verdict, second: Verdict) -> bool:
     """True if exactly one of two verdicts earns the full reward. False if a grader failed."""
-    if first.is_infrastructure or second.is_infrastructure:
+    if first.is_left_out or second.is_left_out:
         return False
     return first.is_correct != second.is_correct

@@ -19,7 +19,7 @@ from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, Workers
-from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.score import GradingTally, tells_right
 from verizero.pipeline.scoring.select import form_groups
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Group, Prompt
@@ -76,7 +76,7 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
         f"{d} {name}": row[name]["value"]
         for d, row in domains.items()
         # The score where it says more: where credit is partial.
-        for name in ("pass@1", *(["score"] if "score_by_prompt" in row else []))
+        for name in ("pass@1", *(["score"] if "score_by_prompt" in row else []), "reward")
         if name in row
     }
     recorder.progress.advance(1, pass_rates)
@@ -127,8 +127,9 @@ def evaluation_prompts(config: RunConfig, prompts: list[Prompt]) -> list[Prompt]
 
 def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
     """Return the answers that estimates are made of. Those whose grader failed say nothing of the policy."""
-    graded = [m for m in group.members if not m.verdict.is_infrastructure]
+    graded = [m for m in group.members if not m.verdict.is_left_out]
     greedy_verdict = greedy.members[0].verdict
+    rewards = tuple(m.verdict.score if m.verdict.reward is None else m.verdict.reward for m in graded)
     return PromptSamples(
         prompt_id=group.prompt.id,
         correct=tuple(m.verdict.is_correct for m in graded),
@@ -136,5 +137,7 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
         lengths=tuple(m.rollout.num_sampled for m in graded),
         truncated=tuple(m.rollout.was_cut for m in graded),
         scores=tuple(m.verdict.score if m.verdict.status == "graded" else 0.0 for m in graded),
-        greedy_correct=None if greedy_verdict.is_infrastructure else greedy_verdict.is_correct,
+        greedy_correct=None if greedy_verdict.is_left_out else greedy_verdict.is_correct,
+        rewards=rewards if any(m.verdict.reward is not None for m in graded) else (),
+        tells_right=all(tells_right(v) for v in (*(m.verdict for m in graded), greedy_verdict)),
     )

@@ -61,7 +61,7 @@ class Sampled:
     @property
     def graded(self) -> list[ScoredRollout]:
         """Responses on which the verifier did not fail."""
-        return [s for s in self.scored if not s.verdict.is_infrastructure]
+        return [s for s in self.scored if not s.verdict.is_left_out]
 
 
 def look(recipe: LocalParts) -> Checked:

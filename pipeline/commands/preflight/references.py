@@ -10,7 +10,7 @@ from typing import Any
 from verizero.pipeline.commands.preflight.checked import Checked, evidence_at, not_tried, spread
 from verizero.pipeline.commands.preflight.graders import failing, grader_of, is_cheap, name_of
 from verizero.pipeline.commands.preflight.local_parts import LocalParts
-from verizero.pipeline.config.choices import ENVIRONMENT
+from verizero.pipeline.config.choices import ENVIRONMENT, is_path
 from verizero.pipeline.data.hints import answer_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 from verizero.pipeline.errors import ConfigError, DataError, IsolationError
@@ -152,7 +152,7 @@ def _untried(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> str | N
     name, choice = name_of(recipe, key), recipe.config.verifiers.get(key)
     if name in READ_AS_ANSWERS | QUERIES:
         return None
-    if (choice is None and ".py:" not in name) or (choice is not None and choice.path is None):
+    if (choice is None and not is_path(name)) or (choice is not None and choice.path is None):
         return "a reference of it holds no response"
     return None if is_cheap(recipe, key, prompts) else "it needs a model or a service"
 

@@ -1,0 +1,1 @@
+"""Verizero from Python: a recipe made of a model, data and a reward, and what a user gets back."""

@@ -1,0 +1,156 @@
+"""The meaning of columns, guessed from the rows of the layouts that data sets are published in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verizero.pipeline.errors import DataError
+
+Kind = Literal["prompts", "demonstrations", "pairs"]
+QUESTIONS = ("problem", "question", "question_content", "prompt", "instruction", "query", "input")
+ANSWERS = ("answer", "final_answer", "ground_truth", "target", "label", "output", "answers", "solution", "expected")
+DEMONSTRATIONS = ("completion", "response", "chosen", "output", "solution")
+CONTEXTS = {"instruction": ("input",), "question": ("starter_code",), "question_content": ("starter_code",)}
+"""Columns that belong to the question, by the question's column."""
+PLAIN_NUMBER = re.compile(r"\s*[-+]?\$?[\d,]*\.?\d+(?:/\d+)?\s*%?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The meaning of the columns of some rows."""
+
+    kind: Kind
+    mapping: dict[str, Any] | str
+    """The fields of a column mapping, or the name of a shipped one; empty for pairs, whose columns have their names."""
+    verifier: str | None
+    """A verifier that fits the answers; None: none is sure."""
+    line: str
+    """One line for a person."""
+
+
+def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
+    """Return the meaning of the columns of these rows, of which a few are enough.
+
+    Raises: DataError naming the columns if there is no question, or nothing to compare or to imitate.
+    """
+    if not rows:
+        raise DataError(f"{label} has no rows")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if {"chosen", "rejected"} <= set(columns):
+        return Guess("pairs", {}, None, f"{label}: pairs of 'chosen' and 'rejected'")
+    chat = _conversation(rows, columns)
+    question = next((name for name in QUESTIONS if _is_question(rows, name)), None)
+    if question is None and chat is not None:
+        return _imitated(label, chat, columns)
+    if question is None:
+        raise DataError(
+            f"{label}: no column looks like a question; columns: {', '.join(columns)}. Call one of them "
+            f"{', '.join(QUESTIONS[:4])} or messages, or write a recipe with a mapping (docs/data.md)"
+        )
+    answer, verifier = _answer(rows, columns, question)
+    context = [name for name in CONTEXTS.get(question, ()) if _has_text(rows, name)]
+    mapping: dict[str, Any] = {"question": question, "id": None}
+    mapping |= {"context": context} if context else {}
+    if answer is None:
+        imitated = next((n for n in DEMONSTRATIONS if n in columns and n != question and _has_text(rows, n)), None)
+        mapping["answer"] = question
+        if imitated is None:
+            return Guess("prompts", mapping, None, f"{label}: question is {question!r}; there is no answer")
+        mapping["demonstration"] = imitated
+        return Guess("demonstrations", mapping, None, f"{label}: question is {question!r}, response {imitated!r}")
+    mapping["answer"] = answer
+    name = answer if isinstance(answer, str) else answer["column"]
+    how = "" if isinstance(answer, str) else f" ({_how(answer)})"
+    return Guess("prompts", mapping, verifier, f"{label}: question is {question!r}, answer {name!r}{how}")
+
+
+def _how(answer: Mapping[str, Any]) -> str:
+    if answer.get("boxed"):
+        return r"in \boxed{}"
+    return f"after {answer['after']!r}" if "after" in answer else "tests, as JSON"
+
+
+def _imitated(label: str, chat: tuple[str, str], columns: Sequence[str]) -> Guess:
+    question, response = chat
+    mapping = {"question": question, "answer": question, "demonstration": response, "id": None}
+    column = question.partition(".")[0]
+    return Guess("demonstrations", mapping, None, f"{label}: conversations in {column!r}, the first answer of each")
+
+
+def _is_question(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [row.get(name) for row in rows]
+    if all(isinstance(v, str) and v.strip() for v in values):
+        return True
+    return all(
+        isinstance(v, list) and v and [m.get("role") for m in v][-1:] == ["user"] for v in values if _chat(v)
+    ) and (all(map(_chat, values)))
+
+
+def _chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+
+
+def _has_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(isinstance(row.get(name), str) and row[name].strip() for row in rows)
+
+
+def _conversation(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[str, str] | None:
+    """Return the paths of the first question and the first answer of conversations; None if there are none."""
+    for column, speaker, text, asks in (
+        ("conversations", "from", "value", "human"), ("messages", "role", "content", "user"),
+        ("conversations", "role", "content", "user"),
+    ):  # fmt: skip
+        if column not in columns:
+            continue
+        turns = [row.get(column) for row in rows]
+        if not all(isinstance(t, list) and all(isinstance(m, Mapping) and speaker in m for m in t) for t in turns):
+            continue
+        for first in (0, 1):  # a system message may come before
+            if all(isinstance(t, list) and len(t) > first + 1 and t[first][speaker] in (asks, "user") for t in turns):
+                return f"{column}.{first}.{text}", f"{column}.{first + 1}.{text}"
+    return None
+
+
+def _answer(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], question: str) -> tuple[Any, str | None]:
+    """Return the column of the answer, with what is cut out of it, and the verifier for it; (None, None): no answer."""
+    if "input_output" in columns:
+        return {"column": "input_output", "parse": "tests"}, "code"
+    for name in ("private_test_cases", "public_test_cases"):
+        if name in columns and all(_is_json(row.get(name)) for row in rows):
+            return {"column": name, "parse": "json"}, "code"
+    if all(isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"] for row in rows):
+        values = [row["reward_model"]["ground_truth"] for row in rows]
+        return "reward_model.ground_truth", _verifier(values)
+    for name in ANSWERS:
+        values = [row.get(name) for row in rows]
+        if name == question or any(v is None or v == "" for v in values):
+            continue
+        texts = [v for v in values if isinstance(v, str)]
+        if len(texts) == len(values) and all("####" in t for t in texts):
+            return {"column": name, "after": "####", "replace": [[",", ""]]}, "math"
+        if len(texts) == len(values) and all("\\boxed{" in t for t in texts):
+            return {"column": name, "boxed": True}, "math"
+        if name in DEMONSTRATIONS and len(texts) == len(values) and _verifier(values) is None:
+            continue  # a whole response, which nothing is compared to
+        return name, _verifier(values)
+    return None, None
+
+
+def _verifier(values: Sequence[Any]) -> str | None:
+    """Return the verifier of numbers and formulas; None for other texts, of which only the user knows what is right."""
+    texts = [str(v) for v in values if isinstance(v, str | int | float) and not isinstance(v, bool)]
+    if len(texts) < len(values) or not texts:
+        return None
+    formulas = sum(bool(PLAIN_NUMBER.fullmatch(t)) or (("\\" in t or "$" in t) and len(t) < 200) for t in texts)
+    return "math" if formulas >= 0.7 * len(texts) else None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return isinstance(value, list) or isinstance(json.loads(value), list)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,204 @@
+"""A recipe for a model, data and a reward, with defaults that fit the model and the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.rates import Learns, learning_rate
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.library.columns import Guess, guess
+from verizero.pipeline.library.functions import Rewards, verifier_of
+from verizero.pipeline.library.given import Data, first_rows, place_of
+from verizero.pipeline.models.gguf_file import is_gguf, located
+from verizero.pipeline.models.named import model_named
+
+FOLDER, FILE = "given", "recipe.yaml"
+"""Folder of a run with what a user gave, and the recipe that was made of it."""
+STEPS = 100
+PROMPTS, GROUP = 8, 8
+RESPONSE, LONG_RESPONSE = 256, 1024
+"""Most tokens of a response, on the CPU and on a GPU."""
+EVALUATED = 64
+"""Most held-out prompts that are evaluated."""
+HEAD = """# Written by verizero for {what}. It is a recipe like any other:
+#     verizero train {path}
+# docs/recipes.md has every field.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A model, data and a reward, as a user names them, and the settings that he changes."""
+
+    model: str
+    data: Data
+    reward: Rewards | None = None
+    evaluation: Data | None = None
+    name: str | None = None
+    algorithm: str = "grpo"
+    steps: int = STEPS
+    weights: Sequence[float] | Mapping[str, float] | None = None
+    success: float | None = None
+    output: str = "runs"
+    fields: Mapping[str, Any] | None = None
+    """Values of fields by dotted name, {"rl.group_size": 4}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts of the model and the machine, on which defaults depend."""
+
+    num_parameters: int
+    context: int
+    has_chat: bool
+    is_gpu: bool
+    has_vllm: bool
+
+
+def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
+    """Write `<output>/<name>/given/recipe.yaml` and what was passed in memory; return its path, and lines for a person.
+
+    Raises: ConfigError, DataError naming the argument and the remedy.
+    """
+    if isinstance(wish.steps, bool) or not isinstance(wish.steps, int) or wish.steps < 1:
+        raise ConfigError(f"steps must be a whole number of at least 1, got {wish.steps!r}")
+    name = wish.name or name_of(wish.model, wish.data)
+    folder = Path(wish.output) / name / FOLDER
+    place = place_of(wish.data, folder, "train")
+    label = place.get("file") or place["hub"]["id"]
+    meaning = guess(first_rows(place, folder), Path(str(label)).name)
+    tree = tree_of(wish, name, place, meaning, folder, facts_of(wish.model))
+    config = parse(tree, [f"{k}={yaml.safe_dump(v, default_flow_style=True)}" for k, v in (wish.fields or {}).items()],
+                   source=f"{name}/{FILE}", base=folder)  # fmt: skip
+    path = folder / FILE
+    text = yaml.safe_dump(
+        config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True, width=120
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, (HEAD.format(what=f"{wish.model} and {Path(str(label)).name}", path=path) + text).encode())
+    return path, [meaning.line, *_lines(config)]
+
+
+def _lines(config: RunConfig) -> list[str]:
+    """Return what a person should know of the defaults that were chosen."""
+    (stage,) = config.stages
+    rate = config.section_of(stage).optimizer.learning_rate  # type: ignore[attr-defined]
+    lines = [f"{stage.kind}: learning rate {rate:g}, {config.model.dtype}, engine {config.rollout.engine}"]
+    if any(s.part for s in config.data.evaluation):
+        lines.append("evaluation: a tenth of the questions is held out, by a hash of each")
+    return lines
+
+
+def name_of(model: str, data: Data) -> str:
+    """Return a name for the run of this model on this data."""
+    stem = Path(str(data)).stem if isinstance(data, str | Path) else "data"
+    return re.sub(r"[^a-z0-9.]+", "-", f"{Path(model.rstrip('/')).name}-{stem}".lower()).strip("-.")
+
+
+def facts_of(model: str) -> Facts:
+    """Return what is known of the model and this machine. Raises: ConfigError for a model that is not there."""
+    import torch
+    import transformers
+
+    from verizero.pipeline.models.unloaded import on_meta
+
+    is_gpu = torch.cuda.is_available()
+    has_vllm = is_gpu and importlib.util.find_spec("vllm") is not None
+    if is_gguf(model):
+        file = located(model)
+        where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    else:
+        where = {"pretrained_model_name_or_path": model_named(model)}
+    with boundary(ConfigError, f"model {model!r} does not load (give a folder saved by save_pretrained, or a hub id)"):
+        config = transformers.AutoConfig.from_pretrained(**where)
+        policy = on_meta(transformers.AutoModelForCausalLM, config, torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    context = int(getattr(config, "max_position_embeddings", None) or 2048)
+    return Facts(policy.num_parameters(), context, bool(tokenizer.chat_template), is_gpu, has_vllm)
+
+
+def tree_of(
+    wish: Wish, name: str, place: Mapping[str, Any], meaning: Guess, folder: Path, facts: Facts
+) -> dict[str, Any]:
+    """Return the recipe. Raises: ConfigError where the data needs a reward and there is none."""
+    if meaning.kind == "pairs":
+        raise ConfigError(f"{meaning.line}; pairs train by a preference loss: docs/stages.md has the recipe")
+    is_rewarded = wish.reward is not None or meaning.kind == "prompts"
+    source: dict[str, Any] = {**place, "mapping": meaning.mapping}
+    if is_rewarded:
+        reward = wish.reward if wish.reward is not None else meaning.verifier
+        if reward is None:
+            raise ConfigError(
+                f"{meaning.line}; say what is right: reward=f with def f(completion, answer) -> float, or the name of "
+                "a verifier, e.g. reward='exact' or 'math' (docs/rewards.md)"
+            )
+        source["verifier"] = verifier_of(reward, folder, wish.weights, wish.success)
+    else:
+        source["verifier"] = {"name": "exact"}  # nothing is graded
+    train, evaluation = _parts(wish, source, folder)
+    tree: dict[str, Any] = {
+        "name": name,
+        "seed": 0,
+        "stages": ["rl" if is_rewarded else "sft"],
+        "output": wish.output,
+        "model": {"path": str(Path(wish.model).absolute()) if Path(wish.model).exists() else wish.model},
+        "data": {
+            "train": [train],
+            "evaluation": [evaluation] if is_rewarded else [],
+            "template": {"name": "chat" if facts.has_chat else "plain"},
+            "on_long_prompt": "drop",
+            "overlap": {"on_overlap": "drop"},
+        },
+        "rollout": {
+            "max_response_tokens": max(1, min(LONG_RESPONSE if facts.is_gpu else RESPONSE, facts.context // 2))
+        },
+        "evaluation": {"k": 4, "limit": EVALUATED},
+    }
+    learns: Learns = "rewards" if is_rewarded else "texts"
+    rate = learning_rate(learns, facts.num_parameters)
+    if is_rewarded:
+        rounds = max(1, min(4, wish.steps // 10))
+        tree["scoring"] = {"truncated": None}
+        tree["rl"] = {
+            **_objective(wish.algorithm),
+            "rounds": rounds,
+            "steps_per_round": math.ceil(wish.steps / rounds),
+            "prompts_per_step": PROMPTS,
+            "group_size": GROUP,
+            "optimizer": {"learning_rate": rate},
+        }
+    else:
+        tree["sft"] = {"steps": wish.steps, "optimizer": {"learning_rate": rate, "schedule": "cosine"}}
+    if facts.is_gpu:
+        tree["model"]["dtype"] = "bfloat16"
+        tree["rollout"] |= {"engine": "vllm"} if facts.has_vllm else {}
+    return tree
+
+
+def _objective(algorithm: str) -> dict[str, Any]:
+    """Return the algorithm; GRPO without a reference, as it is run today."""
+    if algorithm == "grpo":
+        return {"algorithm": {"name": "grpo", "kl_coef": 0.0}, "reference": {"schedule": "none"}}
+    return {"algorithm": {"path" if ".py" in algorithm else "name": algorithm}}
+
+
+def _parts(wish: Wish, source: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sources of training and evaluation: of one file, a tenth of the questions is for evaluation."""
+    if wish.evaluation is None:
+        return {**source, "name": "data", "part": "train"}, {**source, "name": "data", "part": "evaluation"}
+    place = place_of(wish.evaluation, folder, "evaluation", "test")
+    label = Path(str(place.get("file") or place["hub"]["id"])).name
+    meaning = guess(first_rows(place, folder), label)
+    rest = {k: v for k, v in source.items() if k not in ("file", "hub", "mapping")}
+    return {**source, "name": "data"}, {**place, "mapping": meaning.mapping, **rest, "name": "evaluation"}

@@ -1,0 +1,107 @@
+"""`verizero.train`: a run out of a model, data and a reward, or out of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import Resume, find_recipe, run_folder
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.files import write_atomic
+from verizero.pipeline.library.functions import Rewards
+from verizero.pipeline.library.given import Data
+from verizero.pipeline.library.recipe import FILE, FOLDER, STEPS, Wish, write_recipe
+from verizero.pipeline.library.trained import TrainedRun
+from verizero.pipeline.report.progress import Progress, Silent, for_terminal
+
+
+def train(
+    model: str | Path | Mapping[str, Any],
+    data: Data | None = None,
+    *,
+    reward: Rewards | None = None,
+    evaluation: Data | None = None,
+    name: str | None = None,
+    algorithm: str = "grpo",
+    steps: int = STEPS,
+    weights: Sequence[float] | Mapping[str, float] | None = None,
+    success: float | None = None,
+    output: str = "runs",
+    resume: Resume = "auto",
+    quiet: bool = False,
+    **fields: Any,
+) -> TrainedRun:
+    """Train and return the run. Called again with the same arguments, it continues a run that was stopped.
+
+    model: a folder, a hub id or a GGUF file, to be trained on `data`; or, without data, a recipe: a file, the name of a
+        shipped one, or a dict.
+    data: a file (JSON lines, JSON, CSV, Parquet), a folder of `save_to_disk`, a hub id, a list of dicts, a `Dataset` or
+        a `DataFrame`. Its columns are guessed, and the guess is shown.
+    reward: a function in any form of docs/rewards.md, "file.py:function", the name of a verifier, or a list or dict of
+        those; None: the verifier that fits the answers, where one is sure, and SFT for data without answers.
+    evaluation: held-out data; None: a tenth of the questions of `data`.
+    steps: optimiser steps. weights: of several rewards. success: the reward from which on a response counts as right.
+    fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
+
+    Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.
+    """
+    if data is None:
+        _refuse({"reward": reward, "evaluation": evaluation, "weights": weights, "success": success})
+        path = _recipe(model, output, name)
+        lines: list[str] = []
+        overrides = [f"name={name}"] if name is not None else []
+    else:
+        if isinstance(model, Mapping):
+            raise ConfigError(
+                "model is a dict, which is a recipe, and a recipe has its own data; drop data=, or name a model"
+            )
+        wish = Wish(str(model), data, reward, evaluation, name, algorithm, steps, weights, success, output, fields)
+        path, lines = write_recipe(wish)
+        overrides, fields = [], {}
+    overrides += [f"{field}={yaml.safe_dump(value, default_flow_style=True)}" for field, value in fields.items()]
+    progress: Progress = Silent() if quiet else for_terminal(beats=True)
+    with closing(progress):
+        for line in lines:
+            progress.say(line)
+        return run_recipe(path, overrides, resume, progress)
+
+
+def run_recipe(path: Path, overrides: Sequence[str], resume: Resume, progress: Progress) -> TrainedRun:
+    """Run the recipe at `path` in this process, without an orchestrator; return the run."""
+    from verizero.pipeline.whole_run import train as train_all
+
+    config = load_recipe(path, overrides)
+    if config.launch.kind != "none":
+        raise ConfigError(
+            f"launch.kind={config.launch.kind}: a group of ranks is started by the command `verizero train {path}`, "
+            "not from Python; drop it"
+        )
+    folder = run_folder(config)
+    train_all(config, path.resolve().parent, folder, resume, progress)
+    return TrainedRun(folder)
+
+
+def _refuse(arguments: Mapping[str, Any]) -> None:
+    set_ones = [name for name, value in arguments.items() if value is not None]
+    if set_ones:
+        raise ConfigError(
+            f"{set_ones[0]}= goes with data=, and without data the first argument is a recipe; put it there"
+        )
+
+
+def _recipe(model: str | Path | Mapping[str, Any], output: str, name: str | None) -> Path:
+    if not isinstance(model, Mapping):
+        return find_recipe(str(model))
+    name = name or str(model.get("name") or "")
+    if not name:
+        raise ConfigError("a recipe that is a dict needs a name: {'name': 'mine', ...}")
+    path = Path(output) / name / FOLDER / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({**model, "name": name, "output": output}, sort_keys=False, allow_unicode=True)
+    write_atomic(path, text.encode())
+    return path

@@ -1,0 +1,134 @@
+"""A run by its folder: results, samples, the page, the model. All of it is read from the run's files."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.files import read_rollouts, read_run, require_run
+from verizero.pipeline.report.result import result_lines
+from verizero.pipeline.report.row_types import to_json
+
+MOST_TOKENS, TEMPERATURE = 512, 0.7
+"""Settings of the sampling of `chat`."""
+
+
+class TrainedRun:
+    """A run by its folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Open the run in `folder`. Raises: RunError if it holds none."""
+        self.folder = require_run(Path(folder))
+        self._loaded: tuple[Any, str | None] | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json. Raises: FileNotFoundError for a run that never ended."""
+        made: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return made
+
+    @property
+    def results(self) -> Results:
+        """The held-out measures before and after training, by domain, with their 95% intervals."""
+        return Results(self.summary)
+
+    @property
+    def model(self) -> Path:
+        """The folder of the trained model, as transformers loads it."""
+        return self.folder / "model"
+
+    @property
+    def metrics(self) -> Any:
+        """A row for each step: a `pandas.DataFrame` where pandas is installed, else a list of dicts."""
+        rows = [{"stage": r.stage, "round": r.round, "step": r.step, **r.metrics} for r in read_run(self.folder).steps]
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    @property
+    def report(self) -> Page:
+        """The page of the run; a notebook shows it."""
+        return Page(self.folder / "report.html")
+
+    def samples(self, wrong: bool | None = None, stage: str | None = None) -> list[dict[str, Any]]:
+        """Return sampled responses with reward, verdict and reason; `wrong`: only wrong ones; False: right ones."""
+        rows = [to_json(row) for row in read_rollouts(self.folder) if stage is None or row.stage == stage]
+        if wrong is None:
+            return rows
+        return [r for r in rows if r["status"] == "graded" and (r["score"] < 1.0) is wrong]
+
+    def diagnose(self) -> list[Any]:
+        """Return the causes for which the run does not learn, the most likely first; none: nothing is wrong."""
+        from verizero.pipeline.diagnosis.ranking import diagnose
+        from verizero.pipeline.diagnosis.run_facts import read
+
+        return diagnose(read(self.folder))
+
+    def chat(self, message: str, system: str | None = None) -> str:
+        """Return the trained model's answer to a message, sampled. Raises: ConfigError for one that is too long."""
+        from verizero.pipeline.environments.gateway.api import TurnRequest
+        from verizero.pipeline.service import Refused
+        from verizero.pipeline.types import Message
+
+        served, default = self._served()
+        system = default if system is None else system
+        messages = (*([Message("system", system)] if system else []), Message("user", message))
+        (answer,) = served.answer([TurnRequest("policy", messages)], [secrets.randbits(62)])
+        if isinstance(answer, Refused):
+            raise ConfigError(str(answer))
+        return str(answer.message.content)
+
+    def _served(self) -> tuple[Any, str | None]:
+        """Return the model, loaded once, and the system message that it was trained with."""
+        from verizero.pipeline.models.load import quiet
+        from verizero.pipeline.rollout.engine import Sampling
+        from verizero.pipeline.run.serving import load_served, recipe_of
+        from verizero.pipeline.train.device import existing_device
+
+        if self._loaded is None:
+            quiet()
+            recipe = recipe_of(str(self.folder))
+            served = load_served(
+                str(self.folder), None, Sampling(MOST_TOKENS, TEMPERATURE), existing_device("auto", "device")
+            )
+            self._loaded = served, None if recipe is None else recipe.data.template.system
+        return self._loaded
+
+    def __repr__(self) -> str:
+        lines = "\n".join(result_lines(self.summary)) if (self.folder / "summary.json").is_file() else "not ended"
+        return f"<run {self.folder}>\n{lines}"
+
+
+class Results(dict[str, dict[str, Any]]):
+    """Domain -> {"before", "after", "gain", ...}, as in summary.json; prints as a table."""
+
+    def __init__(self, summary: dict[str, Any]) -> None:
+        super().__init__(summary["domains"])
+        self._lines = result_lines(summary)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+
+class Page:
+    """A page of HTML that needs no network."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:720px;border:1px solid #ccc" title="report"></iframe>'

@@ -1,0 +1,128 @@
+"""Rows in the layouts of published data sets, with their real column names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def gsm8k(i: int) -> Row:
+    return {"question": f"What is {i} and 2?", "answer": f"It is <<{i}+2={i + 2}>>{i + 2}.\n#### {i + 2}"}
+
+
+def math(i: int) -> Row:
+    return {"problem": f"{i}+2?", "level": "Level 1", "type": "Algebra", "solution": f"So \\boxed{{{i + 2}}}."}
+
+
+def math_500(i: int) -> Row:
+    return {
+        "problem": f"{i}+2?",
+        "solution": f"So \\boxed{{{i + 2}}}.",
+        "answer": str(i + 2),
+        "unique_id": f"t/{i}.json",
+    }
+
+
+def dapo_math(i: int) -> Row:
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": f"Solve: {i}+2"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(i + 2), "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": f"id-{i}"},
+    }
+
+
+def open_r1(i: int) -> Row:
+    return {
+        "problem": f"{i}+2?",
+        "solution": f"Add. {i + 2}",
+        "answer": str(i + 2),
+        "problem_type": "Algebra",
+        "uuid": f"u{i}",
+        "messages": [{"role": "user", "content": f"{i}+2?"}, {"role": "assistant", "content": "..."}],
+    }
+
+
+def verl(i: int) -> Row:
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": "Answer."}, {"role": "user", "content": f"{i}+2?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(i + 2)},
+        "extra_info": {"split": "train", "index": i, "answer": f"#### {i + 2}", "question": f"{i}+2?"},
+    }
+
+
+def trl(i: int) -> Row:
+    return {"prompt": [{"role": "user", "content": f"{i}+2?"}], "solution": f"${i + 2}$"}
+
+
+def sharegpt(i: int) -> Row:
+    turns = [{"from": "human", "value": f"{i}+2?"}, {"from": "gpt", "value": f"{i + 2}"}]
+    return {"id": f"c{i}", "conversations": turns}
+
+
+def alpaca(i: int) -> Row:
+    return {"instruction": "Add the numbers.", "input": f"{i}, 2", "output": f"The sum of both is {i + 2}, of course."}
+
+
+def apps(i: int) -> Row:
+    tests = {"inputs": [f"{i}\n"], "outputs": [f"{i}\n"]}
+    return {
+        "problem_id": i,
+        "question": f"Print the number, task {i}.",
+        "solutions": json.dumps(["print(input())"]),
+        "input_output": json.dumps(tests),
+        "difficulty": "introductory",
+        "url": "",
+        "starter_code": "",
+    }
+
+
+def taco(i: int) -> Row:
+    return {k: v for k, v in apps(i).items() if k != "problem_id"} | {"tags": "['math']", "source": "codeforces"}
+
+
+def livecodebench(i: int) -> Row:
+    tests = json.dumps([{"input": f"{i}\n", "output": f"{i}\n", "testtype": "stdin"}])
+    return {
+        "question_title": "Echo",
+        "question_content": f"Print the number, task {i}.",
+        "platform": "atcoder",
+        "question_id": f"abc{i}",
+        "starter_code": "",
+        "difficulty": "easy",
+        "public_test_cases": tests,
+        "private_test_cases": "eJxrYJ",  # packed in the published files
+        "metadata": "{}",
+    }
+
+
+def tool_calls(i: int) -> Row:
+    tool = {"name": "add", "description": "Add.", "parameters": {"a": {"type": "int"}, "b": {"type": "int"}}}
+    call = [{"name": "add", "arguments": {"a": i, "b": 2}}]
+    return {"id": i, "query": f"Add {i} and 2.", "tools": json.dumps([tool]), "answers": json.dumps(call)}
+
+
+def hh(i: int) -> Row:
+    start = f"\n\nHuman: {i}+2?\n\nAssistant: "
+    return {"chosen": f"{start}{i + 2}", "rejected": f"{start}no"}
+
+
+PROMPTS = {
+    gsm8k: ("math", "question"),
+    math: ("math", "problem"),
+    math_500: ("math", "problem"),
+    dapo_math: ("math", "prompt"),
+    open_r1: ("math", "problem"),
+    verl: ("math", "prompt"),
+    trl: ("math", "prompt"),
+    apps: ("code", "question"),
+    taco: ("code", "question"),
+    livecodebench: ("code", "question_content"),
+    tool_calls: (None, "query"),
+}
+"""Layout -> the verifier that fits, and the column of the question."""

@@ -1,0 +1,89 @@
+"""Reward functions, each in the form of another library's documentation; and functions that go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+
+def found(text: str) -> str:
+    match = re.search(r"<answer>(.*?)</answer>", text)
+    return match.group(1) if match else ""
+
+
+def plain(completion, answer):  # type: ignore[no-untyped-def]
+    return float(found(completion) == answer)
+
+
+of_the_row = lambda completion, row: row["level"] * len(completion)  # noqa: E731
+
+
+def trl(prompts, completions, completion_ids, answer, **kwargs):  # type: ignore[no-untyped-def]
+    return [
+        -1.5 if found(c) != a else level + len(ids) / 100
+        for c, ids, a, level in zip(completions, completion_ids, answer, kwargs["level"], strict=True)
+    ]
+
+
+def unsloth(prompts, completions, answer, **kwargs):  # type: ignore[no-untyped-def]
+    assert prompts[0][-1]["content"] == "?"
+    responses = [completion[0]["content"] for completion in completions]
+    return [2.0 if found(r) == a else 0.0 for r, a in zip(responses, answer, strict=True)]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):  # type: ignore[no-untyped-def]
+    assert data_source == "openai/gsm8k"
+    return {"score": float(found(solution_str) == ground_truth) + extra_info["index"] / 1000, "found": 1.0}
+
+
+def reward_func(queries, prompts, labels):  # type: ignore[no-untyped-def]
+    import torch
+
+    responses = [q[len(p) :] for q, p in zip(queries, prompts, strict=True)]
+    reward = torch.tensor([float(found(r) == a) for r, a in zip(responses, labels, strict=True)])
+    lengths = torch.tensor([float(len(r)) for r in responses])
+    return {"rewards": reward, "scores": reward, "extra_logs": {"length": lengths}}
+
+
+async def exact(completion, answer, info, state):  # type: ignore[no-untyped-def]
+    await asyncio.sleep(0)
+    return float(found(completion[-1]["content"]) == answer) + info["level"]
+
+
+def signed(completion: str, answer: str) -> float:
+    return 2.0 if found(completion) == answer else -1.0
+
+
+def sometimes(completion: str, level: int) -> float | None:
+    return None if level == 0 else 1.0
+
+
+def not_a_number(completion: str) -> float:
+    return float("nan")
+
+
+def a_text(completion: str) -> str:
+    return "good"
+
+
+def raises(row: dict[str, Any]) -> Any:
+    return row["no such key"]
+
+
+def hangs(completion: str) -> float:
+    while True:
+        time.sleep(1)
+
+
+def of_a_column(completion: str, difficulty: str) -> float:
+    return 1.0
+
+
+def bad_at_times(completions: list[str], level: list[int], **kwargs: Any) -> list[float]:
+    return [float("inf") if n == 0 else 1.0 for n in level]
+
+
+def too_few(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1.0] * (len(completions) - 1)

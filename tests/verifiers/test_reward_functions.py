@@ -1,0 +1,171 @@
+"""Reward functions in the forms of their own libraries: graded as a direct call grades, and failures that say why."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.verifiers import rewards_of_others as theirs
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.scoring.score import tells_right
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.base import BoundVerifier, load
+
+FILE = Path(theirs.__file__)
+
+
+def attempts(count: int = 200) -> list[Attempt]:
+    rng, made = random.Random(3), []
+    for i in range(count):
+        answer = str(rng.randint(0, 9))
+        response = f"<answer>{rng.randint(0, 9)}</answer>" + "." * rng.randint(0, 3)
+        row = {
+            "prompt": f"{i}?", "answer": answer, "level": i % 3, "data_source": "openai/gsm8k",
+            "extra_info": {"index": i}, "info": {"level": i % 3},
+        }  # fmt: skip
+        made.append(Attempt(response, answer, f"{i}?", row=row, response_ids=tuple(range(len(response)))))
+    return made
+
+
+def bound(function: str, **params: Any) -> BoundVerifier[Any]:
+    return load(path=f"{FILE}:{function}").bind(params)
+
+
+def rewards(verdicts: list[Verdict]) -> list[float]:
+    assert {v.status for v in verdicts} == {"graded"}, verdicts[0]
+    return [v.score if v.reward is None else v.reward for v in verdicts]
+
+
+def column(some: list[Attempt], name: str) -> list[Any]:
+    return [a.row[name] for a in some if a.row is not None]
+
+
+def test_a_plain_function_and_a_lambda() -> None:
+    some = attempts()
+    assert rewards(bound("plain").score(some)) == [theirs.plain(a.response, a.reference) for a in some]
+    assert rewards(bound("of_the_row").score(some)) == [theirs.of_the_row(a.response, a.row) for a in some]
+
+
+def test_trl() -> None:
+    some = attempts()
+    direct = theirs.trl(
+        [a.prompt for a in some], [a.response for a in some], [list(a.response_ids) for a in some],
+        answer=column(some, "answer"), level=column(some, "level"),
+    )  # fmt: skip
+    assert rewards(bound("trl").score(some)) == direct
+
+
+def test_trl_with_chats() -> None:
+    chats = [
+        Attempt(a.response, a.reference, a.prompt, row={**(a.row or {}), "prompt": [{"role": "user", "content": "?"}]})
+        for a in attempts()
+    ]
+    direct = theirs.unsloth(
+        [[{"role": "user", "content": "?"}]] * 200, [[{"role": "assistant", "content": a.response}] for a in chats],
+        column(chats, "answer"),
+    )  # fmt: skip
+    assert rewards(bound("unsloth").score(chats)) == direct
+
+
+def test_verl() -> None:
+    some = attempts()
+    direct = [theirs.compute_score("openai/gsm8k", a.response, a.reference, a.row["extra_info"]) for a in some if a.row]
+    verdicts = bound("compute_score").score(some)
+    assert rewards(verdicts) == [d["score"] for d in direct]
+    assert [dict(v.parts) for v in verdicts] == [{"found": d["found"]} for d in direct]
+
+
+def test_openrlhf() -> None:
+    some = attempts()
+    queries, prompts = [a.prompt + a.response for a in some], [a.prompt for a in some]
+    direct = theirs.reward_func(queries, prompts, [a.reference for a in some])
+    verdicts = bound("reward_func").score(some)
+    assert rewards(verdicts) == direct["rewards"].tolist()
+    assert [dict(v.parts)["length"] for v in verdicts] == direct["extra_logs"]["length"].tolist()
+
+
+def test_verifiers() -> None:
+    some = attempts()
+
+    async def direct() -> list[float]:
+        return [
+            await theirs.exact([{"role": "assistant", "content": a.response}], a.reference, a.row["info"], {})
+            for a in some
+            if a.row
+        ]
+
+    assert rewards(bound("exact").score(some)) == asyncio.run(direct())
+
+
+def test_a_sum_of_several() -> None:
+    some = attempts()
+    functions = {"plain": f"{FILE}:plain", "signed": f"{FILE}:signed", "math": "math"}
+    verdicts = load("rewards").bind({"functions": functions, "weights": {"signed": 0.5}}).score(some)
+    for a, v in zip(some, verdicts, strict=True):
+        parts = dict(v.parts)
+        assert parts["plain"] == theirs.plain(a.response, a.reference)
+        assert parts["signed"] == theirs.signed(a.response, a.reference)
+        assert (v.score if v.reward is None else v.reward) == parts["plain"] + 0.5 * parts["signed"] + parts["math"]
+
+
+def test_one_that_abstains_adds_nothing_and_all_that_abstain_leave_no_reward() -> None:
+    some = attempts(9)
+    functions = {"plain": f"{FILE}:plain", "sometimes": f"{FILE}:sometimes"}
+    for a, v in zip(some, load("rewards").bind({"functions": functions}).score(some), strict=True):
+        assert ("sometimes" in dict(v.parts)) is (a.row is not None and a.row["level"] > 0)
+    verdicts = bound("sometimes").score(some)
+    assert [v.status for v in verdicts] == ["abstained" if i % 3 == 0 else "graded" for i in range(9)]
+    assert all(v.is_left_out and not v.is_infrastructure for v in verdicts[::3])
+
+
+def test_a_threshold_says_what_is_right() -> None:
+    some = attempts(30)
+    for a, v in zip(some, bound("signed", success=2.0).score(some), strict=True):
+        right = theirs.signed(a.response, a.reference) == 2.0
+        assert (v.is_correct, v.score, tells_right(v)) == (right, float(right), True)
+        assert v.reward == (2.0 if right else -1.0)
+    assert not any(tells_right(v) for v in bound("signed").score(some))
+
+
+def test_failures_say_what_was_returned_and_where() -> None:
+    some, line = attempts(2), f", at {FILE}:"
+    for function, why in {
+        "not_a_number": "ValueError: returned nan; a reward is a finite number, or None for no reward",
+        "a_text": "TypeError: returned 'good'; a reward is a finite number, or None for no reward",
+        "raises": "KeyError: 'no such key'",
+    }.items():
+        verdict = bound(function).score(some)[0]
+        assert (verdict.status, verdict.reason.partition(line)[0]) == ("verifier_error", why)
+        assert line in verdict.reason
+    hangs = load(path=f"{FILE}:hangs").bind({}, None, 0.5).score(some[:1])[0]
+    assert (hangs.status, hangs.reason.partition(line)[0]) == ("verifier_error", "no verdict within 0.5 s")
+    with pytest.raises(ConfigError) as refused:
+        bound("of_a_column").require_columns(some[0].row)
+    assert str(refused.value) == (
+        "reward function 'of_a_column' asks for 'difficulty', and the data has no such column; columns: prompt, "
+        "answer, level, data_source, extra_info, info; besides columns it may ask for completion, response, prompt, "
+        "question, "
+        "answer, reference, row, truncated"
+    )
+
+
+def test_a_bad_value_of_a_batch_costs_no_other_response() -> None:
+    verdicts = bound("bad_at_times").score(attempts(6))
+    assert [v.status for v in verdicts] == ["verifier_error", "graded", "graded"] * 2
+    short = bound("too_few").score(attempts(6))
+    assert {v.status for v in short} == {"verifier_error"}
+    assert "returned 0 values for 1 responses; return one for each" in short[0].reason
+
+
+def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def f(*texts): return 1\nx = 3\n")
+    with pytest.raises(ConfigError, match=r"argument '\*texts' has no name to be given by; write def f\(completion"):
+        load(path=f"{tmp_path}/r.py:f")
+    with pytest.raises(ConfigError, match="x is int, and a reward is a function"):
+        load(path=f"{tmp_path}/r.py:x")
+    with pytest.raises(ConfigError, match="has no 'g'"):
+        load(path=f"{tmp_path}/r.py:g")
