@@ -36,13 +36,13 @@ class Client:
 def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from verizero.pipeline.rollout.vllm_transfer import _Piece
+    from verizero.pipeline.rollout.vllm_transfer import _PieceSource
     from verizero.pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
 
     sent: list[Any] = []
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(world=info.world_size))
     monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **how: sent.extend(iterator))
-    client, piece = Client(), _Piece(SimpleNamespace(metadata_of=metadata_of))
+    client, piece = Client(), _PieceSource(SimpleNamespace(metadata_of=metadata_of))
     sender = open_nccl(client, piece, "10.0.0.1", 1234, 3, 64)
     (init,) = client.asked
     worker = NcclTransfer.init_info_cls(**init[1])
