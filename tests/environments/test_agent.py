@@ -22,7 +22,7 @@ from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments._scratch import new_folder, remove_folder
 from verizero.pipeline.environments.base import load
-from verizero.pipeline.environments.hosts import EnvironmentSpec, Where, open_host
+from verizero.pipeline.environments.hosts import EnvironmentSpec, Place, open_host
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play, task_seed_of
@@ -65,7 +65,7 @@ def played(
     engine: ScriptedEngine,
     samples: int = 1,
     max_turns: int = 6,
-    where: Where = "here",
+    where: Place = "here",
     **params: object,
 ) -> list[Rollout]:
     prompt = Prompt("p/1", "47*60+43=", "exact", "2863", environment="agent")

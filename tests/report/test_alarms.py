@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.report.runs import HOSTILE, make_run, read_rows
-from verizero.pipeline.report.alarms import MOST, alarms_section
+from verizero.pipeline.report.alarms import MAX_ALARMS, alarms_section
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.samples import choose_samples
@@ -58,12 +58,12 @@ def test_alarms_are_said_in_words_and_escaped(run_dir: Path, tmp_path: Path) -> 
 
 
 def test_of_many_alarms_the_last_are_listed(run_dir: Path, tmp_path: Path) -> None:
-    rows = [collapse(action="warn") | {"step": i} for i in range(MOST + 7)]
+    rows = [collapse(action="warn") | {"step": i} for i in range(MAX_ALARMS + 7)]
     write(tmp_path, "metrics.jsonl", read_rows(run_dir / "metrics.jsonl") + rows)
     section = alarms_section(read_run(tmp_path))
-    assert section.count("<li>") == MOST
-    assert f"The last {MOST} of {MOST + 7}." in section
-    assert f"rl step {MOST + 6}:" in section
+    assert section.count("<li>") == MAX_ALARMS
+    assert f"The last {MAX_ALARMS} of {MAX_ALARMS + 7}." in section
+    assert f"rl step {MAX_ALARMS + 6}:" in section
     assert "rl step 6:" not in section
 
 
