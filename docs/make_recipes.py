@@ -21,8 +21,9 @@ OPENING = """# Recipes
 A recipe is one YAML file that decides everything a run does: `verizero train my.yaml`. Two runs of equal recipes and
 seeds give the same bytes. Shipped ones are in `configs/`; each opens with what it shows and the hardware it needs.
 
-- `extends: demo.yaml` (or a list) lays this file over another, taken from this file's folder. Mappings join, all else
-  is replaced; a mapping with another `name` replaces the whole, so parameters of one algorithm never leak into another.
+- `extends: base.yaml` (or a list) lays this file over another of this file's folder, or over a shipped one by its name,
+  `extends: demo`. Mappings join, all else is replaced; a mapping with another `name` replaces the whole, so parameters
+  of one algorithm never leak into another.
 - `--set a.b=c` overrides one field, once or many times: `--set rl.steps_per_round=20`,
   `--set data.train.0.limit=100`, `--set 'rl.algorithm={name: dapo, clip_high: 0.3}'`. The value is YAML.
 - `null` means off or absent. An unknown key, a wrong value or sections that do not fit are refused before anything

@@ -16,6 +16,8 @@ from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
+RECIPES = Path(__file__).resolve().parents[2] / "configs"
+"""Folder of the recipes that come with the project."""
 Tree = dict[str, Any]
 
 
@@ -68,7 +70,7 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
 
 
 def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
-    """Return the YAML at `path`, merged over the recipes that it `extends`, whose paths start in its folder."""
+    """Return the YAML at `path`, merged over the recipes that it `extends`: paths from its folder, or shipped names."""
     path = path.resolve()
     if path in _chain:
         raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
@@ -88,8 +90,14 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
         raise ConfigError(f"{path}: extends must name a recipe or a list of them, got {parents!r}")
     merged: Tree = {}
     for parent in parents:
-        merged = merge(merged, read_tree(path.parent / parent, (*_chain, path)))
+        merged = merge(merged, read_tree(_parent(path.parent, parent), (*_chain, path)))
     return merge(merged, tree)
+
+
+def _parent(folder: Path, name: str) -> Path:
+    """Return the recipe that one in `folder` extends: a file there, or else a shipped recipe, "demo" or "demo.yaml"."""
+    shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
+    return shipped if not (folder / name).is_file() and shipped.is_file() else folder / name
 
 
 def dump(config: RunConfig) -> str:

@@ -10,14 +10,12 @@ from typing import Any, Literal
 
 import yaml
 
-from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.load import RECIPES, load_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
-RECIPES = Path(__file__).resolve().parents[2] / "configs"
-"""Folder of the recipes that come with the project."""
 OTHER_FOLDERS = ("data",)
 """Folders of RECIPES that have no recipes, but column mappings."""
 Resume = Literal["auto", "never", "must"]
