@@ -25,6 +25,14 @@ from verizero.pipeline.types import Attempt, Verdict
 Form = Literal["plain", "trl", "verl", "openrlhf", "verifiers"]
 QUESTION_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
 """Columns that hold the question, the first of them that a row has."""
+REFERENCES: dict[Form, frozenset[str]] = {
+    "plain": frozenset({"answer", "reference"}),
+    "verifiers": frozenset({"answer", "reference", "state"}),
+    "verl": frozenset({"ground_truth"}),
+    "openrlhf": frozenset({"labels"}),
+    "trl": frozenset(),
+}
+"""Arguments that get the answer of the prompt."""
 AT_ONCE = 32
 """Calls of an async function that wait at the same time."""
 TOTALS = ("score", "reward", "rewards")
@@ -136,6 +144,11 @@ class RewardFunction:
         columns = frozenset(n for n in names - known if parameters[n].default is inspect.Parameter.empty)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return cls(function, name, form, columns, takes_all, names)
+
+    @property
+    def reads_reference(self) -> bool:
+        """True if it asks for the answer of the prompt, and not for a column of that name."""
+        return bool(self.arguments & REFERENCES[self.form])
 
     @property
     def is_batch(self) -> bool:

@@ -85,6 +85,7 @@ class Verifier(Generic[P]):
         """(name, absolute path) by which another process can load it; None: it is ours, or made in this process."""
         self.columns: frozenset[str] = frozenset()
         """Columns of the data without which it cannot grade."""
+        self.reads_reference = True
 
     def bind(
         self, params: Mapping[str, Any] | None = None, base: Path | None = None, time_s: float = TIME_S
@@ -273,6 +274,7 @@ def of_function(function: Callable[..., Any], name: str = "") -> Verifier[Reward
     batch = grade if rewards.is_batch else None
     made_verifier = Verifier(rewards.name, RewardParams, None if batch else grade_one, batch)
     made_verifier.columns = rewards.columns
+    made_verifier.reads_reference = rewards.reads_reference
     return made_verifier
 
 

@@ -13,6 +13,7 @@ from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe, run_folder
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.gguf_file import check_model_is_there
 from verizero.pipeline.report.progress import for_terminal
 from verizero.pipeline.shown import show
@@ -45,7 +46,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Train, then print the result. In a group of ranks the process that started the group prints it."""
-    path = find_recipe(arguments.recipe) if arguments.data is None else recipe_for(arguments)
+    path = recipe_for(arguments)
     stages = [name.strip() for name in (arguments.stages or "").split(",") if name]
     config = load_recipe(path, arguments.set, stages)
     if config.model.path is not None:
@@ -80,7 +81,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def recipe_for(arguments: argparse.Namespace) -> Path:
-    """Write a recipe for a model and data, say what was guessed, and make the arguments name it. Return its path."""
+    """Return the recipe that is named. For a model and data write one, say what was guessed, and name it."""
+    if arguments.data is None:
+        alone = [n for n in ("reward", "success", "evaluation", "steps", "name") if getattr(arguments, n) is not None]
+        if alone:
+            raise ConfigError(f"--{alone[0]} goes with a model and data; a recipe has its own: use --set")
+        return find_recipe(arguments.recipe)
     from verizero.pipeline.library.recipe import STEPS, Wish, write_recipe
 
     rewards = arguments.reward or []

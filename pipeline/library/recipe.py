@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from verizero.pipeline.library.functions import Rewards, verifier_of
 from verizero.pipeline.library.given import Data, first_rows, place_of
 from verizero.pipeline.models.gguf_file import is_gguf, located
 from verizero.pipeline.models.named import model_named
+from verizero.verifiers.base import load
 
 FOLDER, FILE = "given", "recipe.yaml"
 """Folder of a run with what a user gave, and the recipe that was made of it."""
@@ -144,9 +144,12 @@ def tree_of(
                 "a verifier, e.g. reward='exact' or 'math' (docs/rewards.md)"
             )
         source["verifier"] = verifier_of(reward, folder, wish.weights, wish.success)
+        if isinstance(meaning.mapping, dict) and meaning.mapping["answer"] == meaning.mapping["question"]:
+            _refuse_answer(source["verifier"], folder, meaning)
+        train, evaluation = _parts(wish, source, folder)
     else:
-        source["verifier"] = {"name": "exact"}  # nothing is graded
-    train, evaluation = _parts(wish, source, folder)
+        # Nothing is graded and nothing held out.
+        train, evaluation = {**source, "name": "data", "verifier": {"name": "exact"}}, {}
     tree: dict[str, Any] = {
         "name": name,
         "seed": 0,
@@ -168,12 +171,13 @@ def tree_of(
     learns: Learns = "rewards" if is_rewarded else "texts"
     rate = learning_rate(learns, facts.num_parameters)
     if is_rewarded:
-        rounds = max(1, min(4, wish.steps // 10))
+        # Whole rounds, of ten steps at least where there are several.
+        rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
         tree["scoring"] = {"truncated": None}
         tree["rl"] = {
             **_objective(wish.algorithm),
             "rounds": rounds,
-            "steps_per_round": math.ceil(wish.steps / rounds),
+            "steps_per_round": wish.steps // rounds,
             "prompts_per_step": PROMPTS,
             "group_size": GROUP,
             "optimizer": {"learning_rate": rate},
@@ -184,6 +188,17 @@ def tree_of(
         tree["model"]["dtype"] = "bfloat16"
         tree["rollout"] |= {"engine": "vllm"} if facts.has_vllm else {}
     return tree
+
+
+def _refuse_answer(verifier: Mapping[str, Any], folder: Path, meaning: Guess) -> None:
+    """Raise ConfigError if a reward function asks for an answer, and the data has none."""
+    functions = verifier.get("params", {}).get("functions", {})
+    for path in [verifier["path"]] if "path" in verifier else [w for w in functions.values() if ":" in w]:
+        loaded = load(path=path, base=folder)
+        if loaded.reads_reference:
+            raise ConfigError(
+                f"{meaning.line}, and reward function {loaded.name!r} asks for one; ask for a column by its own name"
+            )
 
 
 def _objective(algorithm: str) -> dict[str, Any]:

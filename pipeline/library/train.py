@@ -27,11 +27,11 @@ def train(
     reward: Rewards | None = None,
     evaluation: Data | None = None,
     name: str | None = None,
-    algorithm: str = "grpo",
-    steps: int = STEPS,
+    algorithm: str | None = None,
+    steps: int | None = None,
     weights: Sequence[float] | Mapping[str, float] | None = None,
     success: float | None = None,
-    output: str = "runs",
+    output: str | None = None,
     resume: Resume = "auto",
     quiet: bool = False,
     **fields: Any,
@@ -43,16 +43,18 @@ def train(
     data: a file (JSON lines, JSON, CSV, Parquet), a folder of `save_to_disk`, a hub id, a list of dicts, a `Dataset` or
         a `DataFrame`. Its columns are guessed, and the guess is shown.
     reward: a function in any form of docs/rewards.md, "file.py:function", the name of a verifier, or a list or dict of
-        those; None: the verifier that fits the answers, where one is sure, and SFT for data without answers.
+        those; None: the verifier of numbers, formulas or tests, and SFT for data with responses to imitate.
     evaluation: held-out data; None: a tenth of the questions of `data`.
-    steps: optimiser steps. weights: of several rewards. success: the reward from which on a response counts as right.
+    algorithm: None: "grpo" without a KL term. steps: None: 100. weights: of several rewards. success: the reward from
+        which on a response counts as right. output: the folder of runs; None: "runs".
     fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
 
     Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.
     """
     if data is None:
-        _refuse({"reward": reward, "evaluation": evaluation, "weights": weights, "success": success})
-        path = _recipe(model, output, name)
+        own = {"reward": reward, "evaluation": evaluation, "weights": weights, "success": success}
+        _refuse({**own, "algorithm": algorithm, "steps": steps, "output": output})
+        path = _recipe(model, name)
         lines: list[str] = []
         overrides = [f"name={name}"] if name is not None else []
     else:
@@ -60,7 +62,11 @@ def train(
             raise ConfigError(
                 "model is a dict, which is a recipe, and a recipe has its own data; drop data=, or name a model"
             )
-        wish = Wish(str(model), data, reward, evaluation, name, algorithm, steps, weights, success, output, fields)
+        wish = Wish(
+            str(model), data, reward, evaluation, name,
+            "grpo" if algorithm is None else algorithm, STEPS if steps is None else steps,
+            weights, success, "runs" if output is None else output, fields,
+        )  # fmt: skip
         path, lines = write_recipe(wish)
         overrides, fields = [], {}
     overrides += [f"{field}={yaml.safe_dump(value, default_flow_style=True)}" for field, value in fields.items()]
@@ -94,14 +100,14 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _recipe(model: str | Path | Mapping[str, Any], output: str, name: str | None) -> Path:
+def _recipe(model: str | Path | Mapping[str, Any], name: str | None) -> Path:
     if not isinstance(model, Mapping):
         return find_recipe(str(model))
     name = name or str(model.get("name") or "")
     if not name:
         raise ConfigError("a recipe that is a dict needs a name: {'name': 'mine', ...}")
-    path = Path(output) / name / FOLDER / FILE
+    path = Path(str(model.get("output", "runs"))) / name / FOLDER / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump({**model, "name": name, "output": output}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump({**model, "name": name}, sort_keys=False, allow_unicode=True)
     write_atomic(path, text.encode())
     return path

@@ -32,7 +32,7 @@ class TrainedRun:
 
     @property
     def results(self) -> Results:
-        """The held-out measures before and after training, by domain, with their 95% intervals."""
+        """The held-out measures before and after training, by domain, with their 95% intervals, of a run that ended."""
         return Results(self.summary)
 
     @property
@@ -56,10 +56,15 @@ class TrainedRun:
         return Page(self.folder / "report.html")
 
     def samples(self, wrong: bool | None = None, stage: str | None = None) -> list[dict[str, Any]]:
-        """Return sampled responses with reward, verdict and reason; `wrong`: only wrong ones; False: right ones."""
+        """Return sampled responses with reward, verdict and reason; `wrong`: only wrong ones; False: right ones.
+
+        Raises: ConfigError if nothing says which are right.
+        """
         rows = [to_json(row) for row in read_rollouts(self.folder) if stage is None or row.stage == stage]
         if wrong is None:
             return rows
+        if any("reward" in d["before"] and "pass@1" not in d["before"] for d in self.summary["domains"].values()):
+            raise ConfigError("nothing says which rewards are right; train with success=, or leave wrong= out")
         return [r for r in rows if r["status"] == "graded" and (r["score"] < 1.0) is wrong]
 
     def diagnose(self) -> list[Any]:

@@ -68,9 +68,11 @@ def test_rows_and_a_function_are_the_run_of_the_command_on_files(folder: Path) -
     before, after = (run.results["default"][side]["reward"] for side in ("before", "after"))
     assert f"{before:.3f} -> {after:.3f}" in repr(run)
     assert len(run.metrics) == 3
-    wrong = run.samples(wrong=True, stage="rl")
-    assert wrong
-    assert all(reward(r["response"], str(eval(r["prompt"].rstrip("=")))) == r["reward"] for r in wrong)
+    sampled = run.samples(stage="rl")
+    assert sampled
+    assert all(reward(r["response"], str(eval(r["prompt"].rstrip("=")))) == r["reward"] for r in sampled)
+    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
+        run.samples(wrong=True)
     assert "<iframe" in run.report._repr_html_()
     assert isinstance(run.chat("1+1="), str)
     assert [str(f) for f in run.diagnose()] == [str(f) for f in vz.TrainedRun(run.folder).diagnose()]
@@ -143,6 +145,11 @@ def test_defaults_by_the_model(folder: Path) -> None:
         ({"data": ROWS, "rl.group_sise": 4}, "did you mean"),
         ({"data": [{"chosen": "a", "rejected": "b"}], "reward": reward}, "pairs train by a preference loss"),
         ({"reward": reward}, "reward= goes with data="),
+        ({"steps": 3}, "steps= goes with data="),
+        (
+            {"data": [{"prompt": "Who?"}], "reward": reward},
+            "there is no answer, and reward function 'reward' asks for one",
+        ),
     ],
 )
 def test_bad_arguments_say_what_to_give(call: dict[str, Any], error: str, folder: Path) -> None:
