@@ -207,7 +207,11 @@ def _in_flight(tree: dict[str, Any]) -> InFlightBatch:
 
 def _member(tree: dict[str, Any]) -> ScoredRollout:
     rollout = _rollout(tree["rollout"])
-    return ScoredRollout(rollout, Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))
+    return ScoredRollout(rollout, _verdict(tree["verdict"]), tree["reward"], tuple(tree["components"]))
+
+
+def _verdict(tree: dict[str, Any]) -> Verdict:
+    return Verdict(**tree | {"parts": tuple((name, value) for name, value in tree.get("parts", ()))})
 
 
 def _to_plain(rollout: dict[str, Any]) -> None:
@@ -246,5 +250,5 @@ def _sampled(tree: dict[str, Any]) -> dict[str, Any]:
 def _episode(tree: dict[str, Any]) -> Episode:
     rows = tuple(tuple(Turn(**_sampled(turn)) for turn in row) for row in tree["rows"])
     messages = tuple(Message(**m | {"calls": tuple(Call(**c) for c in m["calls"])}) for m in tree["messages"])
-    outcome = None if tree["outcome"] is None else Verdict(**tree["outcome"])
+    outcome = None if tree["outcome"] is None else _verdict(tree["outcome"])
     return Episode(**tree | {"rows": rows, "messages": messages, "outcome": outcome})

@@ -152,11 +152,11 @@ def test_what_does_not_fit_says_what_would() -> None:
     config = recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16})
     found = plan(config, 8, "h100")
     assert not found.fits
-    assert found.turned
+    assert found.with_knobs_turned
     said = "\n".join(plan_lines(found, price=2.0))
     assert "does not fit" in said
-    assert all(f"--set {words}" in said for words in found.turned[0].split())
-    turned = [w for words in found.turned for w in words.split()]
+    assert all(f"--set {words}" in said for words in found.with_knobs_turned[0].split())
+    turned = [w for words in found.with_knobs_turned for w in words.split()]
     names = dict(w.split("=") for w in turned)
     tree = config.model_dump(mode="json")
     tree["train"] |= {k.removeprefix("train."): parsed(v) for k, v in names.items() if k.startswith("train.")}
@@ -166,7 +166,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert alone.peaks == found.turned_peaks
     assert alone.phases == found.phases, "the time is that of the recipe that fits"
     assert found.phases["generate"] > seconds_of(config)["generate"], "fewer rows at a time take longer"
-    assert plan(config, 1, "rtx4090").turned is None, "7 billion parameters and a reference fit no 24 GiB"
+    assert plan(config, 1, "rtx4090").with_knobs_turned is None, "7 billion parameters and a reference fit no 24 GiB"
 
 
 def seconds_of(config: RunConfig, gpus: int = 8, mean_prompt: float | None = None) -> dict[str, float]:
@@ -255,7 +255,7 @@ def test_recipes_fit_the_hardware_that_they_name(path: Path) -> None:
     assert said[1] == path.stem
     config = load_recipe(path)
     found = plan(config, int(said[2]), said[3])
-    assert found.fits, found.turned
+    assert found.fits, found.with_knobs_turned
     ranks = config.launch.nodes * config.launch.gpus_per_node
     assert ranks == int(said[2])
 

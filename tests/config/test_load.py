@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stages.tiny import TREE, tiny
-from verizero.pipeline.config.load import RECIPES as SHIPPED
 from verizero.pipeline.config.load import dump, load_recipe, parse, read_tree
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
@@ -108,15 +107,6 @@ class TestExtends:
         write(tmp_path, base="a: outer\n")
         write(inner, top="extends: ../base.yaml\n", base="a: inner\n")
         assert read_tree(inner / "top.yaml") == {"a": "outer"}
-
-    def test_a_shipped_recipe_is_found_from_anywhere_by_its_name(self, tmp_path: Path) -> None:
-        write(tmp_path, top="extends: demo_short\nname: mine\n", other="extends: algorithms/dapo.yaml\n")
-        shipped = read_tree(SHIPPED / "demo_short.yaml")
-        assert read_tree(tmp_path / "top.yaml") == {**shipped, "name": "mine"}
-        assert read_tree(tmp_path / "other.yaml") == read_tree(SHIPPED / "algorithms" / "dapo.yaml")
-        write(tmp_path, demo_short="a: 1\n")
-        (tmp_path / "demo_short").write_text("a: mine\n")
-        assert read_tree(tmp_path / "top.yaml")["a"] == "mine", "the user's own file comes first"
 
     def test_one_parent_reached_twice_is_no_circle(self, tmp_path: Path) -> None:
         write(

@@ -114,7 +114,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         },
         ["verifier", "x.jsonl"],
     ),
-    (["preference"], {"preference": {"pairs": [{"file": "x.csv"}]}}, ["file", "x.csv"]),
+    (["preference"], {"preference": {"pairs": [{"file": "x.tsv"}]}}, ["file", "x.tsv"]),
     (["preference"], {"preference": {"pairs": [{}]}}, ["file", "hub"]),
     (["preference"], {"preference": {"pairs": [{"file": "x.jsonl"}], "sampled": {"every_part": True}}}, ["sampled"]),
     (["preference"], {"preference": {"sampled": {"samples": 1}}}, ["sampled.samples"]),

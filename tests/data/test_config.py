@@ -57,7 +57,7 @@ def test_it_validates_without_torch_and_without_the_readers() -> None:
         ({"train": []}, "at least 1 item"),
         ({"train": [{}]}, "exactly one of generator, file and hub, got none"),
         ({"train": [{"file": "a.json", "hub": {"id": "x"}}]}, "got file and hub"),
-        ({"train": [{"file": "a.csv"}]}, "file must end in .jsonl, .ndjson, .json, .parquet, got 'a.csv'"),
+        ({"train": [{"file": "a.tsv"}]}, "file must end in .jsonl, .ndjson, .json, .csv, .parquet, got 'a.tsv'"),
         ({"train": [{"file": "a.json", "limit": 0}]}, "greater than or equal to 1"),
         ({"train": [{"file": "a.json", "mapping": {"answr": "x"}}]}, "Extra inputs are not permitted"),
         ({"train": [{"file": "a.json", "verifier": {}}]}, "exactly one of verifier.name"),

@@ -128,7 +128,7 @@ def test_each_prompt_is_tokenised_once() -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verizero.pipeline.data.render.MEMORY", 3)
+    monkeypatch.setattr("verizero.pipeline.data.render.MAX_REMEMBERED", 3)
     render = _renderer()
     kept = {text: render.text_ids(text) for text in "abcd"}
     assert [render.text_ids(text) is kept[text] for text in "dcba"] == [True, True, True, False]

@@ -36,7 +36,9 @@ def plain_hash(rows: list[Any]) -> str:
     """The hash of rows that are copied field by field."""
 
     def without(values: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in values.items() if name != "environment" or value is not None}
+        kept = {
+            name: value for name, value in values.items() if name not in ("environment", "row") or value is not None
+        }
         return {name: without(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
     trees = [row if isinstance(row, str) else without(asdict(row)) for row in rows]

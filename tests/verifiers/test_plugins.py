@@ -121,7 +121,7 @@ def test_parameters_are_validated_before_anything_runs(file: Path) -> None:
         ("checks.py", "checks.py"),
         ("none.py:shouts", "none.py"),
         ("checks.py:shout", "'shout'"),
-        ("checks.py:not_one", "'not_one'"),
+        ("checks.py:missing_one", "has no 'missing_one'"),
     ],
 )
 def test_a_wrong_path_says_what_was_looked_for(file: Path, path: str, named: str) -> None:

@@ -165,7 +165,7 @@ def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("def f(*texts): return 1\nx = 3\n")
     with pytest.raises(ConfigError, match=r"argument '\*texts' has no name to be given by; write def f\(completion"):
         load(path=f"{tmp_path}/r.py:f")
-    with pytest.raises(ConfigError, match="x is int, and a reward is a function"):
+    with pytest.raises(ConfigError, match="'x' is int, and a reward is a function"):
         load(path=f"{tmp_path}/r.py:x")
     with pytest.raises(ConfigError, match="has no 'g'"):
         load(path=f"{tmp_path}/r.py:g")

@@ -94,10 +94,10 @@ def test_each_fault_is_found_and_nothing_else(folder: Path, fault: str, names: l
 
 def test_what_ends_a_moment_later_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 4, 4, 2])
-    monkeypatch.setattr(check_module, "_held", lambda: {"processes": next(counts, 2)})
-    assert check_module._held_at_rest({"processes": 2}) == {"processes": 2}
-    monkeypatch.setattr(check_module, "_held", lambda: {"processes": 3})
-    assert check_module._held_at_rest({"processes": 2}) == {"processes": 3}
+    monkeypatch.setattr(check_module, "_num_open", lambda: {"processes": next(counts, 2)})
+    assert check_module._num_open_at_rest({"processes": 2}) == {"processes": 2}
+    monkeypatch.setattr(check_module, "_num_open", lambda: {"processes": 3})
+    assert check_module._num_open_at_rest({"processes": 2}) == {"processes": 3}
 
 
 @pytest.mark.integration
