@@ -208,9 +208,9 @@ def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
     with pytest.raises(ConfigError, match=r"campaign: .* got '\.\./y'"):
         campaign_config(name="../y")
     with pytest.raises(ConfigError, match="'tiny' has the stages sft;"):
-        fired(tmp_path, request_.changed("stages=[sft]"))
+        fired(tmp_path, request_.with_overrides("stages=[sft]"))
     with pytest.raises(ConfigError, match=r"'tiny' .*data\.evaluation"):
-        fired(tmp_path, request_.changed("data.evaluation=[]"), target=0.9)
+        fired(tmp_path, request_.with_overrides("data.evaluation=[]"), target=0.9)
 
 
 def _rows(firing: dict[str, Any]) -> list[dict[str, Any]]:
