@@ -137,11 +137,10 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     }
     for own in samples:
         n = len(own.correct)
-        if own.rewards:
-            out["reward"][own.prompt_id] = sum(own.rewards) / n
         if n:
             out["pass@1"][own.prompt_id] = sum(own.correct) / n
             out["score"][own.prompt_id] = sum(own.scores or own.correct) / n
+            out["reward"][own.prompt_id] = sum(own.rewards or own.scores or own.correct) / n
             out["length"][own.prompt_id] = sum(own.lengths) / n
             out["truncated"][own.prompt_id] = sum(own.truncated) / n
         # The estimates are undefined for fewer samples than k, and of one sample they are pass@1 once more.
@@ -153,6 +152,8 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     right = [answer for own in samples for ok, answer in zip(own.correct, own.answers, strict=True) if ok]
     if right and all(answer is None for answer in right):
         out["maj@k"].clear()
+    if out["reward"] == out["score"]:
+        out["reward"].clear()
     if not all(own.tells_right for own in samples):
         for name in ("pass@1", "score", "pass@k", "maj@k", "greedy"):
             out[name].clear()

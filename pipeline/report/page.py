@@ -95,34 +95,24 @@ def embed(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _after(row: Mapping[str, Any], name: str) -> str:
-    return f" → {row['after'][name]:.3f}" if name in row.get("after", {}) else ""
-
-
-def _labels(summary: Mapping[str, Any]) -> str:
-    return " → ".join(str(summary[side]) for side in ("before_label", "after_label") if summary[side])
-
-
 def result_line(summary: Mapping[str, Any]) -> str:
-    """Return the result of the run in one line."""
+    """Return the result of the run in one line: pass@1, and the mean reward where nothing tells what is right."""
     both = {d: row for d, row in summary["domains"].items() if "pass@1" in row["before"]}
     rewarded = {d: row for d, row in summary["domains"].items() if "reward" in row["before"] and d not in both}
-    if rewarded:
-        rates = ", ".join(
-            f"{row['before']['reward']:.3f}{_after(row, 'reward')} on {domain}" for domain, row in rewarded.items()
-        )
-        return f"Held-out mean reward {rates} ({_labels(summary)})"
-    if not both:
+    if not both and not rewarded:
         return "No held-out evaluation yet"
-    if not summary["after"]:
-        rates = ", ".join(f"{row['before']['pass@1']:.2f} on {d}{_score(row['before'])}" for d, row in both.items())
-        return f"Held-out pass@1 {rates} ({summary['before_label']})"
-    rates = ", ".join(
-        f"{row['before']['pass@1']:.2f} → {row['after']['pass@1']:.2f} on {d}{_score(row['before'], row['after'])}"
-        for d, row in both.items()
-        if "pass@1" in row.get("after", {})
-    )
-    return f"Held-out pass@1 {rates} ({summary['before_label']} → {summary['after_label']})"
+    labels = " → ".join(str(summary[side]) for side in ("before_label", "after_label") if summary[side])
+    lines = []
+    for name, digits, rows in (("pass@1", 2, both), ("mean reward", 3, rewarded)):
+        measure = "reward" if rows is rewarded else name
+        rates = []
+        for domain, row in rows.items():
+            sides = [row["before"], *([row.get("after", {})] if summary["after"] else [])]
+            if all(measure in side for side in sides):
+                numbers = " → ".join(f"{side[measure]:.{digits}f}" for side in sides)
+                rates.append(f"{numbers} on {domain}{_score(*sides)}")
+        lines += [f"{name} {', '.join(rates)}"] if rows else []
+    return f"Held-out {'; '.join(lines)} ({labels})"
 
 
 def _score(*sides: Mapping[str, Any]) -> str:

@@ -124,9 +124,9 @@ def gives_part(*sides: Mapping[str, Any]) -> bool:
 def sharpening_line(summary: dict[str, Any]) -> str:
     """Return one line about the rise of pass@1 and its parts, sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
-    if any("reward" in d["before"] and "pass@1" not in d["before"] for d in summary["domains"].values()):
-        return "no pass@1: nothing says from which reward on a response is right (the verifier's params: success)"
     if gain is None:
+        if any("reward" in d["before"] and "pass@1" not in d["before"] for d in summary["domains"].values()):
+            return "no pass@1: nothing says from which reward on a response is right (the verifier's params: success)"
         return "no gain to divide: RL has no evaluation both before and after it"
     k, domains = summary["k"], summary["domains"]
     named = [d for d in domains.values() if "gain" in d]

@@ -129,7 +129,6 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
     """Return the answers that estimates are made of. Those whose grader failed say nothing of the policy."""
     graded = [m for m in group.members if not m.verdict.is_left_out]
     greedy_verdict = greedy.members[0].verdict
-    rewards = tuple(m.verdict.score if m.verdict.reward is None else m.verdict.reward for m in graded)
     return PromptSamples(
         prompt_id=group.prompt.id,
         correct=tuple(m.verdict.is_correct for m in graded),
@@ -138,6 +137,6 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
         truncated=tuple(m.rollout.was_cut for m in graded),
         scores=tuple(m.verdict.score if m.verdict.status == "graded" else 0.0 for m in graded),
         greedy_correct=None if greedy_verdict.is_left_out else greedy_verdict.is_correct,
-        rewards=rewards if any(m.verdict.reward is not None for m in graded) else (),
+        rewards=tuple(m.verdict.score if m.verdict.reward is None else m.verdict.reward for m in graded),
         tells_right=all(tells_right(v) for v in (*(m.verdict for m in graded), greedy_verdict)),
     )

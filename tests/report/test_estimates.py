@@ -189,3 +189,19 @@ def test_estimates_load_without_torch() -> None:
     heavy = "any(m in sys.modules for m in ('torch', 'matplotlib'))"
     code = f"import sys; from verizero.pipeline.report import estimates; sys.exit({heavy})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_mean_reward_is_of_all_prompts_also_of_those_whose_rewards_are_shares() -> None:
+    def rewarded(prompt_id: str, *rewards: float) -> PromptSamples:
+        scores = tuple(min(1.0, max(0.0, r)) for r in rewards)
+        right, none = tuple(r >= 1 for r in rewards), (None,) * len(rewards)
+        lengths, cut = (1,) * len(rewards), (False,) * len(rewards)
+        tells = scores == rewards
+        return PromptSamples(prompt_id, right, none, lengths, cut, None, scores, rewards, tells)
+
+    mixed = summarize_domain([rewarded("a", 0.0, 1.0), rewarded("b", 3.0, -1.0), rewarded("c", 0.0, 0.0)], 1)
+    assert mixed["reward"]["value"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
+    assert not {"pass@1", "score"} & mixed.keys()
+    shares = summarize_domain([rewarded("a", 0.0, 1.0), rewarded("c", 0.5, 0.0)], 1)
+    assert "reward" not in shares, "it would be the score once more"
+    assert shares["score"]["value"] == pytest.approx(0.375)

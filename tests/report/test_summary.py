@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,3 +230,18 @@ def test_with_one_sample_nothing_is_called_new_and_pass_1_stands_there_once(tmp_
     for text in (page, "".join(result_lines(summary)), result_markdown(summary, tmp_path)):
         assert "maj@1" not in text
         assert "sharpening," not in text
+
+
+def test_the_result_has_both_measures_where_domains_differ() -> None:
+    def side(**measures: float) -> dict[str, Any]:
+        return {**measures, "intervals": {}}
+
+    summary = {
+        "before_label": "before training", "after_label": "round 1", "after": {"sums": {}, "notes": {}}, "k": 1,
+        "domains": {
+            "sums": {"before": side(**{"pass@1": 0.2}), "after": side(**{"pass@1": 0.6})},
+            "notes": {"before": side(reward=-1.5), "after": side(reward=2.25)},
+        },
+    }  # fmt: skip
+    line = "Held-out pass@1 0.20 → 0.60 on sums; mean reward -1.500 → 2.250 on notes (before training → round 1)"
+    assert result_line(summary) == line
