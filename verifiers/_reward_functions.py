@@ -159,7 +159,7 @@ class RewardFunction:
         """Return what the function says of each attempt, in order. Raises: what the function raises; ValueError."""
         if self.form in ("trl", "openrlhf"):
             returned = self._of_batch(attempts)
-            return _split(returned, len(attempts), self.name)
+            return _split(returned, len(attempts))
         calls = [self._one(a) for a in attempts]
         if inspect.iscoroutinefunction(self.function):
             return asyncio.run(_gathered([partial(self.function, **call) for call in calls]))
@@ -218,10 +218,10 @@ async def _gathered(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
     return list(await asyncio.gather(*map(one, calls)))
 
 
-def _split(returned: Any, count: int, name: str) -> list[Any]:
+def _split(returned: Any, count: int) -> list[Any]:
     """Return a value for each response: of a list, a tensor, or a dict of them."""
     if isinstance(returned, Mapping):
-        columns = {k: _split(v, count, name) for k, v in _numeric_columns(returned)}
+        columns = {k: _split(v, count) for k, v in _numeric_columns(returned)}
         if not any(k in columns for k in TOTALS):
             raise ValueError(f"returned a dict without {' or '.join(map(repr, TOTALS))}: keys {list(returned)}")
         return [{k: v[i] for k, v in columns.items()} for i in range(count)]

@@ -104,7 +104,7 @@ def request_of(
     Raises: ConfigError naming the field, its value and the remedy.
     """
     path = find_recipe(str(recipe), user_folder)
-    changes = _as_text("overrides", overrides or {})
+    changes = override_texts("overrides", overrides or {})
     if rounds is not None:
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(
@@ -119,7 +119,8 @@ def request_of(
     return read_request(path, changes)
 
 
-def _as_text(field: str, values: Mapping[str, Any]) -> list[str]:
+def override_texts(field: str, values: Mapping[str, Any]) -> list[str]:
+    """Return values by dotted name as texts `a.b=c`. Raises: ConfigError, which calls the values `field`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f'{field} must be an object of dotted names, e.g. {{"rl.group_size": 8}}, got {values!r}')
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]

@@ -24,8 +24,8 @@ class Guess:
     """The meaning of the columns of some rows."""
 
     kind: Kind
-    mapping: dict[str, Any] | str
-    """The fields of a column mapping, or the name of a shipped one; empty for pairs, whose columns have their names."""
+    mapping: dict[str, Any]
+    """The fields of a column mapping; empty for pairs, whose columns have their names."""
     verifier: str | None
     """A verifier that fits the answers; None: none is sure."""
     line: str
@@ -45,7 +45,7 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
     chat = _conversation(rows, columns)
     question = next((name for name in QUESTIONS if _is_question(rows, name)), None)
     if question is None and chat is not None:
-        return _imitated(label, chat, columns)
+        return _imitated(label, chat)
     if question is None:
         raise DataError(
             f"{label}: no column looks like a question; columns: {', '.join(columns)}. Call one of them "
@@ -74,7 +74,7 @@ def _how(answer: Mapping[str, Any]) -> str:
     return f"after {answer['after']!r}" if "after" in answer else "tests, as JSON"
 
 
-def _imitated(label: str, chat: tuple[str, str], columns: Sequence[str]) -> Guess:
+def _imitated(label: str, chat: tuple[str, str]) -> Guess:
     question, response = chat
     mapping = {"question": question, "answer": question, "demonstration": response, "id": None}
     column = question.partition(".")[0]
@@ -85,9 +85,7 @@ def _is_question(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [row.get(name) for row in rows]
     if all(isinstance(v, str) and v.strip() for v in values):
         return True
-    return all(
-        isinstance(v, list) and v and [m.get("role") for m in v][-1:] == ["user"] for v in values if _chat(v)
-    ) and (all(map(_chat, values)))
+    return all(_chat(v) and v[-1]["role"] == "user" for v in values)
 
 
 def _chat(value: Any) -> bool:

@@ -29,7 +29,7 @@ def verifier_of(
     a list or a dict.
     Raises: ConfigError.
     """
-    if isinstance(reward, str) or callable(reward) or isinstance(reward, Verifier):
+    if isinstance(reward, str) or not isinstance(reward, Sequence | Mapping):
         if weights is not None:
             raise ConfigError(
                 f"weights={weights!r} belong to several rewards; give reward a list or a dict, or drop them"
@@ -40,8 +40,6 @@ def verifier_of(
                 raise ConfigError(f"success={success:g} is of reward functions, and {named!r} is a verifier; drop it")
             return {"name": named}
         return {"path": named, **({"params": {"success": success}} if success is not None else {})}
-    if not isinstance(reward, Sequence | Mapping):
-        raise ConfigError(f"reward: {reward!r:.80} is {type(reward).__name__}; give a function, or a verifier's name")
     functions = _by_name(reward, folder)
     if not functions:
         raise ConfigError("reward is empty; give a function, or a list or dict of them")

@@ -13,6 +13,7 @@ import yaml
 
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.rates import Learns, learning_rate
+from verizero.pipeline.config.recipes import override_texts
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.files import write_atomic
@@ -79,8 +80,7 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     label = place.get("file") or place["hub"]["id"]
     meaning = guess(first_rows(place, folder), Path(str(label)).name)
     tree = tree_of(wish, name, place, meaning, folder, facts_of(wish.model))
-    config = parse(tree, [f"{k}={yaml.safe_dump(v, default_flow_style=True)}" for k, v in (wish.fields or {}).items()],
-                   source=f"{name}/{FILE}", base=folder)  # fmt: skip
+    config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
     path = folder / FILE
     text = yaml.safe_dump(
         config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True, width=120
@@ -144,7 +144,7 @@ def tree_of(
                 "a verifier, e.g. reward='exact' or 'math' (docs/rewards.md)"
             )
         source["verifier"] = verifier_of(reward, folder, wish.weights, wish.success)
-        if isinstance(meaning.mapping, dict) and meaning.mapping["answer"] == meaning.mapping["question"]:
+        if meaning.mapping["answer"] == meaning.mapping["question"]:
             _refuse_answer(source["verifier"], folder, meaning)
         train, evaluation = _parts(wish, source, folder)
     else:

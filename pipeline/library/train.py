@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.recipes import Resume, find_recipe, run_folder
+from verizero.pipeline.config.recipes import Resume, find_recipe, override_texts, run_folder
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.library.functions import Rewards
@@ -69,7 +69,7 @@ def train(
         )  # fmt: skip
         path, lines = write_recipe(wish)
         overrides, fields = [], {}
-    overrides += [f"{field}={yaml.safe_dump(value, default_flow_style=True)}" for field, value in fields.items()]
+    overrides += override_texts("fields", fields)
     progress: Progress = Silent() if quiet else for_terminal(beats=True)
     with closing(progress):
         for line in lines:
