@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from verizero.pipeline.errors import DataError
 
@@ -85,10 +85,10 @@ def _is_question(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [row.get(name) for row in rows]
     if all(isinstance(v, str) and v.strip() for v in values):
         return True
-    return all(_chat(v) and v[-1]["role"] == "user" for v in values)
+    return all(_is_chat(v) and v[-1]["role"] == "user" for v in values)
 
 
-def _chat(value: Any) -> bool:
+def _is_chat(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
 
 
