@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +20,14 @@ TASKS = ROOT / "tests" / "environments" / "verifiers_tasks"
 FOUND = """
 import pathlib, sys
 import verifiers.v1, pipeline
+import verizero as vz
 from verizero.pipeline import cli, registry
 from verizero.pipeline.config.recipes import RECIPES
 
 library = pathlib.Path(verifiers.__file__).parent
 assert library.parent == pathlib.Path(registry.__file__).parents[2], library
+assert pathlib.Path(vz.__file__).parents[1] == library.parent, vz
+assert all(getattr(vz, name).__module__.startswith("verizero.") for name in vz.__all__)
 assert pipeline.MINE, "a file of the user's"
 assert {"math", "code", "exact"} <= set(registry.names("verifiers"))
 assert {"grpo", "ppo"} <= set(registry.names("algorithms"))
@@ -107,4 +111,7 @@ def test_the_installed_program_trains(python: Path, there: Path) -> None:
     command += [word for change in fewer for word in ("--set", change)]
     done = subprocess.run(command, cwd=there, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert list(there.glob("runs/*/report.html"))
+    (report,) = there.glob("runs/*/report.html")
+    ask = f"import verizero as vz; run = vz.TrainedRun({str(report.parent)!r}); print(len(run.metrics), run.results)"
+    done = subprocess.run([python, "-c", ask], cwd=there, capture_output=True, text=True, timeout=120)
+    assert re.match(r"6 .*pass@1", done.stdout, re.DOTALL), done.stderr

@@ -229,6 +229,8 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
 
     With `batch=True` the function is `f(attempts, params) -> [Verdict]`. The annotation of `params` is the parameter
     model; a function of the attempt alone has no parameters. Its name is the function's, unless `name` is set.
+
+    Raises: ConfigError if the annotation of `params` is another type than a subclass of VerifierParams.
     """
 
     def make(f: Callable[..., Any]) -> Verifier[Any]:

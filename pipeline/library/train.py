@@ -47,6 +47,8 @@ def train(
     evaluation: held-out data; None: a tenth of the questions of `data`.
     algorithm: None: "grpo" without a KL term. steps: None: 100. weights: of several rewards. success: the reward from
         which on a response counts as right. output: the folder of runs; None: "runs".
+    name: the run's name; None: of model and data. resume: "auto" continues a run of this name, "never" refuses one, and
+        "must" refuses to start a new one. quiet: True: no output.
     fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
 
     Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.

@@ -56,7 +56,9 @@ class TrainedRun:
         return Page(self.folder / "report.html")
 
     def samples(self, wrong: bool | None = None, stage: str | None = None) -> list[dict[str, Any]]:
-        """Return sampled responses with reward, verdict and reason; `wrong`: only wrong ones; False: right ones.
+        """Return sampled responses with reward, verdict and reason, a dict for each.
+
+        wrong: True: only wrong ones; False: only right ones. stage: only those of a stage of this name.
 
         Raises: ConfigError if nothing says which are right.
         """
@@ -75,7 +77,10 @@ class TrainedRun:
         return diagnose(read(self.folder))
 
     def chat(self, message: str, system: str | None = None) -> str:
-        """Return the trained model's answer to a message, sampled. Raises: ConfigError for one that is too long."""
+        """Return the trained model's answer to a message, sampled; system: the system message, None: as in training.
+
+        Raises: ConfigError for a message that is too long.
+        """
         from verizero.pipeline.environments.gateway.api import TurnRequest
         from verizero.pipeline.service import Refused
         from verizero.pipeline.types import Message

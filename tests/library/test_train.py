@@ -3,78 +3,59 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 import yaml
 
 import verizero as vz
+from tests.library.tiny import ROWS, SMALL, weights
+from tests.source import ROOT
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.rates import learning_rate
-from verizero.pipeline.data.tokenizer import character_tokenizer
-from verizero.pipeline.models.load import create_model, save_folder
 
-ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(5)]
-SMALL = {"rollout.max_response_tokens": 8, "rl.prompts_per_step": 2, "rl.group_size": 4, "evaluation.k": 1}
-FILE = """
-def reward(completion, answer):
-    return 2.0 * (len(completion) > 4) + float(answer in completion)
-"""
-SIZES = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 64, "tie_word_embeddings": True,
-}  # fmt: skip
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def reward(completion: str, answer: str) -> float:
     return 2.0 * (len(completion) > 4) + float(answer in completion)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a tiny model, questions and answers, and a reward function."""
-    tokenizer = character_tokenizer("0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?")
-    save_folder(create_model("qwen2", SIZES, tokenizer, 0), tokenizer, tmp_path / "tiny")
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "r.py").write_text(FILE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def weights(run: vz.TrainedRun) -> bytes:
-    return (run.model / "model.safetensors").read_bytes()
-
-
 @pytest.mark.integration
-def test_rows_and_a_function_are_the_run_of_the_command_on_files(folder: Path) -> None:
-    run = vz.train("tiny", ROWS, reward=reward, name="mine", steps=3, quiet=True, **SMALL)
+def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program,) = re.findall(r"^```python\n(import verizero as vz\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"`verizero (train [^`]*--reward[^`]*r\.py:reward)`", README)
+    model = command.split()[1]
+    (folder / model).parent.mkdir()
+    (folder / "tiny").rename(folder / model)
+    rows = [{"question": f"The letter {letter}?", "answer": letter} for letter in "abcdefghijklmnopqrstuvwxyz"]
+    (folder / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "r.py").write_text("def reward" + program.partition("def reward")[2].partition("\n\n")[0] + "\n")
+    # The text as it is, but for the rows, and fewer steps.
+    (folder / "program.py").write_text(program.replace('"qa.jsonl"', "rows"))
+    with monkeypatch.context() as fewer:
+        fewer.setattr(vz, "train", partial(vz.train, name="mine", steps=3, quiet=True, **SMALL), raising=False)
+        run: vz.TrainedRun = run_path("program.py", {"rows": rows}, "__main__")["run"]
     words = [word for field, value in SMALL.items() for word in ("--set", f"{field}={value}")]
-    command = [
-        "train",
-        "tiny",
-        "qa.jsonl",
-        "--reward",
-        "r.py:reward",
-        "--name",
-        "theirs",
-        "--steps",
-        "3",
-        "--no-prefect",
-    ]
-    assert main([*command, *words]) in (0, None)
+    assert main([*command.split(), "--name", "theirs", "--steps", "3", "--no-prefect", *words]) in (0, None)
     assert weights(vz.TrainedRun("runs/theirs")) == weights(run)
-    before, after = (run.results["default"][side]["reward"] for side in ("before", "after"))
-    assert f"{before:.3f} -> {after:.3f}" in repr(run)
-    assert len(run.metrics) == 3
+    assert weights(run) != (folder / model / "model.safetensors").read_bytes()
     sampled = run.samples(stage="rl")
-    assert sampled
-    assert all(reward(r["response"], str(eval(r["prompt"].rstrip("=")))) == r["reward"] for r in sampled)
-    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
-        run.samples(wrong=True)
+    assert all(float(r["prompt"][-2] in r["response"]) == r["reward"] for r in sampled)
+    assert {r["reward"] for r in sampled} == {0.0, 1.0}
+    assert [r["reward"] for r in run.samples(wrong=True, stage="rl")] == [0.0] * sum(not r["reward"] for r in sampled)
+    before, after = (run.results["default"][side]["pass@1"] for side in ("before", "after"))
+    assert f"pass@1 {before:.3f} -> {after:.3f}" in repr(run)
+    assert len(run.metrics) == 3
     assert "<iframe" in run.report._repr_html_()
-    assert isinstance(run.chat("1+1="), str)
+    assert isinstance(run.chat("The letter z?"), str)
     assert [str(f) for f in run.diagnose()] == [str(f) for f in vz.TrainedRun(run.folder).diagnose()]
     # The recipe that was written is a recipe like any other.
     again = vz.train(run.folder / "given" / "recipe.yaml", name="again", quiet=True)
@@ -84,6 +65,10 @@ def test_rows_and_a_function_are_the_run_of_the_command_on_files(folder: Path) -
 @pytest.mark.integration
 def test_a_run_that_was_stopped_goes_on_with_the_same_bytes(folder: Path) -> None:
     whole = vz.train("tiny", ROWS, reward=reward, name="whole", steps=3, quiet=True, **SMALL, **EVERY_STEP)
+    before, after = (whole.results["default"][side]["reward"] for side in ("before", "after"))
+    assert f"{before:.3f} -> {after:.3f}" in repr(whole)
+    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
+        whole.samples(wrong=True)
 
     def ask(name: str) -> vz.TrainedRun:
         return vz.train("tiny", ROWS, reward=stops, name=name, steps=3, quiet=True, **SMALL, **EVERY_STEP)
@@ -118,6 +103,7 @@ def test_answers_that_are_numbers_need_no_reward_and_demonstrations_train_sft(fo
 def test_defaults_by_the_model(folder: Path) -> None:
     from verizero.pipeline.library.recipe import Wish, write_recipe
 
+    Path("r.py").write_text("def reward(completion):\n    return 1.0\n")
     path, lines = write_recipe(Wish("tiny", "qa.jsonl", "r.py:reward", fields={"rl.group_size": 4}))
     tree = yaml.safe_load(path.read_text())
     assert path.parent == Path("runs/tiny-qa/given")
@@ -156,10 +142,3 @@ def test_bad_arguments_say_what_to_give(call: dict[str, Any], error: str, folder
     with pytest.raises(vz.VerizeroError) as refused:
         vz.train("tiny", call.pop("data", None), name="bad", quiet=True, **call)
     assert error in str(refused.value)
-
-
-def test_public_names() -> None:
-    assert vz.__all__ == ["Attempt", "TrainedRun", "Verdict", "VerizeroError", "train", "verifier"]
-    assert all(getattr(vz, name).__doc__ for name in vz.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'tran'; public names: Attempt, TrainedRun"):
-        vz.tran  # noqa: B018
