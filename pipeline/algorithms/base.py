@@ -104,6 +104,7 @@ class PolicyParams(AlgorithmParams):
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
     overlong_filter: bool = Field(False, description="truncated responses train nothing")
+    overlong_counts: bool = Field(False, description="overlong_filter: they count in means over responses all the same")
     overlong_buffer: Buffer = None
     overlong_factor: float = Field(1.0, ge=0, description="size of the soft overlong penalty at the limit")
     token_budget: int | None = Field(None, ge=1, description="responses longer than this are penalised")

@@ -265,7 +265,7 @@ class ReferenceConfig(Section):
     schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
         "every_round", description="none: no reference and no KL to it"
     )
-    every: int | None = Field(None, ge=1, description="every_n_steps: steps between refreshes")
+    every: int | None = Field(None, ge=1, description="every_n_steps: steps between refreshes; ema: null: 1")
     alpha: float | None = Field(None, gt=0, le=1, description="ema: weight of the policy (2404.09656)")
     kl: float | None = Field(None, gt=0, description="on_kl: mean KL (k3) above which the reference is refreshed")
     patience: int | None = Field(None, ge=1, description="on_plateau: steps without a better mean reward")
@@ -275,7 +275,7 @@ class ReferenceConfig(Section):
         needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
         for schedule, name in needs.items():
             is_set = getattr(self, name) is not None
-            if is_set != (self.schedule == schedule):
+            if is_set != (self.schedule == schedule) and not (name == "every" and self.schedule == "ema"):
                 verb = "needs" if self.schedule == schedule else "has no use for"
                 raise ValueError(f"reference.schedule={self.schedule} {verb} reference.{name}")
         return self

@@ -28,7 +28,8 @@ def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics
                 refresh_reference(backend, state)
         case "ema":
             assert config.alpha is not None
-            refresh_reference(backend, state, config.alpha)
+            if state.step_in_stage % (config.every or 1) == 0:
+                refresh_reference(backend, state, config.alpha)
         case "on_kl":
             assert config.kl is not None
             if metrics.get("kl/k3", 0.0) > config.kl:

@@ -52,6 +52,7 @@ KL_FORMS: dict[str, str] = {  # d = log pi_ref - log pi
     "k2": "d^2 / 2",
     "k3": "exp(d) - d - 1",
     "k3_unbiased": "(pi / pi_old) (exp(d) - d - 1)",
+    "k3_ratio": "r (exp(d) - d - 1)",
     "k1_plus": "sg[-d] with the gradient of d^2 / 2",
     "k3_plus": "sg[exp(d) - d - 1] with the gradient of d^2 / 2",
 }

@@ -133,7 +133,8 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
     if masks.high_entropy_share is not None:
         yield "H", f"1 on the {masks.high_entropy_share:g} of all tokens with the highest entropy, else 0"
     if masks.overlong_filter:
-        yield "mask", "truncated responses train nothing"
+        counted = ", and count in means over responses" if masks.overlong_counts else ""
+        yield "mask", f"truncated responses train nothing{counted}"
     if masks.keep_routing:
         idle = "" if setting.experts else "; the policy has no experts, so there are none to replay"
         yield "routing", f"experts used while sampling are replayed in training{idle}"

@@ -15,19 +15,27 @@ def estimate(
     ref_logprobs: Tensor,
     old_logprobs: Tensor | None = None,
     cap: float | None = None,
+    log_ratio: Tensor | None = None,
 ) -> Tensor:
     """Return a per-token estimate of KL(pi || pi_ref), [B, T], with d = log pi_ref - log pi.
 
     k1 = -d (unbiased, may be negative); k2 = d^2 / 2; k3 = exp(d) - d - 1 >= 0, d clamped to +-20 so that exp stays
     finite; k3_unbiased = (pi / pi_old) k3, the gradient through both, which makes the gradient that of the KL when
-    tokens were sampled from pi_old. k1_plus and k3_plus have the value of k1 and k3 and the gradient of k2, which is
-    that of the KL when tokens were sampled from pi. An estimate above `cap` is the cap, without gradient.
+    tokens were sampled from pi_old; k3_ratio = r k3 with the surrogate's own ratio r, `log_ratio` [B, T] or [B, 1],
+    which differs from k3_unbiased where r is of the whole response. k1_plus and k3_plus have the value of k1 and k3 and
+    the gradient of k2, which is that of the KL when tokens were sampled from pi. An estimate above `cap` is the cap,
+    without gradient.
 
-    Raises: ConfigError for an unknown form, or k3_unbiased without `old_logprobs`.
-    Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1. The cap is none
-    of theirs: implementations have 10.
+    Raises: ConfigError for an unknown form, k3_unbiased without `old_logprobs`, or k3_ratio without `log_ratio`.
+    Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1; k3_ratio is
+    TRL's. The cap is none of theirs: implementations have 10.
     """
-    value = _estimate(form, logprobs, ref_logprobs, old_logprobs)
+    if form == "k3_ratio":
+        if log_ratio is None:
+            raise ConfigError("kl.form 'k3_ratio' needs log_ratio, got None")
+        value = exp_clamped(log_ratio) * k3(ref_logprobs - logprobs)
+    else:
+        value = _estimate(form, logprobs, ref_logprobs, old_logprobs)
     return value if cap is None else value.clamp(max=cap)
 
 

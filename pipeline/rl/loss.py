@@ -96,14 +96,15 @@ def count_denominators(
 ) -> Tensor:
     """Return the counts of one micro-batch, float64 [4] in the order of `Counts`, to be added before any backward.
 
-    Rows without a trained token count_denominators nowhere.
+    Rows without a trained token count nowhere, but for truncated responses under `masks.overlong_counts`.
     """
     mask = training_mask(parts, response_mask, truncated)
     tokens = mask.sum()
     right_tokens = torch.zeros_like(tokens) if right is None else (mask & right.unsqueeze(1)).sum()
     answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
     # Tensors, not numbers: the host would wait for the device at each micro-batch.
-    return torch.stack([tokens, sequences_of(mask, shares).sum(), right_tokens, answers]).double()
+    counted = response_mask > 0 if parts.masks.overlong_counts else mask
+    return torch.stack([tokens, sequences_of(counted, shares).sum(), right_tokens, answers]).double()
 
 
 def policy_loss(
@@ -142,7 +143,7 @@ def policy_loss(
         weight = response_weight(weight, mask_without_drops)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     weighted = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
-    kl_by_token = _kl_by_token(parts, logprobs, ref, old) if parts.kl.where == "loss" else None
+    kl_by_token = _kl_by_token(parts, logprobs, ref, old, mask) if parts.kl.where == "loss" else None
     losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs.shares)}
     losses |= _terms(parts, inputs, mask, totals, logprobs, kl_by_token, (kl_coef, entropy_coef, observation_coef))
     loss = torch.stack(list(losses.values())).sum()
@@ -308,10 +309,12 @@ def _terms(
     return losses
 
 
-def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
+def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor, mask: Tensor) -> Tensor:
     if ref is None:
         raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
-    return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap)
+    # Over the whole mask: the KL counts tokens that the objective drops.
+    log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask) if parts.kl.form == "k3_ratio" else None
+    return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap, log_ratio)
 
 
 def _mean_of_right(right: Tensor | None, logprobs: Tensor, mask: Tensor, totals: Counts) -> Tensor:

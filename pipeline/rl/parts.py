@@ -34,7 +34,7 @@ Aggregate = Literal[
     "sequence_mean_token_sum",
     "sequence_mean",
 ]
-KlForm = Literal["k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus"]
+KlForm = Literal["k1", "k2", "k3", "k3_unbiased", "k3_ratio", "k1_plus", "k3_plus"]
 KlPlace = Literal["none", "loss", "reward"]
 Reference = Literal["frozen", "every_round"]
 """The schedules that need no number of their own; a recipe can ask for others."""
@@ -99,6 +99,8 @@ class Masks:
 
     overlong_filter: bool = False
     """Truncated responses train nothing."""
+    overlong_counts: bool = False
+    """They count in means over responses all the same."""
     off_policy_delta: float | None = None
     """Responses with A < 0 are dropped if their mean log(pi_gen / pi) is above this."""
     high_entropy_share: float | None = None

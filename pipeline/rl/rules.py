@@ -24,7 +24,7 @@ UNUSUAL: dict[str, str] = {
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
 
-CAPPED_FORMS = ("k3", "k3_unbiased")
+CAPPED_FORMS = ("k3", "k3_unbiased", "k3_ratio")
 """Forms of the KL that a cap is for: the value and the gradient of the others grow no faster than d^2."""
 
 BY_RECIPE = frozenset({"stale_without_ratio", "cut_sampling"})
@@ -144,8 +144,10 @@ def _wrong_kl(parts: Parts) -> Iterator[str]:
         yield f"kl_coef is {kl.coef:g} but kl enters nowhere, so no reference is held; set kl_in to loss or reward"
     if kl.where != "none" and kl.coef == 0:
         yield f"kl enters the {kl.where} with coefficient 0; set kl_coef above 0, or kl_in to none"
-    if kl.where == "reward" and kl.form in ("k3_unbiased", "k1_plus", "k3_plus"):
+    if kl.where == "reward" and kl.form in ("k3_unbiased", "k3_ratio", "k1_plus", "k3_plus"):
         yield f"kl_form {kl.form!r} corrects a gradient, and kl in the reward has none; use k1 or k3"
+    if kl.where == "loss" and kl.form == "k3_ratio" and parts.ratio_entry.is_one:
+        yield f"kl_form 'k3_ratio' takes the surrogate's ratio, which is {str(parts.ratio)!r}; use k3 or k3_unbiased"
     if (kl.target is None) != (kl.horizon is None):
         yield "kl_target and kl_horizon make the coefficient adaptive together; set both or neither"
     if kl.target is not None and (kl.target <= 0 or (kl.horizon or 0) <= 0):
@@ -250,6 +252,8 @@ _NUMBERS = {
 def _wrong_numbers(parts: Parts) -> Iterator[str]:
     for path, allowed in _NUMBERS.items():
         allowed.check(path.rpartition(".")[2], attrgetter(path)(parts))
+    if parts.masks.overlong_counts and not parts.masks.overlong_filter:
+        yield "overlong_counts says how overlong_filter counts, which is off; set overlong_filter: true, or drop it"
     terms = parts.terms
     if terms.entropy_target is None:
         return

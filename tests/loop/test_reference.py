@@ -20,6 +20,7 @@ SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
     ({"schedule": "every_round"}, [1, 1, 1, 2, 2, 2]),
     ({"schedule": "every_n_steps", "every": 2}, [1, 1, 2, 2, 3, 3]),
     ({"schedule": "ema", "alpha": 0.5}, [1, 2, 3, 4, 5, 6]),
+    ({"schedule": "ema", "alpha": 0.5, "every": 2}, [1, 1, 2, 2, 3, 3]),
     ({"schedule": "on_kl", "kl": 0.1}, [1, 1, 2, 2, 3, 3]),
     ({"schedule": "on_plateau", "patience": 1}, [1, 1, 1, 2, 2, 2]),
     ({"schedule": "on_plateau", "patience": 2}, [1, 1, 1, 1, 2, 2]),

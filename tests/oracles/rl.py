@@ -363,12 +363,20 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
     elements, kls, entropies = [], [], []
     for row in rows:
         if not row.lp or (p.masks.overlong_filter and row.truncated):
+            elements += [[0.0]] if row.lp and p.masks.overlong_counts else []  # under a mean over responses
+            kls += [[0.0]] if row.lp and p.masks.overlong_counts else []
             continue
         if row.stale and p.mismatch.stale != "decoupled":
             row = replace(row, old=row.gen)
         elements.append(weighted(p, row))
         spots = zip(row.lp, row.ref, row.old, row.still, strict=True)
-        kls.append([kl(p.kl.form, lp, ref, old, p.kl.cap, still) for lp, ref, old, still in spots])
+        if p.kl.form == "k3_ratio":
+            weighted_k3 = [
+                r * kl("k3", lp, ref, lp) for r, lp, ref in zip(ratios(p.ratio, row), row.lp, row.ref, strict=True)
+            ]
+            kls.append([k3 if p.kl.cap is None else min(k3, p.kl.cap) for k3 in weighted_k3])
+        else:
+            kls.append([kl(p.kl.form, lp, ref, old, p.kl.cap, still) for lp, ref, old, still in spots])
         entropies.append(row.entropy)
     total = -aggregate(p.aggregate, elements, p.norm_length)
     if p.kl.where == "loss":

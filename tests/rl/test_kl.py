@@ -22,6 +22,7 @@ from verizero.pipeline.rl.kl import estimate
 from verizero.pipeline.rl.parts import KlForm
 
 FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus")
+"""All but `k3_ratio`, which is not of one token alone; variants.py has it."""
 
 
 def scalar(x: float) -> torch.Tensor:
@@ -122,6 +123,8 @@ def test_k3_is_never_negative_and_stays_finite() -> None:
 def test_the_unbiased_form_needs_old_logprobs() -> None:
     with pytest.raises(ConfigError, match="old_logprobs"):
         estimate("k3_unbiased", scalar(0.0), scalar(0.0))
+    with pytest.raises(ConfigError, match="log_ratio"):
+        estimate("k3_ratio", scalar(0.0), scalar(0.0), scalar(0.0))
 
 
 def test_the_kl_coefficient_follows_the_published_rule() -> None:

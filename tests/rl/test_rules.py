@@ -45,6 +45,12 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl": {"in": "loss"}}, ["kl_coef is 0", "'loss'"]),
         ({"kl": {"in": "reward", "form": "k3_unbiased", "coef": 0.1}}, ["kl_form 'k3_unbiased'", "k1"]),
         ({"kl": {"in": "reward", "form": "k1_plus", "coef": 0.1}}, ["kl_form 'k1_plus'", "use k1 or k3"]),
+        ({"kl": {"in": "reward", "form": "k3_ratio", "coef": 0.1}}, ["kl_form 'k3_ratio'", "use k1 or k3"]),
+        (
+            {"kl": {"in": "loss", "form": "k3_ratio", "coef": 0.1}, "ratio": "none", "surrogate": "reinforce"},
+            ["'k3_ratio'", "'none'", "k3_unbiased"],
+        ),
+        ({"overlong_counts": True}, ["overlong_counts", "overlong_filter"]),
         ({"kl": {"in": "reward", "form": "k1", "coef": 0.1, "target": 1.0}}, ["kl_target", "kl_horizon"]),
         ({"kl": {"target": 1.0, "horizon": 10}}, ["kl_target is 1", "kl_in"]),
         ({"kl": {"cap": 10.0}}, ["kl_cap is 10", "kl_in"]),
