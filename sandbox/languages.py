@@ -44,8 +44,8 @@ class Language:
 
 
 LANGUAGES = {
-    "c": Language("gcc", "main.c", ("./prog",), "gcc -O2 -std=gnu17 -o prog main.c -lm && cat prog"),
-    "cpp": Language("g++", "main.cpp", ("./prog",), "g++ -O2 -std=gnu++20 -o prog main.cpp && cat prog"),
+    "c": Language("gcc", "main.c", ("./prog",), "gcc -O2 -std=gnu17 -DONLINE_JUDGE -o prog main.c -lm && cat prog"),
+    "cpp": Language("g++", "main.cpp", ("./prog",), "g++ -O2 -std=gnu++20 -DONLINE_JUDGE -o prog main.cpp && cat prog"),
     "javascript": Language("node", "main.js", ("node", "--stack-size=50000", "main.js"), managed=True),
     "bash": Language("bash", "main.sh", ("bash", "main.sh")),
 }

@@ -41,6 +41,7 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
     "LD_BIND_NOW": "1",  # else every child would bind the symbols that it calls, and copy the pages they are in
     "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # programs that print a set get equal verdicts in equal runs
 }
 
 
@@ -246,7 +247,7 @@ def start(
 ) -> Worker:
     """Start a worker behind these walls, which are not tested yet. With `sessions` (SessionBounds) it is a keeper.
 
-    A keeper's programs have fixed hashes, so that the calls of a session can be repeated with the same outputs.
+    Its programs have fixed hashes, so that equal runs, and repeated calls of a session, give equal outputs.
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied; IsolationError.
     """
@@ -300,13 +301,12 @@ def start(
 
 def _spawn(interpreter: str, inherited: tuple[int, ...], config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     """Start the process of a worker with these descriptors: control, out, err, log, payload. Raises: OSError."""
-    code = _START.format(here=_HERE)
     # -I would ignore PYTHONHASHSEED. The environment is only ours in either case.
-    flags, fixed_hashes = (["-I"], {}) if config["sessions"] is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
-    command = [interpreter, *flags, "-S", "-X", "utf8", "-c", code, ",".join(map(str, inherited)), json.dumps(config)]
+    options, code = ["-P", "-s", "-S", "-X", "utf8"], _START.format(here=_HERE)
+    command = [interpreter, *options, "-c", code, ",".join(map(str, inherited)), json.dumps(config)]
     return subprocess.Popen(
         command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=inherited[2],
-        env=_ENVIRONMENT | fixed_hashes, cwd="/", start_new_session=True,
+        env=_ENVIRONMENT, cwd="/", start_new_session=True,
     )  # fmt: skip
 
 

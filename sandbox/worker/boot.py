@@ -16,8 +16,7 @@ def boot() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         stack_bytes = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes if hard == -1 else min(stack_bytes, hard), hard))
-        if not sys.flags.hash_randomization:
-            _fix_addresses()
+        _fix_addresses()
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
     from .main import main
 

@@ -6,6 +6,7 @@ and no expected value, so a program can forge nothing but its own output.
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
 import builtins
 import gc
@@ -39,6 +40,7 @@ def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
         source = program.decode()
     except UnicodeDecodeError:
         source = program.decode("utf-8", "surrogateescape")
+    source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
     linecache.cache[NAME] = (lambda: source,)  # read when a traceback is printed
     if order[0] == FUNCTION:
         _run_functions(source, items, order)
@@ -50,10 +52,14 @@ def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
 def prepare(scratch: str) -> None:
     """Make the worker's interpreter look as if it had just started the program.
 
-    Random numbers start with the same seed in every run, so that the same program gets the same verdict.
+    Random numbers start with the same seed in every run, so that the same program gets the same verdict. Integers may
+    have any number of digits, as on contests' judges: CPU time is limited, so CPython's limit of 4,300 protects nobody.
     """
     os.environ["TMPDIR"] = scratch
-    os.environ.pop("LD_BIND_NOW", None)
+    for ours in ("LD_BIND_NOW", "PYTHONHASHSEED"):
+        os.environ.pop(ours, None)
+    sys.set_int_max_str_digits(0)
+    _add_names_of_site()
     sys.argv[:] = [NAME]
     sys.dont_write_bytecode = True
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
@@ -61,6 +67,18 @@ def prepare(scratch: str) -> None:
         del sys.modules[name]
     threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each thread
     random.seed(0)
+
+
+def _add_names_of_site() -> None:
+    """Add the names that `site` adds to builtins. To import `site` itself would make each child slower."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    for name, text in (
+        ("copyright", sys.copyright), ("license", "See https://www.python.org/psf/license/"),
+        ("credits", "See www.python.org for more information."),
+    ):  # fmt: skip
+        setattr(builtins, name, _sitebuiltins._Printer(name, text))
+    builtins.help = _sitebuiltins._Helper()
 
 
 class _Budget:
@@ -98,10 +116,10 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> Non
     """Run the program once per item, each time in a namespace of its own."""
     code: types.CodeType | None = None
     budget = _Budget(order) if len(items) > 1 else None
-    callbacks, num_left = atexit._ncallbacks(), len(items)
+    callbacks, num_left, has_destructors = atexit._ncallbacks(), len(items), "__del__" in source
     for item in items:
         stdout = streams.fill_input(item, num_left < len(items))
-        _, namespace = _fresh_main("__main__")
+        namespace = _fresh_main("__main__")[1]
         state, status = FINISHED, 0
         try:
             if code is None:
@@ -110,9 +128,15 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> Non
         except BaseException as exc:
             state, status = _explain(exc)
         is_unfit = _run_exit_handlers(callbacks)
-        if not streams.flush(stdout):
+        is_flushed = streams.flush(stdout)
+        if has_destructors:  # as in CPython, the collector calls them while the program's names are still there
+            sys.modules.pop("__main__", None)
+            del namespace
+            gc.collect()
+        else:
+            namespace.clear()  # closes, and so flushes, the files that the program left open
+        if not (streams.flush(stdout) and is_flushed):
             state, status = max(state, RAISED), status or 120
-        namespace.clear()  # closes, and so flushes, the files that the program left open
         _write_record(state, status, b"")
         num_left -= 1
         if num_left and budget is not None and (is_unfit or budget.is_spent(streams.output_sizes()[0])):

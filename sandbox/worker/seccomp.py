@@ -25,6 +25,7 @@ _FCNTLS = (0, 1, 2, 3, 5, 6, 7, 1030, 1032, 1034)
 _F_SETFL = 4
 # O_APPEND, O_ASYNC, O_NOATIME and O_DIRECT: all that F_SETFL can set but O_NONBLOCK.
 _SET_ONCE = {"x86_64": 0x46400, "aarch64": 0x52400}
+_RLIMIT_STACK = 3
 _PRCTLS = (15, 16, 23, 0x53564D41)  # thread names, PR_CAPBSET_READ, PR_SET_VMA; never PR_SET_PDEATHSIG
 
 MACHINES = tuple(syscalls.TABLES)
@@ -63,6 +64,25 @@ def _null(index: int) -> list[Instruction]:
     ]
 
 
+def _limits_that_stay() -> list[Instruction]:
+    """Return the tests for prlimit64(2): limits may be read, and no limit can be set.
+
+    To set the size of one's own stack succeeds and changes nothing, since programs for judges begin with that call.
+    """
+    return [
+        _argument(1),
+        (_EQUAL, 0, 7, _RLIMIT_STACK),
+        _argument(0),
+        (_EQUAL, 0, 5, 0),
+        _argument(3),
+        (_EQUAL, 0, 3, 0),
+        _argument(3, high=True),
+        (_EQUAL, 0, 1, 0),
+        _return(_ERRNO),
+        *_null(2),
+    ]
+
+
 def _no_flags_but_nonblock(machine: str) -> list[Instruction]:
     """Return the tests that refuse F_SETFL with other flags, and continue with other calls of fcntl(2)."""
     return [
@@ -86,7 +106,7 @@ def _guards(machine: str, own_pid: int | None, forks: bool) -> dict[str, list[In
         "clone3": [_return(_ERRNO | _ENOSYS)],  # its flags are behind a pointer; libc falls back to clone
         "ioctl": _one_of(1, _IOCTLS, _ERRNO | _ENOTTY),
         "fcntl": _no_flags_but_nonblock(machine) + _one_of(1, _FCNTLS, denied),
-        "prlimit64": _null(2),
+        "prlimit64": _limits_that_stay(),
         "socketpair": _one_of(0, (_AF_UNIX,), denied),
         "sendto": _null(4),
         "recvfrom": _null(4),

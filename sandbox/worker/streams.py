@@ -11,6 +11,7 @@ from posix import closerange, dup2, ftruncate, lseek, open, pwrite
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
 """Above the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
+_NAMES = ("<stdin>", "<stdout>", "<stderr>")
 
 
 def move_descriptors(control: int, out: int, err: int, log: int, payload: int) -> None:
@@ -75,11 +76,17 @@ def fill_input(data: bytes, again: bool) -> io.TextIOWrapper:
 
 
 def _text(fd: int, mode: str) -> io.TextIOWrapper:
+    """Return a standard stream with the attributes that the interpreter gives it.
+
+    One difference: lines of input that end with a carriage return lose it, as on judges whose tests have such lines.
+    """
     raw = io.FileIO(fd, mode, closefd=False)
+    raw.name = _NAMES[fd]
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-    if fd == 2:
-        return io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=True)
-    return io.TextIOWrapper(buffer, "utf-8", "surrogateescape")
+    errors = "backslashreplace" if fd == 2 else "surrogateescape"
+    stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2)
+    stream.mode = mode  # type: ignore[misc]
+    return stream
 
 
 def flush(stdout: io.TextIOWrapper) -> bool:

@@ -238,10 +238,12 @@ HONEST: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("", "rang")],
     ),
     "catches its own errors": ("try: 1 / 0\nexcept ZeroDivisionError as e: print(e)", [("", "division by zero")]),
-    "sets its limits, or tries": (
-        "import resource\ntry: resource.setrlimit(resource.RLIMIT_STACK, (-1, -1))\nexcept (ValueError, OSError): pass\nprint('ok')",
-        [("", "ok")],
+    "a larger stack": (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); sys.setrecursionlimit(10 ** 6)\n"
+        "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(int(input())))",
+        [("20000", "20000"), ("5", "5")],
     ),
+    "integers of any length": ("n = int(input())\nprint(n + 1)", [("9" * 5000, "1" + "0" * 5000)]),
     "many tests": ("print(int(input()) % 7)", [(str(i), str(i % 7)) for i in range(60)]),
     "exec and eval": ("exec('x = 3'); print(eval('x + 1'), [*map(lambda y: y + x, [1])])", [("", "4 [4]")]),
     "closed stdout": ("import sys\nprint('a'); sys.stdout.close()", [("", "a"), ("", "a")]),

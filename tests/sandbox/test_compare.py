@@ -215,11 +215,13 @@ def test_guarded_calls_depend_on_their_arguments(machine: str) -> None:
     for name, arguments, allowed in (
         ("clone", (0x10000 | 0xF00,), True), ("clone", (17,), False), ("clone3", (), False), ("kill", (77, 9), True),
         ("kill", (78, 9), False), ("kill", (0xFFFFFFFF, 9), False), ("tgkill", (77, 77), True), ("prlimit64", (0, 7, 0), True),
-        ("prlimit64", (0, 7, 1), False), ("prlimit64", (0, 7, 1 << 32), False), ("socketpair", (1,), True),
+        ("prlimit64", (0, 7, 1), False), ("prlimit64", (0, 7, 1 << 32), False), ("prlimit64", (9, 3, 1), False), ("prlimit64", (0, 3, 1, 1), False),
+        ("prlimit64", (0, 3, 1, 1 << 32), False), ("prlimit64", (0, 3, 0, 1), True), ("socketpair", (1,), True),
         ("socketpair", (2,), False), ("fcntl", (0, 4), True), ("fcntl", (0, 8), False), ("ioctl", (0, 0x5401), True),
         ("ioctl", (0, 0x5412), False), ("sendto", (1, 2, 3, 4, 0), True), ("sendto", (1, 2, 3, 4, 5), False),
     ):  # fmt: skip
         assert (run_filter(machine, numbers[name], arguments, 77) == 0x7FFF0000) is allowed, (name, arguments)
+    assert run_filter(machine, numbers["prlimit64"], (0, 3, 1 << 32), 77) == 0x00050000, "no error, and no change"
     assert run_filter(machine, numbers["clone"], (17,), 1, forks=True) == 0x7FFF0000
     assert run_filter(machine, numbers["clone"], (0x10000000 | 17,), 1, forks=True) != 0x7FFF0000
 

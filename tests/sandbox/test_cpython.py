@@ -1,0 +1,93 @@
+"""Programs print in the sandbox what they print in a plain interpreter, which runs each of them as a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verizero import sandbox
+
+pytestmark = pytest.mark.integration  # workers of the sandbox, and interpreters
+LEVEL_2 = ["landlock", "seccomp", "uid"]
+
+PROGRAMS: dict[str, tuple[str, str]] = {
+    "exit": ("n = int(input())\nif n < 10:\n    print('small')\n    exit()\nprint('big')", "5\n"),
+    "quit with a code": ("print('small')\nquit(0)\nprint('no')", ""),
+    "exit that is caught": ("try:\n    print('YES')\n    exit()\nexcept Exception:\n    print('NO')", ""),
+    "exit shown": ("print(exit, quit, repr(help), type(license).__name__, sorted(vars(__builtins__))[:5])", ""),
+    "streams": (
+        "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr): print(s, s.mode, s.name, s.errors, s.buffer.mode,"
+        " s.buffer.name, s.buffer.raw, s.line_buffering, s.fileno(), s.isatty())",
+        "x",
+    ),
+    "fast reader": (
+        "import os, sys, io\nclass Fast(io.IOBase):\n    def __init__(self, file):\n        self.fd = file.fileno()\n"
+        "        self.buffer = io.BytesIO()\n        self.writable = 'x' in file.mode or 'r' not in file.mode\n"
+        "    def read(self):\n        return os.read(self.fd, 1 << 16)\nprint(Fast(sys.stdin).read().split())",
+        "1 2\n",
+    ),
+    "another encoding": ("import sys\nsys.stdin.reconfigure(encoding='latin-1')\nprint(ascii(input()))", "é\n"),
+    "other errors": (
+        "import sys\nsys.stdin.reconfigure(errors='replace', newline='\\n')\nsys.stdout.reconfigure(encoding='ascii')\n"
+        "print(input())",
+        "a\n",
+    ),
+    "reconfigured too late": (
+        "import sys, io\ninput()\ntry: sys.stdin.reconfigure(encoding='latin-1')\n"
+        "except io.UnsupportedOperation as e: print(e)",
+        "a\nb\n",
+    ),
+    "destructors": (
+        "count = 3\nclass A:\n    def __init__(self, name): self.name = name\n"
+        "    def __del__(self): print('bye', self.name, count, len(held))\n"
+        "held = [1]\na = A('a')\nb = A('b'); b.me = b\nprint('last line')",
+        "",
+    ),
+    "generators that are open": (
+        "def g():\n    try: yield 1\n    finally: print('closed')\nit = g()\nprint(next(it))",
+        "",
+    ),
+    "a file at the end": ("out = open(1, 'w', closefd=False)\nprint('first')\nout.write('second')", ""),
+    "a mark at the begin": ("\ufeffprint('marked')", ""),
+    "sets": ("print({'a', 'b', 'c'}, sorted(set('hello world')), hash('verizero'), {frozenset('ab'), 'x'})", ""),
+}
+
+
+@pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
+def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1, walls=request.param) as made:
+        yield made
+
+
+def by_cpython(program: str, stdin: str, folder: Path) -> bytes:
+    """Return what the program prints under a plain interpreter with the sandbox's hash seed and encoding."""
+    (folder / "main.py").write_text(program, encoding="utf-8")
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=folder, input=stdin.encode(), capture_output=True, env=environment, check=False
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_prints_what_it_prints_elsewhere(pool: sandbox.Pool, name: str, tmp_path: Path) -> None:
+    program, stdin = PROGRAMS[name]
+    expected = by_cpython(program, stdin, tmp_path).decode()
+    assert expected, "the plain interpreter must run it"
+    result = sandbox.run(program, [{"input": stdin, "output": expected}] * 3, pool=pool)
+    assert result.passed, (result.tests[0], expected)
+
+
+def test_equal_runs_agree_in_every_worker() -> None:
+    """Names of attributes, sets and default hashes: with seeds of their own, one worker in thousands would agree."""
+    program = "print(*{chr(n) * 3 for n in range(97, 123)}, hash('a'), [*{object(): 1 for _ in range(9)}.values()])"
+    printed = set()
+    for _ in range(2):
+        with sandbox.Pool(workers=2) as pool:
+            printed |= {sandbox.execute(program, pool=pool).stdout for _ in range(4)}
+    assert len(printed) == 1
