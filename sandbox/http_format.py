@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from verizero.pipeline.fences import blocks_in, program_among
 from verizero.sandbox.api import Trial
 from verizero.sandbox.languages import NO_COMPILE, available
 from verizero.sandbox.results import Limits, RunResult, TestResult
 from verizero.sandbox.worker import codec
-
-_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
@@ -70,10 +68,10 @@ def _test_from_json(data: Mapping[str, Any]) -> TestResult:
     return TestResult(**fields, encoded=encoded)
 
 
-def code_in(completion: str) -> str:
-    """Return the last fenced block of a completion, or all of it if it has none."""
-    blocks = _FENCE.findall(completion)
-    return str(blocks[-1]) if blocks else completion
+def code_in(completion: str, language: str) -> str:
+    """Return the program in a completion: the last fenced block of the language, or all of it if it has none."""
+    program = program_among(blocks_in(completion)[0], language)
+    return completion if program is None else program
 
 
 def fusion_run(result: TestResult) -> dict[str, Any]:

@@ -153,7 +153,8 @@ class SandboxService(Service):
     def submit(self, request: Submit) -> dict[str, Any]:
         """Run the code in a completion on the tests of the request, in SandboxFusion's form."""
         config = request.config or SubmitConfig()
-        code, tests = http_format.code_in(request.completion), http_format.fusion_tests(config.provided_data)
+        code = http_format.code_in(request.completion, config.language)
+        tests = http_format.fusion_tests(config.provided_data)
         limits = self.limits.lowered(wall_s=config.run_timeout, cpu_s=config.run_timeout)
         (result,) = self._run([Trial(code, tests, "stdin", limits, False, config.language)])
         verdicts = [

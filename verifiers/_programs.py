@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import Answer, after_thinking, code_blocks, last_tag
+from verizero.verifiers.answer import Answer, after_thinking, last_tag, program_places
 
 Mode = Literal["stdin", "function"]
 Test = dict[str, Any]
 Work = TypeVar("Work")
-
-TAGS: Mapping[str, frozenset[str]] = {
-    "python": frozenset({"python", "py", "python3", "pypy", "pypy3"}),
-    "c": frozenset({"c"}),
-    "cpp": frozenset({"cpp", "c++", "cc", "cxx"}),
-    "javascript": frozenset({"javascript", "js", "node"}),
-    "bash": frozenset({"bash", "sh", "shell"}),
-    "sql": frozenset({"sql", "sqlite", "sqlite3"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +30,11 @@ class Suite:
     fn: str | None = None
     alternative: tuple[Test, ...] | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions that the tests call."""
+        return tuple(dict.fromkeys(str(t["fn"]) for t in self.tests)) if self.mode == "function" else ()
+
     def first(self, at_most: int | None) -> Suite:
         """Return this suite with at most that many tests, spread evenly, so that large inputs are among them."""
         n = len(self.tests)
@@ -49,31 +45,29 @@ class Suite:
         return Suite(self.mode, tuple(self.tests[i] for i in chosen), self.fn, other)
 
 
-def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Answer:
-    """Return the program in a response: the last closed fence of that language or without one, else the answer.
+def program_of(attempt: Attempt, language: str = "python", names: Sequence[str] = ()) -> Answer:
+    """Return the program in a response: the last closed fence of that language, else one without a tag, else all of it.
 
-    With `defines`, the last fence that defines that name wins over later ones (usage examples follow solutions).
+    `names` are what the tests call: the fence that defines them wins over later ones (usage examples follow solutions).
     An unclosed fence or a fence of other languages only is no answer.
     """
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    tagged = last_tag(part.text, "answer")
+    tagged = last_tag(part.text, "answer", program_places(part.text))
     text = tagged.text if tagged.text is not None else part.text
-    blocks, left_open = code_blocks(text)
-    fitting = [b.text for b in blocks if b.text.strip() and (not b.language or b.language in TAGS[language])]
-    if defines is not None:
-        name = re.compile(rf"\b(?:def|class|function)\s+{re.escape(defines)}\b|^{re.escape(defines)}\s*=", re.MULTILINE)
-        fitting = [b for b in fitting if name.search(b)] or fitting
-    if fitting:
-        return Answer(fitting[-1], "fenced")
+    blocks, left_open = blocks_in(text)
+    program = program_among(blocks, language, names)
+    if program is not None:
+        return Answer(program, "fenced")
     if left_open:
         return Answer(None, "unclosed_fence")
     if blocks:
-        return Answer(None, f"no_{language}_block")
+        others = ", ".join(dict.fromkeys(b.language for b in blocks if b.language))
+        return Answer(None, f"no_{language}_block: {f'fences of {others:.80}' if others else 'empty fences'}")
     if attempt.truncated:
         return Answer(None, "truncated")
-    return Answer(text, "bare")
+    return Answer(text.removeprefix("\ufeff"), "bare")
 
 
 def suite_of(reference: Any) -> Suite:

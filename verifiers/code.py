@@ -44,7 +44,7 @@ def grade(attempts: Sequence[Attempt], params: CodeParams, run: Run) -> list[Ver
         suite = suite_of(attempt.reference).first(params.max_tests)
         if params.language != "python" and suite.mode == "function":
             raise DataError(f"function tests call Python; for {params.language} give 'input' and 'output'")
-        program = program_of(attempt, params.language, suite.fn)
+        program = program_of(attempt, params.language, suite.names)
         if program.text is None:
             return program.no_answer()
         job = Job(program.text, suite.tests, suite.mode, params.language, stop)

@@ -12,9 +12,10 @@ import referencing
 from pydantic import Field
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
-from verizero.verifiers.answer import Answer, after_thinking, code_blocks, last_tag
+from verizero.verifiers.answer import Answer, after_thinking, last_tag
 from verizero.verifiers.base import VerifierParams, verifier
 
 
@@ -138,7 +139,7 @@ def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Answer:
     text = tagged.text if tagged.text is not None else part.text
     if text.lstrip()[:1] in ("{", "["):
         return Answer(text, "bare")
-    blocks, left_open = code_blocks(text)
+    blocks, left_open = blocks_in(text)
     fitting = [b for b in blocks if b.language in ("", "json")]
     if len(fitting) > 1:
         return Answer(None, "several_blocks")

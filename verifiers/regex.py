@@ -9,10 +9,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._programs import grade_distinct
 from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
-from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged, code_blocks, final_answer, too_long
+from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged, final_answer, too_long
 from verizero.verifiers.base import verifier
 
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
@@ -82,7 +83,7 @@ def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Answer:
     answer = boxed_or_tagged(part.text)
     if answer is not None:
         return answer
-    blocks, left_open = code_blocks(part.text)
+    blocks, left_open = blocks_in(part.text)
     if blocks or left_open:
         return Answer(blocks[-1].text.strip(), "fenced") if blocks and not left_open else Answer(None, "unclosed_fence")
     if attempt.truncated or "\n" in part.text:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged, code_blocks
+from verizero.verifiers.answer import Answer, after_thinking, boxed_or_tagged
 from verizero.verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
@@ -64,7 +65,7 @@ def _grid_text(attempt: Attempt) -> Answer:
     answer = boxed_or_tagged(part.text)
     if answer is not None:
         return Answer(None, "several_answers") if answer.text is not None and answer.others else answer
-    blocks, left_open = code_blocks(part.text)
+    blocks, left_open = blocks_in(part.text)
     if blocks or left_open:
         return Answer(blocks[-1].text, "fenced") if blocks else Answer(None, "unclosed_fence")
     return Answer(None, "truncated") if attempt.truncated else part

@@ -40,7 +40,7 @@ def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> lis
 
     def prepare(attempt: Attempt) -> tuple[str, AssertSuite] | Verdict:
         suite = _suite(attempt.reference)
-        program = program_of(attempt, "python", suite.names[0] if len(suite.names) == 1 else None)
+        program = program_of(attempt, "python", suite.names)
         return program.no_answer() if program.text is None else (program.text, suite)
 
     def key(work: tuple[str, AssertSuite]) -> str:

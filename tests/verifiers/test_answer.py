@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verifiers.fake_sandbox import FakeSandbox
+from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers import regex as regex_module
-from verizero.verifiers.answer import MAX_TAIL, Answer, after_thinking, code_blocks, final_answer, is_blank, last_box
+from verizero.verifiers.answer import MAX_TAIL, Answer, after_thinking, final_answer, is_blank, last_box
 from verizero.verifiers.answer.words import CUES
 from verizero.verifiers.base import load as load_verifier
 
@@ -303,5 +304,5 @@ def test_a_megabyte_is_read(piece: str) -> None:
     """A scan that is quadratic in the length would take hours here."""
     flood = piece * (1_000_000 // len(piece))
     read(flood)
-    code_blocks(flood)
+    blocks_in(flood)
     last_box(flood)

@@ -70,7 +70,9 @@ NOTHING = [
     (f"<think>{SOLVE_LINE}</think>", "empty_answer"),
     (f"<think>{SOLVE_LINE}", "unclosed_thinking"),
     (f"```python\n{SOLVE_LINE}", "unclosed_fence"),
-    ("```cpp\nint f(int x) { return 3*x+7; }\n```", "no_python_block"),
+    ("```cpp\nint f(int x) { return 3*x+7; }\n```", "no_python_block: fences of cpp"),
+    ("```\n```\n", "no_python_block: empty fences"),
+    ("```cpp\nf\n```\n```text\n13\n```", "no_python_block: fences of cpp, text"),
 ]
 BROKEN: list[Any] = [
     {"tests": []},

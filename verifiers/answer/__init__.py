@@ -13,13 +13,12 @@ from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer.parts import (
     MAX_TAIL,
     Answer,
-    Block,
     after_thinking,
     boxed_or_tagged,
-    code_blocks,
     is_blank,
     last_box,
     last_tag,
+    program_places,
     without_decoration,
 )
 from verizero.verifiers.answer.prose import announced_answer, concluding_answer
@@ -27,15 +26,14 @@ from verizero.verifiers.answer.prose import announced_answer, concluding_answer
 __all__ = [
     "MAX_TAIL",
     "Answer",
-    "Block",
     "after_thinking",
     "boxed_or_tagged",
-    "code_blocks",
     "final_answer",
     "is_blank",
     "last_box",
     "last_tag",
     "one_answer",
+    "program_places",
     "too_long",
     "without_decoration",
 ]

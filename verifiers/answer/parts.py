@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer import hedges
 from verizero.verifiers.answer.words import OTHER_PROSE
@@ -17,7 +20,8 @@ MAX_TAIL = 20_000
 """Maximum of characters that are read, from the end."""
 MAX_BOXES = 20
 """Boxes that are joined to one list; more are a flood."""
-OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking>")
+OPENING_TAGS = ("<think>", "<thinking>")
+OPENING, CLOSING, TAG = (re.compile(rf"<{slash}think(?:ing)?>") for slash in ("", "/", "/?"))
 BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s{0,3}(\{)?|\\.|[{}]", re.DOTALL)
 BARE_BOX = re.compile(r"[+-]?[A-Za-z0-9.]{1,40}")
 BETWEEN = re.compile(
@@ -26,7 +30,8 @@ BETWEEN = re.compile(
     re.IGNORECASE,
 )
 """Text between two boxes that makes them one list: "or", "and", commas, the name of the next value."""
-FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+HIDING = re.compile(r"[\"'`#]|//|--")
+"""Marks of strings and comments of the languages that programs are written in."""
 END_TOKENS = re.compile(
     r"(?:\s{0,9}(?:<\|[A-Za-z_]{1,40}\|>|<｜[^<>|｜]{1,40}｜>|</s>|<eos>|<end_of_turn>|<end_of_utterance>)){1,9}\Z"
 )
@@ -80,18 +85,36 @@ def after_thinking(attempt: Attempt) -> Answer:
     """Return the response after its last closing thinking tag, stripped.
 
     There is none if thinking is opened behind that tag, or by the prompt, and never closed; or if nothing follows it.
+    Tags in the text of a program, which a closed fence shows, are no thinking.
     """
-    text = attempt.response
-    start = 0
-    # Any spelling closes any other: text that follows a closing tag is meant to be read.
-    closed = max(text.rfind(tag) for tag in CLOSING_TAGS)
-    if closed >= 0:
-        start = text.index(">", closed) + 1
-    opened_by_prompt = closed < 0 and attempt.prompt.rstrip().endswith(OPENING_TAGS)
-    if opened_by_prompt or any(tag in text[start:] for tag in OPENING_TAGS):
+    text, start = attempt.response, 0
+    if attempt.prompt.rstrip().endswith(OPENING_TAGS) or text.lstrip().startswith(OPENING_TAGS):
+        # Any spelling closes any other: text that follows a closing tag is meant to be read.
+        first = CLOSING.search(text)
+        if first is None:
+            return Answer(None, "unclosed_thinking")
+        start = first.end()
+    programs = program_places(text, start) if TAG.search(text, start) else []
+    for closing in CLOSING.finditer(text, start):
+        # A fence that was never closed in thinking ends at one of the answer: its tag is in no string and no comment.
+        before = text[text.rfind("\n", 0, closing.start()) + 1 : closing.start()]
+        if not _is_inside(closing.start(), programs) or HIDING.search(before) is None:
+            start = closing.end()
+    if any(not _is_inside(opening.start(), programs) for opening in OPENING.finditer(text, start)):
         return Answer(None, "unclosed_thinking")
     text = END_TOKENS.sub("", text[start:].strip()).rstrip()
     return Answer(None, "empty_answer") if is_blank(text) else Answer(text, "response")
+
+
+def program_places(text: str, start: int = 0) -> list[tuple[int, int]]:
+    """Return (start, end) of the blocks behind `start` that their own fences close, in order."""
+    blocks, _ = blocks_in(text[start:])
+    return [(start + b.start, start + b.end) for b in blocks if b.is_whole]
+
+
+def _is_inside(at: int, places: Sequence[tuple[int, int]]) -> bool:
+    number = bisect_right(places, at, key=lambda place: place[0])
+    return number > 0 and at < places[number - 1][1]
 
 
 def is_blank(text: str) -> bool:
@@ -152,18 +175,29 @@ def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
     return boxes, unclosed[-1] if unclosed else None
 
 
-def last_tag(text: str, tag: str = "answer") -> Answer:
-    """Return the content of the last `<tag>...</tag>`; reason "no_<tag>_tag" if the tag is never opened."""
-    opened = text.rfind(f"<{tag}>")
-    if opened < 0:
+def last_tag(text: str, tag: str = "answer", programs: Sequence[tuple[int, int]] = ()) -> Answer:
+    """Return the content of the last `<tag>...</tag>`; reason "no_<tag>_tag" if the tag is never opened.
+
+    Tags within `programs`, places as of `program_places`, are no tags.
+    """
+    opened = _outside(text, f"<{tag}>", programs)
+    if opened is None:
         return Answer(None, f"no_{tag}_tag")
-    closed = text.find(f"</{tag}>", opened)
-    if closed < 0:
+    closed = _outside(text, f"</{tag}>", programs, opened) if programs else text.find(f"</{tag}>", opened)
+    if closed is None or closed < 0:
         return Answer(None, f"unclosed_{tag}_tag")
     content = text[opened + len(tag) + 2 : closed].strip()
     if is_blank(content):
         return Answer(None, f"empty_{tag}_tag")
     return Answer(content, f"{tag}_tag", content, other_language=is_other_language(text))
+
+
+def _outside(text: str, mark: str, programs: Sequence[tuple[int, int]], start: int = 0) -> int | None:
+    """Return where the last mark behind `start` is that no program holds; None if there is none."""
+    at = text.rfind(mark, start)
+    while at >= 0 and _is_inside(at, programs):
+        at = text.rfind(mark, start, at)
+    return at if at >= 0 else None
 
 
 def boxed_or_tagged(text: str) -> Answer | None:
@@ -203,25 +237,3 @@ def _closing_brace(text: str, opened: int) -> int | None:
         if depth == 0 and brace[0] == "}":
             return opened + brace.start()
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A fenced code block: its language tag in lower case ("" if none) and its text."""
-
-    language: str
-    text: str
-
-
-def code_blocks(text: str) -> tuple[list[Block], bool]:
-    """Return all closed fenced blocks in order, and True if a last one was left open."""
-    blocks: list[Block] = []
-    opened: re.Match[str] | None = None
-    for line in FENCE.finditer(text):
-        mark, tag = line[1], line[2]
-        if opened is None:
-            opened = line
-        elif not tag and mark[0] == opened[1][0] and len(mark) >= len(opened[1]):
-            blocks.append(Block(opened[2].lower(), text[opened.end() : line.start()].strip("\n")))
-            opened = None
-    return blocks, opened is not None
