@@ -10,6 +10,7 @@
     │   ├── InUse           another process holds the folder
     │   ├── ResumeRefused   the folder has a run, or none, and the command says `never` or `must`
     │   ├── Collapsed       the guard against a collapse stopped the run
+    │   ├── Stopped         a callback ended the run
     │   ├── GradersFailed   graders failed so often that nothing was trained
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
     ├── EngineError         the rollout engine failed or confirmed another weight version
@@ -112,6 +113,10 @@ class ResumeRefused(RunError):
 
 class Collapsed(RunError):
     """RL is collapsing, and the guard stopped it."""
+
+
+class Stopped(RunError):
+    """A callback ended the run; its checkpoint is written."""
 
 
 class GradersFailed(RunError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +15,16 @@ from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, RoundsConfig
 from verizero.pipeline.diagnosis.cards import cards_of
+from verizero.pipeline.errors import Stopped
 from verizero.pipeline.loop.diagnosing import report_causes
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rollback import RolledBack
 from verizero.pipeline.models.load import quiet
-from verizero.pipeline.report.ended import ended_well, record_end
+from verizero.pipeline.report.ended import Ended, ended_well, record_end
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress, Silent
 from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.run.callbacks import Callback, load_callbacks
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
@@ -30,6 +33,7 @@ from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.stages.evaluate import evaluate
+from verizero.pipeline.train.ranks import ranks_of_environment
 
 
 class Orchestrator(Protocol):
@@ -71,18 +75,23 @@ def train(
     resume: Resume,
     progress: Progress,
     orchestrator: Orchestrator | None = None,
+    callbacks: Sequence[str | Callback] = (),
 ) -> dict[str, Any]:
     """Run the recipe in this process, from its newest checkpoint if there is one; return the summary.
 
-    `orchestrator`: shows the run, its stages and their phases; None: nothing does.
+    `orchestrator`: shows the run, its stages and their phases; None: nothing does. `callbacks`: more than the recipe's.
     """
     quiet()
     shown = InProcess() if orchestrator is None else orchestrator
+    loaded = load_callbacks(config.callbacks, base_dir, callbacks, ranks_of_environment().is_first)
 
     def run() -> dict[str, Any]:
         with open_run(config, base_dir, folder, resume, progress) as session:
+            session.recorder.callbacks = loaded
             for stage, items in items_by_stage(session.run, session.state):
-                shown.stage(session, stage, partial(run_items, session, items))
+                shown.stage(session, stage, partial(run_until_stopped, session, items))
+                if loaded.stopped_by:
+                    break
             return shown.report(session, finish)
 
     return shown.run(config, folder, run)
@@ -98,6 +107,12 @@ def items_until(run: Run, state: RunState, last: Item) -> list[Item]:
     """Return the items that are still to be done, up to `last`."""
     items = schedule(run.recipe)
     return state.items_left(items[: items.index(last) + 1])
+
+
+def run_until_stopped(session: Session, items: list[Item], wrap: PhaseWrapper) -> None:
+    """Do the items, or those before a callback ended the run."""
+    with suppress(Stopped):
+        run_items(session, items, wrap)
 
 
 def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrapped) -> None:
@@ -131,6 +146,7 @@ def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrappe
                 causes = report_causes(recorder, run.rank_folder, item, is_over)
             announce_round(session.setup, state, recorder, item, causes)
         save(session)
+        recorder.callbacks.raise_if_stopped()
 
 
 def announce_round(
@@ -165,6 +181,8 @@ def finish(session: Session) -> dict[str, Any]:
         if section.max_tokens is not None
     }
     ended = ended_well(run.rank_folder, budgets)
+    if stopped_by := session.recorder.callbacks.stopped_by:
+        ended = Ended("stopped", session.recorder.step_label, stopped_by)
     record_end(run.rank_folder, ended)
     session.recorder.say(str(ended))
     summary = build_summary(run.rank_folder)

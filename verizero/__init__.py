@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from verizero.pipeline.errors import VerizeroError
     from verizero.pipeline.library.train import train
     from verizero.pipeline.library.trained import TrainedRun
+    from verizero.pipeline.run.callbacks import STOP, Event
     from verizero.pipeline.types import Attempt, Verdict
     from verizero.verifiers.base import verifier
 
-__all__ = ["Attempt", "TrainedRun", "Verdict", "VerizeroError", "train", "verifier"]
+__all__ = ["STOP", "Attempt", "Event", "TrainedRun", "Verdict", "VerizeroError", "train", "verifier"]
 _HOMES = {
+    "STOP": "verizero.pipeline.run.callbacks",
     "Attempt": "verizero.pipeline.types",
+    "Event": "verizero.pipeline.run.callbacks",
     "TrainedRun": "verizero.pipeline.library.trained",
     "Verdict": "verizero.pipeline.types",
     "VerizeroError": "verizero.pipeline.errors",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, TypeVar, get_args
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from verizero.pipeline import registry
@@ -74,6 +74,9 @@ class RunConfig(Section):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
+    callbacks: tuple[str, ...] = Field(
+        (), description="file.py:function, each called after every step and evaluation (docs/python.md)"
+    )
     prefect: PrefectConfig = PrefectConfig()
     launch: LaunchConfig = LaunchConfig()
 
@@ -99,6 +102,14 @@ class RunConfig(Section):
                         + (f"name {possible}" if possible else f"put a stage that leaves {file} before it")
                     )
         return self
+
+    @field_validator("callbacks")
+    @classmethod
+    def _are_paths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not all(path.rpartition(":")):
+                raise ValueError(f"a callback is file.py:function, from the recipe's folder, got {path!r}")
+        return value
 
     @model_validator(mode="after")
     def _graders_are_there(self) -> RunConfig:

@@ -18,6 +18,7 @@ from verizero.pipeline.library.given import Data
 from verizero.pipeline.library.recipe import FILE, FOLDER, STEPS, Wish, write_recipe
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.report.progress import Progress, Silent, for_terminal
+from verizero.pipeline.run.callbacks import Callback
 
 
 def train(
@@ -34,6 +35,7 @@ def train(
     output: str | None = None,
     resume: Resume = "auto",
     quiet: bool = False,
+    callbacks: Sequence[str | Callback] = (),
     **fields: Any,
 ) -> TrainedRun:
     """Train and return the run. Called again with the same arguments, it continues a run that was stopped.
@@ -49,6 +51,8 @@ def train(
         which on a response counts as right. output: the folder of runs; None: "runs".
     name: the run's name; None: of model and data. resume: "auto" continues a run of this name, "never" refuses one, and
         "must" refuses to start a new one. quiet: True: no output.
+    callbacks: functions f(event), or "file.py:function", called after each step and each evaluation; one that returns
+        `vz.STOP` ends the run. They are no part of the recipe.
     fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
 
     Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.
@@ -76,10 +80,12 @@ def train(
     with closing(progress):
         for line in lines:
             progress.say(line)
-        return run_recipe(path, overrides, resume, progress)
+        return run_recipe(path, overrides, resume, progress, callbacks)
 
 
-def run_recipe(path: Path, overrides: Sequence[str], resume: Resume, progress: Progress) -> TrainedRun:
+def run_recipe(
+    path: Path, overrides: Sequence[str], resume: Resume, progress: Progress, callbacks: Sequence[str | Callback] = ()
+) -> TrainedRun:
     """Run the recipe at `path` in this process, without an orchestrator; return the run."""
     from verizero.pipeline.whole_run import train as train_all
 
@@ -90,7 +96,7 @@ def run_recipe(path: Path, overrides: Sequence[str], resume: Resume, progress: P
             "not from Python; drop it"
         )
     folder = run_folder(config)
-    train_all(config, path.resolve().parent, folder, resume, progress)
+    train_all(config, path.resolve().parent, folder, resume, progress, callbacks=callbacks)
     return TrainedRun(folder)
 
 

@@ -37,8 +37,8 @@ def record_step(
     item: Item,
     batch: Batch,
     update: StepMetrics | None,
-) -> StepMetrics:
-    """Write the metrics of one step and the responses of some groups; return the metrics.
+) -> StepRow:
+    """Write the metrics of one step and the responses of some groups; return the row of metrics.
 
     `update`: the metrics of the update; None if there was none.
     """
@@ -62,16 +62,15 @@ def record_step(
     if update is not None:
         row |= trained_responses(batch.groups)
         recorder.work.add("update", *trained_tokens_and_flops(workers, setup, batch.groups, update))
-    recorder.store.metrics(
-        StepRow(
-            stage=item.stage,
-            stage_kind=item.kind,
-            round=item.round,
-            step=state.rl_step + 1,
-            metrics=row,
-            **recorder.take_measures(),
-        )
+    step_row = StepRow(
+        stage=item.stage,
+        stage_kind=item.kind,
+        round=item.round,
+        step=state.rl_step + 1,
+        metrics=row,
+        **recorder.take_measures(),
     )
+    recorder.store.metrics(step_row)
     recorder.track(row, state.rl_step + 1)
     write_samples(workers, setup, state, recorder, item, batch)
     shown = {
@@ -80,7 +79,7 @@ def record_step(
         "kl": row.get("kl/k3", row.get("distill/kl", 0.0)),
     }
     recorder.progress.advance(state.step + 1, shown)
-    return row
+    return step_row
 
 
 def write_samples(

@@ -14,6 +14,7 @@ from verizero.pipeline.loop.parity import check_parity
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
+from verizero.pipeline.report.row_types import Numbers, StepRow
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.saving import save
@@ -44,12 +45,14 @@ def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) 
     recorder.progress.begin(item.label, state.step, item.num_steps)
     while state.step < item.num_steps and not is_out_of_tokens(rollouts, setup, state):
         recorder.step_label = f"{item.label} step {state.step + 1}"
-        metrics = wrap("step", one_step)(session, item, phases)
-        guard_against_collapse(session, item, metrics)
+        row, groups = wrap("step", one_step)(session, item, phases)
+        guard_against_collapse(session, item, row.metrics)
+        recorder.callbacks.call(run.ranks, row, groups)  # before the checkpoint: a kill between would leave it out
         is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
         # No checkpoint after steps whose graders failed: a run that stops for that repeats them.
-        if is_due and not state.stage.lost_steps:
+        if (is_due or recorder.callbacks.stopped_by) and not state.stage.lost_steps:
             save(session)
+        recorder.callbacks.raise_if_stopped()
     if state.step < item.num_steps:
         recorder.say(
             f"{item.label} ends after {state.step} of {item.num_steps} steps: "
@@ -60,8 +63,8 @@ def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) 
         rollouts.drop()
 
 
-def one_step(session: Session, item: Item, phases: Phases) -> StepMetrics:
-    """Fill a batch, train on it, publish the new weights; write and return the step's metrics."""
+def one_step(session: Session, item: Item, phases: Phases) -> tuple[StepRow, list[Group]]:
+    """Fill a batch, train on it, publish the new weights, write metrics; return their row and the sampled groups."""
     workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
     with recorder.timed("total"):
         batch = fill_batch(workers, setup, state, phases)
@@ -73,15 +76,16 @@ def one_step(session: Session, item: Item, phases: Phases) -> StepMetrics:
         if workers.graders.second is not None:
             batch.opinions = merged(session.run.ranks.gather(workers.graders.second.take()))
     row = record_step(workers, setup, state, recorder, item, batch, metrics)
-    state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if failed_to_grade(row) else []
+    is_lost = failed_to_grade(row.metrics)
+    state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if is_lost else []
     stop_if_grading_fails(state, recorder, setup.rounds.max_bad_steps)
     state.step += 1
     state.rl_step += 1
     move_reference(workers.backend, setup, state, metrics or {})
-    return row
+    return row, batch.sampled
 
 
-def failed_to_grade(row: StepMetrics) -> bool:
+def failed_to_grade(row: Numbers) -> bool:
     """True if a step with these metrics trained nothing, and graders failed on half of its groups or more."""
     num_failed, num_sampled = row["groups/infrastructure"], row["groups/sampled"]
     return bool(row["update/skipped"]) and num_failed > 0 and 2 * num_failed >= num_sampled

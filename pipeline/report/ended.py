@@ -17,6 +17,7 @@ from verizero.pipeline.errors import (
     DISK_FULL,
     Collapsed,
     GradersFailed,
+    Stopped,
     VerizeroError,
     chain_of,
     exception_text,
@@ -27,7 +28,15 @@ from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.summary import build_summary
 
 Reason = Literal[
-    "done", "tokens_spent", "stopped_by_guard", "graders_failed", "interrupted", "disk_full", "machine", "error"
+    "done",
+    "tokens_spent",
+    "stopped",
+    "stopped_by_guard",
+    "graders_failed",
+    "interrupted",
+    "disk_full",
+    "machine",
+    "error",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 INFO = "run.json"
@@ -62,6 +71,8 @@ def ended_by(exc: BaseException, where: str) -> Ended:
     reason: Reason = "error"
     if isinstance(exc, Collapsed):
         reason = "stopped_by_guard"
+    elif isinstance(exc, Stopped):
+        reason = "stopped"
     elif isinstance(exc, GradersFailed):
         reason = "graders_failed"
     elif fault:

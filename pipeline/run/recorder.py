@@ -13,6 +13,7 @@ from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers import Trackers
 from verizero.pipeline.rollout.generate import Count
+from verizero.pipeline.run.callbacks import Callbacks
 from verizero.pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -40,6 +41,7 @@ class Recorder:
         self._peaks = peaks
         self.progress: Progress = progress or Silent()
         self.listener: Listener = ignore_event
+        self.callbacks = Callbacks()
         self.step_label = ""
         """The present step in words, e.g. "round 1 step 7"."""
         self._under_way = ""

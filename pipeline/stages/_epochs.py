@@ -44,8 +44,9 @@ def last_steps_of_chunks(session: Session, item: Item, total: int, *every: int |
         recorder.step_label = f"{item.label} steps {state.step + 1}-{last_step}"
         session.workers.rollouts.free_memory()  # pairs were sampled before, or an evaluation came between
         yield last_step
-        if last_step < total:
+        if last_step < total or recorder.callbacks.stopped_by:
             save(session)
+        recorder.callbacks.raise_if_stopped()
 
 
 def train_steps(
@@ -73,23 +74,22 @@ def train_steps(
         state.step += 1
         yield metrics
         _record(session, item, metrics)
+        # After a chunk's last step the caller first counts a version of the policy; `last_steps_of_chunks` stops then.
+        if recorder.callbacks.stopped_by and state.step < last_step:
+            save(session)
+            recorder.callbacks.raise_if_stopped()
 
 
 def _record(session: Session, item: Item, metrics: StepMetrics) -> None:
-    """Write the step that was just done to metrics.jsonl, the trackers and the progress bar."""
+    """Write the step that was just done to metrics.jsonl, the trackers and the progress bar, and call the callbacks."""
     recorder, step = session.recorder, session.state.step
-    recorder.store.metrics(
-        StepRow(
-            stage=item.stage,
-            stage_kind=item.kind,
-            round=item.round,
-            step=step,
-            metrics=metrics,
-            **recorder.take_measures(),
-        )
+    row = StepRow(
+        stage=item.stage, stage_kind=item.kind, round=item.round, step=step, metrics=metrics, **recorder.take_measures()
     )
+    recorder.store.metrics(row)
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
     recorder.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})
+    recorder.callbacks.call(session.run.ranks, row)
 
 
 def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, stage: str) -> list[int]:

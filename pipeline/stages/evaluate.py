@@ -53,20 +53,19 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
         recorder.store.rollouts(
             row for g in shown for row in sample_rows(g, stage, item.round, state.rl_step, roll_backs=times)
         )
-    recorder.store.metrics(
-        EvaluationRow(
-            stage=item.stage,
-            stage_kind=None if item.stage == BASE else setup.kind,
-            round=item.round,
-            step=state.rl_step,
-            label=item.label,
-            k=config.evaluation.k,
-            domains=domains,
-            verdicts=dict(sorted(tally.statuses.items())),
-            retried=tally.retried,
-            time=recorder.take_times(),
-        )
+    evaluation_row = EvaluationRow(
+        stage=item.stage,
+        stage_kind=None if item.stage == BASE else setup.kind,
+        round=item.round,
+        step=state.rl_step,
+        label=item.label,
+        k=config.evaluation.k,
+        domains=domains,
+        verdicts=dict(sorted(tally.statuses.items())),
+        retried=tally.retried,
+        time=recorder.take_times(),
     )
+    recorder.store.metrics(evaluation_row)
     for domain in domains:
         own_groups = [g for g in (*sampled, *greedy) if g.prompt.domain == domain]
         require_verdicts(f"{recorder.step_label}, domain {domain!r}", own_groups)
@@ -81,6 +80,7 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     }
     recorder.progress.advance(1, pass_rates)
     recorder.say(f"{item.label}: " + ", ".join(f"{name} {value:.3f}" for name, value in pass_rates.items()))
+    recorder.callbacks.call(run.ranks, evaluation_row)
     return domains
 
 

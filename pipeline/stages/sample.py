@@ -58,10 +58,12 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
         lines, metrics = sample_piece(session, item, some, wrap)
         write_lines(run, piece_path(run, item, state.step), lines)
         state.step += 1
-        record(recorder, item, state.step, metrics)
+        row = record(recorder, item, state.step, metrics)
         recorder.progress.advance(state.step, {"kept": metrics["kept"] / max(1.0, metrics["prompts"])})
-        if state.step < total:
+        recorder.callbacks.call(run.ranks, row)
+        if state.step < total or recorder.callbacks.stopped_by:
             save(session)
+        recorder.callbacks.raise_if_stopped()
     run.ranks.barrier()
     join_pieces(run, recorder, item, total)
 
@@ -196,19 +198,14 @@ def line_of(session: Session, item: Item, prompt: Prompt, m: ScoredRollout, hint
     return {**row_of(shown), "source": source}
 
 
-def record(recorder: Recorder, item: Item, step: int, metrics: StepMetrics) -> None:
-    """Write one line of metrics.jsonl for a piece."""
-    recorder.store.metrics(
-        SampleRow(
-            stage=item.stage,
-            stage_kind=item.kind,
-            round=0,
-            step=step,
-            metrics=metrics,
-            time=recorder.take_times(),
-        )
+def record(recorder: Recorder, item: Item, step: int, metrics: StepMetrics) -> SampleRow:
+    """Write one line of metrics.jsonl for a piece, and return it."""
+    row = SampleRow(
+        stage=item.stage, stage_kind=item.kind, round=0, step=step, metrics=metrics, time=recorder.take_times()
     )
+    recorder.store.metrics(row)
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
+    return row
 
 
 def piece_path(run: Run, item: Item, number: int) -> Path:

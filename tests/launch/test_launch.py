@@ -33,6 +33,24 @@ def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
     assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
 
 
+@pytest.mark.integration
+def test_a_callback_of_the_first_rank_stops_all_together(recipe: Path, alone: Path) -> None:
+    watch = recipe.parent / "watch.py"
+    watch.write_text(
+        "from os import environ\n"
+        "import verizero as vz\n"
+        "def on_step(event):\n"
+        "    with open(__file__ + '.seen', 'a') as seen:\n"
+        "        print(environ['RANK'], event.kind, event.step, len(event.groups), file=seen)\n"
+        "    return vz.STOP if event.step == 2 else None\n"
+    )
+    found = by_ranks(recipe, "stopped", f"callbacks=[{watch}:on_step]")
+    assert json.loads((found / "run.json").read_text())["ended"]["reason"] == "stopped"
+    seen = [line.split() for line in Path(f"{watch}.seen").read_text().splitlines()]
+    assert [(rank, step) for rank, kind, step, _ in seen if kind == "step"] == [("0", "1"), ("0", "2")]
+    assert_same_run(by_ranks(recipe, "stopped"), alone)
+
+
 def assert_deadline_named(message: str, act: str, where: str) -> None:
     """The message names the phase and the limit that it had; and rank 1, where a signal stopped it."""
     assert re.match(rf"rank [01] \(process \d+\) ended with status 75 in {where}", message)

@@ -12,6 +12,7 @@ import pytest
 import verizero as vz
 
 SIGNATURES = {
+    "Event": "(stage, round, step, row, _read_groups)",
     "Attempt": "(response, reference, prompt='', truncated=False, messages=(), row=None, response_ids=())",
     "TrainedRun": "(folder)",
     "TrainedRun.chat": "(self, message, system=None)",
@@ -19,11 +20,12 @@ SIGNATURES = {
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
     "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=())",
     "train": "(model, data=None, *, reward=None, evaluation=None, name=None, algorithm=None, steps=None, weights=None, "
-    "success=None, output=None, resume='auto', quiet=False, **fields)",
+    "success=None, output=None, resume='auto', quiet=False, callbacks=(), **fields)",
     "verifier": "(function=None, /, *, name=None, batch=False)",
 }
 """What users call. A change here changes their programs: say it in the commit."""
 PROPERTIES = {
+    *(f"Event.{name}" for name in ("groups", "kind", "metrics")),
     *(f"TrainedRun.{name}" for name in ("metrics", "model", "report", "results", "summary")),
     *(f"Verdict.{name}" for name in ("is_correct", "is_infrastructure", "is_left_out")),
 }
@@ -43,7 +45,7 @@ PUBLIC = dict(pair for name in vz.__all__ for pair in ((name, getattr(vz, name))
 
 def is_called(value: Any) -> bool:
     """True for functions and classes; nobody outside makes an error of ours."""
-    return not isinstance(value, property) and not (inspect.isclass(value) and issubclass(value, Exception))
+    return callable(value) and not (inspect.isclass(value) and issubclass(value, Exception))
 
 
 def plain_signature(function: Callable[..., Any]) -> str:
@@ -56,7 +58,7 @@ def plain_signature(function: Callable[..., Any]) -> str:
 def test_the_names_and_their_arguments_are_those_that_users_call() -> None:
     assert {name: plain_signature(value) for name, value in PUBLIC.items() if is_called(value)} == SIGNATURES
     assert {name for name, value in PUBLIC.items() if isinstance(value, property)} == PROPERTIES
-    assert PUBLIC.keys() - SIGNATURES.keys() - PROPERTIES == {"VerizeroError"}
+    assert PUBLIC.keys() - SIGNATURES.keys() - PROPERTIES == {"STOP", "VerizeroError"}
     assert set(vz.__all__) <= set(dir(vz))
 
 
@@ -77,5 +79,5 @@ def test_each_name_says_what_it_is_what_it_takes_and_what_it_raises(name: str) -
 
 
 def test_a_wrong_name_lists_the_public_ones() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'tran'; public names: Attempt, TrainedRun"):
+    with pytest.raises(AttributeError, match="no attribute 'tran'; public names: STOP, Attempt, Event"):
         vz.tran  # noqa: B018

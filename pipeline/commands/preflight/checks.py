@@ -20,6 +20,7 @@ from verizero.pipeline.commands.preflight.local_parts import LocalParts, read_lo
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import ranked
+from verizero.pipeline.run.callbacks import load_callbacks
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
 Check = Callable[[LocalParts], Checked]
@@ -39,8 +40,9 @@ def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tup
     """Return the checks of a recipe, tried and not tried, and all findings, the most likely cause first.
 
     `without_model`: nothing is sampled.
-    Raises: ConfigError, or DataError for a verifier, that a run would refuse too.
+    Raises: ConfigError, or DataError for a verifier or a callback, that a run would refuse too.
     """
+    load_callbacks(config.callbacks, base_dir)
     recipe = read_local_parts(config, base_dir)
     try:
         checks = [look(recipe) for look in WITHOUT_MODEL]

@@ -1,0 +1,128 @@
+"""Callbacks: what they are given, what they may return, and what is refused before and during a run."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from tests.loop.scripted import group_of
+from verizero.pipeline.errors import ConfigError, RunError, Stopped
+from verizero.pipeline.report.row_types import EvaluationRow, StepRow
+from verizero.pipeline.run.callbacks import STOP, Callbacks, Event, load_callbacks
+from verizero.pipeline.train.ranks import ALONE, Ranks
+
+ROW = StepRow(stage="rl", stage_kind="rl", round=2, step=7, metrics={"loss": 0.5}, time={})
+
+
+def called(*functions: Any) -> Callbacks:
+    return load_callbacks((), None, functions)
+
+
+def test_an_event_has_the_row_and_its_groups_while_the_callback_runs() -> None:
+    events: list[Event] = []
+    read: list[Any] = []
+
+    def watch(event: Event) -> None:
+        events.append(event)
+        read.extend(event.groups)
+
+    groups = [group_of(0, [1.0, 0.0])]
+    callbacks = called(watch)
+    callbacks.call(ALONE, ROW, groups)
+    callbacks.call(
+        ALONE, EvaluationRow(stage="base", round=0, step=0, label="before", k=1, domains={"d": {"n": 1}}, time={})
+    )
+    step, evaluation = events
+    assert (step.kind, step.stage, step.round, step.step, step.metrics) == ("step", "rl", 2, 7, {"loss": 0.5})
+    assert read == groups
+    assert (evaluation.kind, evaluation.metrics, evaluation.row.domains) == ("evaluation", {}, {"d": {"n": 1}})  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"keep list\(event.groups\)"):
+        step.groups  # noqa: B018
+
+
+def test_stop_is_remembered_and_the_other_callbacks_are_called_too() -> None:
+    steps: list[int] = []
+    callbacks = called(lambda event: STOP, lambda event: steps.append(event.step))
+    callbacks.raise_if_stopped()
+    callbacks.call(ALONE, ROW)
+    assert steps == [7]
+    with pytest.raises(Stopped, match="<lambda> returned STOP; the same command continues"):
+        callbacks.raise_if_stopped()
+
+
+def test_what_raises_or_answers_wrongly_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text("def on_step(event):\n    x = 1\n    raise ValueError('too bad')\n")
+    with pytest.raises(RunError) as failed:
+        load_callbacks(["watch.py:on_step"], tmp_path).call(ALONE, ROW)
+    assert str(failed.value) == f"callback watch.py:on_step failed: ValueError: too bad, at {file}:3"
+    with pytest.raises(RunError, match=r"returned True; return None, or vz\.STOP to end the run"):
+        called(lambda event: True).call(ALONE, ROW)
+
+
+class Pair(Ranks):
+    """One of two ranks, whose messages go through a queue."""
+
+    box: Queue[Any] = Queue()
+
+    def decide_on_first(self, decide: Any) -> Any:
+        if self.is_first:
+            self.box.put(decide())
+            return self.box.queue[0]
+        return self.box.get(timeout=60)
+
+
+@pytest.mark.parametrize("answer", ["stop", "raise"])
+def test_the_first_rank_alone_calls_and_all_learn_the_answer(answer: str) -> None:
+    calls: list[int] = []
+
+    def act(event: Event) -> Any:
+        calls.append(event.step)
+        if answer == "raise":
+            raise ValueError("no")
+        return STOP
+
+    def rank(number: int) -> str:
+        callbacks = load_callbacks((), None, [act], is_first=number == 0)
+        try:
+            callbacks.call(Pair(number, 2), ROW)
+            callbacks.raise_if_stopped()
+        except RunError as exc:
+            return str(exc)
+        return ""
+
+    Pair.box = Queue()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, (0, 1))
+    assert calls == [7]
+    assert first == second
+    assert first
+
+
+@pytest.mark.parametrize(
+    ("callback", "error"),
+    [
+        ("none.py:f", "callback path 'none.py:f': expected 'file.py:function', looked for"),
+        ("there.py:g", "there.py has no 'g'"),
+        ("there.py:number", "is int; give a function"),
+        (lambda: None, "is called as f\\(event\\), and too many positional arguments"),
+        (3, "is int; give a function"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_training(callback: Any, error: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text("number = 3\n")
+    paths, given = ([callback], []) if isinstance(callback, str) else ([], [callback])
+    with pytest.raises(ConfigError, match=error):
+        load_callbacks(paths, tmp_path, given)
+
+
+def test_an_async_callback_is_refused() -> None:
+    async def f(event: Event) -> None:
+        """Do nothing."""
+
+    with pytest.raises(ConfigError, match="is async, and nothing awaits it"):
+        called(f)
