@@ -39,10 +39,14 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
 
     Raises: WorkerDied when the self-test gave no answer.
     """
-    result = worker.execute(frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1), frames.pack_payload(b"", []))
-    if not result.records:
+    order = frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
+    try:
+        result = worker.execute(order, frames.pack_payload(b"", []))
+        if not result.records:
+            raise WorkerDied(f"self-test ended with {result.exit.status}: {result.err.decode(errors='replace')}")
+    except WorkerDied:
         worker.close()
-        raise WorkerDied(f"self-test ended with {result.exit.status}: {result.err.decode(errors='replace')}")
+        raise
     tried: dict[str, bool] = json.loads(result.records[0].value)
     stands = {wall: tried.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import canary, compare
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
-from verizero.sandbox.results import Limits, RunResult, Status, TestResult, require_tests
+from verizero.sandbox.results import WITH_NAMESPACES, Limits, RunResult, Status, TestResult, require_tests
 from verizero.sandbox.trial import cases, run_tests
 from verizero.sandbox.worker import frames
 
@@ -24,6 +26,14 @@ TOOLS = (
 )  # fmt: skip
 _BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
 _SIGNALS_ABI = 6
+_MAX_KILLS = 2
+"""Kills of a program that may have killed itself, after which it is tried again."""
+_KILLED_COMPILER = re.compile(
+    rb"^(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*"
+    rb"|Killed)$",
+    re.MULTILINE,
+)
+"""Messages of gcc and the shell about a compiler or a linker that was killed."""
 NO_COMPILE = "does not compile: "
 """Beginning of the error of a test whose program did not compile."""
 
@@ -139,6 +149,7 @@ class _BuiltProgram:
         self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
         self.binary: bytes | None = None
         self.results: list[TestResult] = []
+        self.kills = 0
 
     def run(self, worker: Worker) -> None:
         """Build and run the program, then check the worker. Raises: WorkerDied."""
@@ -152,6 +163,8 @@ class _BuiltProgram:
             command = ["/bin/sh", "-c", language.build]
             result = _execute(worker, _BUILD_LIMITS, command, language.source, 0o600, b"", self.source, False)
             status, error = _status(result, _BUILD_LIMITS)
+            if result.limit_reached(_BUILD_LIMITS) is None and _is_killed_compiler(result):
+                raise WorkerDied(f"the compiler was killed: {error[-200:]}")
             if status != "passed":
                 failed = TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
                 self.results = [failed] * len(self.inputs)
@@ -163,9 +176,28 @@ class _BuiltProgram:
             stdin = self.inputs[len(self.results)]
             command = [path, *language.start[1:]]
             result = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
+            self._require_not_killed(result, worker.level)
             status, error = _status(result, self.limits)
             out, end = result.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), result.exit
             self.results.append(TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024))
+
+    def _require_not_killed(self, result: ProcessResult, level: int) -> None:
+        """Raise WorkerDied if the program was killed, at no limit of its own; another worker then repeats all of it.
+
+        Without namespaces a program can kill itself, and does so each time: then the last kill counts.
+        """
+        if result.limit_reached(self.limits) is None and _ended_by(result, signal.SIGKILL):
+            self.kills += 1
+            if level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
+                raise WorkerDied("the program was killed from outside")
+
+
+def _is_killed_compiler(result: ProcessResult) -> bool:
+    return _ended_by(result, signal.SIGKILL) or bool(_KILLED_COMPILER.search(result.err))
+
+
+def _ended_by(result: ProcessResult, number: int) -> bool:
+    return os.WIFSIGNALED(result.exit.status) and os.WTERMSIG(result.exit.status) == number
 
 
 def _execute(

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -19,6 +20,9 @@ from verizero.sandbox.worker import frames
 
 T = TypeVar("T")
 _ATTEMPTS = 4
+"""Workers on which a run is tried, should it or its worker be killed."""
+_START_PAUSES_S = (0.05, 0.2, 0.5)
+"""Seconds between two tries to start a worker."""
 _IS_CLOSED = "the sandbox pool is closed; make a new Pool"
 _PER_CORE = 2
 """Workers per core: a run often waits between caller, worker and child, and another can use the core."""
@@ -65,6 +69,8 @@ class Pool:
         self._lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._closed = False
+        self._fault = ""
+        """Why the last start of a worker failed; empty if it did not."""
         self._keeper: keepers.Keeper | None = None
         self._keeper_lock = threading.Lock()
 
@@ -78,6 +84,20 @@ class Pool:
             self.use(lambda worker: None)
         assert self._isolation is not None
         return self._isolation
+
+    def require_workers(self) -> Isolation:
+        """Return the walls that hold, if workers can be started: where the last start failed, one is started now.
+
+        Raises: IsolationError with the reason.
+        """
+        if self._closed:
+            raise IsolationError(_IS_CLOSED)
+        if self._fault:
+            try:
+                self._put_back(self._start())
+            except WorkerDied as exc:
+                raise IsolationError(f"the sandbox cannot start a worker: {exc}") from exc
+        return self.isolation
 
     def use(self, act: Callable[[Worker], T]) -> T:
         """Return `act(worker)`, with a worker that nobody else uses. If it dies, `act` is repeated with a new one.
@@ -148,12 +168,14 @@ class Pool:
         worker.close()
 
     def _start(self) -> Worker:
-        """Start a worker at `min_level` or above. Walls that the machine refuses are left out from then on.
-
-        Raises: IsolationError; also when the pool was closed meanwhile.
-        """
-        with self._start_lock if self._isolation is None else contextlib.nullcontext():
-            worker = self._start_with_walls()
+        """Start a worker at `min_level` or above. Raises: WorkerDied; IsolationError, also when the pool was closed."""
+        try:
+            with self._start_lock if self._isolation is None else contextlib.nullcontext():
+                worker = self._start_like_the_first() if self._isolation else self._start_the_first()
+        except (WorkerDied, IsolationError) as exc:
+            self._fault = str(exc) or type(exc).__name__
+            raise
+        self._fault, worker.runs = "", 0
         with self._lock:
             is_closed = self._closed
             if not is_closed:
@@ -163,29 +185,58 @@ class Pool:
             raise IsolationError(_IS_CLOSED)
         return worker
 
-    def _start_with_walls(self) -> Worker:
+    def _start_the_first(self) -> Worker:
+        """Start a worker; the walls that the kernel refuses are left out from then on. Raises: IsolationError."""
         failures: list[str] = []
-        for interpreter in [self._interpreter] if self._interpreter else process.interpreters():
-            while True:
+        for interpreter in process.interpreters():
+            for pause in (*_START_PAUSES_S, None):
                 try:
-                    worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools)
-                    isolation = examine(worker, self._refused)
-                except process.WallRefused as exc:
-                    self._walls -= {exc.wall}
-                    self._refused[exc.wall] = str(exc)
-                    continue
-                except WorkerDied as exc:
+                    worker, isolation = self._start_with_any_walls(interpreter)
+                except WorkerDied as exc:  # killed, perhaps
                     failures.append(f"{interpreter}: {exc}")
-                    break
+                    if pause is not None and not self._closed:
+                        time.sleep(pause)
+                    continue
                 if isolation.level < self.min_level:
                     worker.close()
                     raise IsolationError(explain(isolation, self.min_level))
-                self._interpreter, self._isolation, worker.runs = interpreter, isolation, 0
+                self._interpreter, self._isolation = interpreter, isolation
                 return worker
-        if self._interpreter:
-            raise WorkerDied("; ".join(failures))
         fault = fault_in_log("\n".join(failures))
         raise IsolationError("no interpreter can start a sandbox worker: " + (fault or "; ".join(failures)))
+
+    def _start_with_any_walls(self, interpreter: str) -> tuple[Worker, Isolation]:
+        while True:
+            try:
+                worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools)
+                return worker, examine(worker, self._refused)
+            except process.WallRefused as exc:
+                self._walls -= {exc.wall}
+                self._refused[exc.wall] = str(exc)
+
+    def _start_like_the_first(self) -> Worker:
+        """Start a worker with the walls of the pool's first. One with less has failed: no wall is dropped any more.
+
+        Raises: WorkerDied.
+        """
+        assert self._interpreter is not None
+        assert self._isolation is not None
+        failure = ""
+        for pause in (*_START_PAUSES_S, None):
+            try:
+                worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools)
+                isolation = examine(worker, self._refused)
+                if isolation.level >= self._isolation.level:
+                    return worker
+                worker.close()
+                failure = f"a new worker has level {isolation.level}, and the first had {self._isolation.level}"
+            except (WorkerDied, process.WallRefused) as exc:
+                failure = str(exc) or type(exc).__name__
+            if self._closed:
+                break
+            if pause is not None:
+                time.sleep(pause)
+        raise WorkerDied(failure)
 
     def close(self) -> None:
         """End all workers. A run in progress ends with WorkerDied."""

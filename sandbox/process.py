@@ -31,6 +31,8 @@ _GRACE_S = 30.0
 _FIRST_UID = 200_000
 _MIN_FILES, _MIN_PROCESSES = 128, 64
 """Descriptors and processes that a worker needs to start, and its programs to run."""
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+"""Errors of a machine that has too few descriptors, processes or too little memory now: no fault of a wall."""
 _FIRST_READ = 4096
 """Bytes of the first read of an output, which is all of it for most runs."""
 ERROR_CHARACTERS = 2000
@@ -258,11 +260,7 @@ def start(
         try:
             new_cgroups = cgroups.make(number)
         except OSError as exc:
-            if exc.errno in (
-                errno.EMFILE,
-                errno.ENFILE,
-                errno.ENOMEM,
-            ):  # too few descriptors or memory now: no fault of the wall
+            if exc.errno in _SHORT_OF:
                 raise WorkerDied(f"{interpreter}: {exc}") from exc
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
     with contextlib.ExitStack() as undo:
@@ -293,6 +291,8 @@ def start(
         except OSError as exc:
             raise WorkerDied(f"{interpreter}: {exc}") from exc
         if "failed" in hello:
+            if hello["errno"] in _SHORT_OF:
+                raise WorkerDied(f"{interpreter}: {hello['why']}")
             raise WallRefused(hello["failed"], hello["why"])
         worker.notes, worker.tried = hello["notes"] | {"python": hello["python"]}, hello.get("tried", {})
         undo.pop_all()
@@ -311,7 +311,7 @@ def _spawn(interpreter: str, inherited: tuple[int, ...], config: Mapping[str, An
 
 
 class WallRefused(Exception):
-    """This machine refuses a wall."""
+    """The kernel of this machine refuses a wall."""
 
     def __init__(self, wall: str, why: str) -> None:
         super().__init__(why)

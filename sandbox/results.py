@@ -16,6 +16,10 @@ Status = Literal[
 ]  # fmt: skip
 
 
+WITH_NAMESPACES = 3
+"""Isolation level at which each run has namespaces of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one test. Tests share a process only as long as together they use less than half of them.

@@ -188,7 +188,9 @@ class SandboxService(Service):
 
     def health(self) -> dict[str, Any]:
         """Return the isolation level, the walls and the languages. Raises: IsolationError if no program can run."""
-        isolation = self.pool.isolation
+        isolation = self.pool.require_workers()
+        if self._tools is not None:
+            self._tools.require_workers()
         languages = sorted(name for name, is_available in available().items() if is_available)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
                 "waiting": self.waiting}  # fmt: skip

@@ -13,9 +13,20 @@ from typing import Any
 from verizero.sandbox import canary, compare
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
-from verizero.sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
+from verizero.sandbox.results import (
+    WITH_NAMESPACES,
+    Case,
+    Limits,
+    Mode,
+    RunResult,
+    Status,
+    TestResult,
+    require_tests,
+)
 from verizero.sandbox.worker import codec, frames
 
+_MAX_KILLS = 2
+"""Kills of one test's process by an unknown hand after which it is tried again."""
 ANYTHING = object()
 """Expected value of a test that accepts every output."""
 _KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION}
@@ -131,14 +142,16 @@ class _Progress:
         self.without_record: set[int] = set()
         """Tests whose process wrote no record: the output alone decided."""
         self.kills: dict[int, int] = {}
+        """Test -> how often its process was killed, at no limit of its own."""
         self.wall_s = 0.0
+        self.level = 0
 
     def run(self, worker: Worker) -> RunResult:
         """Run the tests that have no result. Raises: WorkerDied; another worker can then run the rest.
 
         A right output proves itself. Other results count only after the worker has passed a check (`canary`).
         """
-        was_new = worker.runs == 0
+        was_new, self.level = worker.runs == 0, worker.level
         try:
             self._run_rest(worker)
             if not all(map(self._is_proven, self.results)):
@@ -208,9 +221,7 @@ class _Progress:
             status, reason = reached
         elif os.WIFSIGNALED(exit.status):
             killer = os.WTERMSIG(exit.status)
-            if killer == signal.SIGKILL and self.kills.setdefault(number, 0) < 2:
-                # Killed by the kernel, out of memory, or by another user of this machine: try again.
-                self.kills[number] += 1
+            if killer == signal.SIGKILL and self._may_run_again(number):
                 return
             is_over_memory = killer == signal.SIGKILL or peak_mib > limits.memory_mib * 0.9
             status = "memory_limit" if is_over_memory and peak_mib > limits.memory_mib * 0.5 else "runtime_error"
@@ -227,6 +238,17 @@ class _Progress:
         error = f"{tail(ended.err)}\n{reason}".strip()[-ERROR_CHARACTERS:]
         stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
         self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib)
+
+    def _may_run_again(self, number: int) -> bool:
+        """True if a test whose process was killed runs again. Raises: WorkerDied if the killer was not the program.
+
+        The kernel may have killed it, out of memory, or a user of this machine. With namespaces a program cannot kill
+        itself, since the first process of a namespace gets no signal from inside. Without, it can.
+        """
+        self.kills[number] = self.kills.get(number, 0) + 1
+        if self.kills[number] > _MAX_KILLS and self.level >= WITH_NAMESPACES:
+            raise WorkerDied(f"test {number + 1} was killed from outside {self.kills[number]} times")
+        return self.kills[number] <= _MAX_KILLS
 
     def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, exit: frames.Exit) -> TestResult:
         max_output = self.limits.output_kib << 10

@@ -22,9 +22,11 @@ class CGroup:
         self.events = os.open(
             f"{memory}/{'memory.events' if is_version_2 else 'memory.oom_control'}", os.O_RDONLY | os.O_CLOEXEC
         )
+        failures = f"{memory}/{'memory.events' if is_version_2 else 'memory.failcnt'}"
+        self.failures = os.open(failures, os.O_RDONLY | os.O_CLOEXEC)
         self.pids = os.open(f"{pids}/pids.max", os.O_WRONLY | os.O_CLOEXEC)
         self.bounds: tuple[int, int] | None = None
-        self.num_kills = 0
+        self.num_kills = self.num_failures = 0
         for file, value in (("memory.swap.max", b"0"), ("memory.oom.group", b"0"), ("memory.swappiness", b"0")):
             with contextlib.suppress(OSError):
                 fd = os.open(f"{memory}/{file}", os.O_WRONLY)
@@ -45,8 +47,20 @@ class CGroup:
             self.bounds = bounds
 
     def has_new_kills(self) -> bool:
-        """True if the kernel has killed a process of the group for its memory since the last call."""
-        words = os.pread(self.events, 4096, 0).split()
-        count = int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
-        before, self.num_kills = self.num_kills, count
-        return count > before
+        """True if the kernel has killed a process for the group's own bound on memory since the last call.
+
+        The kernel also counts kills for other bounds, as that of the machine or of a pod. Those are not the program's
+        fault, and the group has then not reached its own bound.
+        """
+        kills, failures = _count(self.events, b"oom_kill"), _count(self.failures, b"oom")
+        is_new = kills > self.num_kills and failures > self.num_failures
+        self.num_kills, self.num_failures = kills, failures
+        return is_new
+
+
+def _count(fd: int, name: bytes) -> int:
+    """Return the number after `name` in a file of the kernel, or the only number of the file; 0 without it."""
+    words = os.pread(fd, 4096, 0).split()
+    if len(words) == 1:
+        return int(words[0])
+    return int(words[words.index(name) + 1]) if name in words else 0

@@ -73,7 +73,10 @@ class Forker:
 
 
 def start(jail: walls.Jail, host_file: str, host_pid: int) -> Forker:
-    """Start a forker whose children become our children. Raises: WallFailed where a wall is refused."""
+    """Start a forker whose children become our children. Ends the worker if the forker dies meanwhile.
+
+    Raises: WallFailed where the kernel refuses a wall.
+    """
     our_pidfd = os.pidfd_open(os.getpid())
     if jail.proc < 0 and not jail.has_sessions:
         raise FileNotFoundError(errno.ENOENT, "each run opens its files by /proc, which is not there; mount it")
@@ -105,8 +108,10 @@ def start(jail: walls.Jail, host_file: str, host_pid: int) -> Forker:
     for fd in (called, answers, our_pidfd):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
+    if not answer:  # killed, for example: that says nothing about a wall
+        sys.exit("the forker died while it started")
     if answer != "ready":
-        code, wall, why = (answer or f"5 {frames.SECCOMP} the forker died").split(" ", 2)
+        code, wall, why = answer.split(" ", 2)
         raise walls.WallFailed(wall, OSError(int(code), why))
     forker = Forker(orders, calls, pids, child_orders)
     forker.request_child()

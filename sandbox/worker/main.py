@@ -41,7 +41,7 @@ def main() -> None:
             return
         program_forker = forker.start(jail, config["host_file"], config["host_pid"])
     except walls.WallFailed as exc:
-        _answer({"failed": exc.wall, "why": str(exc)})
+        _answer({"failed": exc.wall, "why": str(exc), "errno": exc.errno})
         return
     _answer({"notes": jail.notes, "python": sys.version.split()[0]})
     Worker(caller, jail, program_forker).serve()

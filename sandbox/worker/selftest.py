@@ -11,6 +11,7 @@ from . import kernel, walls
 from .frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, Record
 from .walls import Jail
 
+_TRIES = 3
 _MEMFD = {"x86_64": 319, "aarch64": 279}
 
 
@@ -48,18 +49,25 @@ def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
 
 
 def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
-    """True if a child in its own namespaces is the first process there and reaches no file or process of the host."""
-    pid = kernel.fork(jail.clone_flags)
-    if pid == 0:
-        code = 1
-        try:
-            from _socket import if_nameindex  # only in this child: each library makes forks slower
+    """True if a child in its own namespaces is the first process there and reaches no file or process of the host.
 
-            is_hidden = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
-            code = int(not (is_hidden and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
-        finally:
-            os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+    A child that is killed says nothing, and another is tried. Raises: InterruptedError if all are killed.
+    """
+    for _ in range(_TRIES):
+        pid = kernel.fork(jail.clone_flags)
+        if pid == 0:
+            code = 1
+            try:
+                from _socket import if_nameindex  # only in this child: each library makes forks slower
+
+                is_hidden = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
+                code = int(not (is_hidden and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
+            finally:
+                os._exit(code)
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status) == 0
+    raise InterruptedError("each process that tried the namespaces was killed")
 
 
 def run(

@@ -260,14 +260,14 @@ def test_a_busy_machine_makes_no_timeout() -> None:
 @pytest.mark.integration
 def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with sandbox.Pool(workers=1) as pool:
-        starts, started = pool._start_with_walls, []
+        starts, started = pool._start_the_first, []
 
         def slowly() -> object:
             started.append(starts())
             pool.close()
             return started[0]
 
-        monkeypatch.setattr(pool, "_start_with_walls", slowly)
+        monkeypatch.setattr(pool, "_start_the_first", slowly)
         with pytest.raises(IsolationError, match="closed"):
             pool.isolation  # noqa: B018
     assert wait_gone([started[0].process.pid]) == []

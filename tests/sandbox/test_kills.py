@@ -1,0 +1,170 @@
+"""Processes that are killed from outside: no verdict is wrong, no wall is lost, and a service says how it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.doubling import PYTHON, TESTS
+from tests.sandbox.processes import descendants, stats, worker_pids
+from verizero import sandbox
+from verizero.sandbox import languages
+from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.worker.cgroup import CGroup
+
+SLOW = "import time; time.sleep(0.3)\nprint(int(input()) * 2)"
+SLOW_C = (
+    "#include <stdio.h>\n#include <unistd.h>\n"
+    "int main() { int n; scanf(\"%d\", &n); usleep(300000); printf(\"%d\\n\", 2 * n); }"
+)  # fmt: skip
+LONG_TO_COMPILE = "#include <regex>\n#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n; }"
+
+
+@contextlib.contextmanager
+def killing(victims: Callable[[], list[int]], most: int) -> Iterator[list[int]]:
+    """Kill what `victims` returns, at any moment of the block, up to `most` processes; yield the list of the killed."""
+    killed, stop = list[int](), threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.002) and len(killed) < most:
+            for pid in victims():
+                if pid not in killed and len(killed) < most:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join()
+
+
+def children(parent: int) -> list[int]:
+    """Return the children of a process, oldest first."""
+    found = stats()
+    return sorted((p for p, f in found.items() if int(f[1]) == parent), key=lambda p: (int(found[p][19]), p))
+
+
+def runs_of(pool: sandbox.Pool) -> list[int]:
+    """Return the processes of programs: all children of workers but the first, which is the forker."""
+    return [pid for worker in worker_pids(pool) for pid in children(worker)[1:]]
+
+
+def named(*names: str) -> list[int]:
+    """Return the processes below this one that have one of these names."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() in names:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.integration
+def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
+    with sandbox.Pool(workers=1) as pool:
+        walls = dict(pool.isolation.stands)
+
+        def forkers() -> list[int]:
+            return [p for w in children(os.getpid()) if w not in worker_pids(pool) for p in children(w)]
+
+        for worker in list(pool._all):
+            pool._discard(worker)
+        pool._idle.clear()
+        with killing(forkers, 3) as killed:
+            assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+        assert len(killed) == 3
+        assert dict(pool.require_workers().stands) == walls
+    with sandbox.Pool(workers=1) as pool, killing(forkers, 3) as killed:
+        assert dict(pool.isolation.stands) == walls, "nor the first worker of a pool"
+    assert len(killed) == 3
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("language", ["python", "c"])
+def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) -> None:
+    if not sandbox.available()[language]:
+        pytest.skip(f"{language} is not installed")
+    with sandbox.Pool(workers=1, tools=languages.TOOLS if language == "c" else ()) as pool:
+        if pool.isolation.level < 3:
+            pytest.skip("without namespaces a program can kill itself")
+
+        def run() -> sandbox.RunResult:
+            if language == "c":
+                return sandbox.run_language("c", SLOW_C, TESTS[:1], pool=pool)
+            return sandbox.run(SLOW, TESTS[:1], pool=pool)
+
+        with killing(lambda: runs_of(pool), 2) as killed:
+            assert run().passed
+        assert killed
+        with killing(lambda: runs_of(pool), 1000):
+            result = run()
+        assert result.status == "sandbox_error", result
+        assert "killed" in result.error
+        assert run().passed
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("victim", ["cc1plus", "collect2", "g++"])
+def test_a_compiler_that_is_killed_is_tried_again(victim: str) -> None:
+    if not sandbox.available()["cpp"]:
+        pytest.skip("g++ is not installed")
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(victim), 1) as killed:
+        assert sandbox.run_language("cpp", LONG_TO_COMPILE, TESTS[:1], pool=pool).passed
+    assert killed
+
+
+@pytest.mark.integration
+def test_a_service_says_when_no_worker_starts_and_when_one_does() -> None:
+    with sandbox.Pool(workers=1) as pool, SandboxService(pool, token="t") as service:
+        health = urllib.request.Request(f"{service.address}/health", headers={"Authorization": "Bearer t"})
+        with urllib.request.urlopen(health) as reply:
+            walls = json.load(reply)["walls"]
+        for worker in list(pool._all):
+            pool._discard(worker)
+        pool._idle.clear()
+        all_walls, pool._walls = pool._walls, frozenset({"seccomp"})  # as if the machine refused the others
+        result = sandbox.run(PYTHON, TESTS, pool=pool)
+        assert (result.status, "level" in result.error) == ("sandbox_error", True)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(health)
+        assert caught.value.code == 503
+        assert "cannot start a worker" in json.load(caught.value)["error"]
+        pool._walls = all_walls
+        with urllib.request.urlopen(health) as reply:
+            assert json.load(reply)["walls"] == walls
+        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_only_kills_for_the_groups_own_bound_are_the_programs_fault(tmp_path: Path, version: int) -> None:
+    files = {
+        1: {"memory.limit_in_bytes": "", "memory.oom_control": "oom_kill {kills}", "memory.failcnt": "{hits}"},
+        2: {"memory.max": "", "memory.events": "max 9\noom {hits}\noom_kill {kills}\noom_group_kill 0"},
+    }[version]  # fmt: skip
+
+    def write(kills: int, hits: int) -> None:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text.format(kills=kills, hits=hits))
+
+    for name in ("cgroup.procs", "pids.max"):
+        (tmp_path / name).write_text("")
+    write(kills=0, hits=0)
+    group = CGroup({"memory": str(tmp_path), "pids": str(tmp_path)})
+    seen = []
+    for kills, hits in ((0, 0), (1, 0), (1, 1), (2, 2), (2, 2), (3, 2)):
+        write(kills, hits)
+        seen.append(group.has_new_kills())
+    assert seen == [False, False, False, True, False, False]
