@@ -245,9 +245,9 @@ def _head_agrees(model: Any) -> bool:
     """True if no layer is between hidden state and head, as some architectures have; four tokens show it."""
     ids = probe_ids(model, 1, 4)
     with evaluating(model):
-        theirs = model(input_ids=ids, use_cache=False).logits.float()
+        theirs = model(input_ids=ids, use_cache=False).logits
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        return agree(model, model.get_output_embeddings()(hidden).float(), theirs)
+        return agree(model.get_output_embeddings()(hidden), theirs)
 
 
 def spread(values: Tensor, where: Tensor, at: Tensor | None = None) -> Tensor:

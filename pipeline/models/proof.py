@@ -52,12 +52,16 @@ def evaluating(model: Any) -> Iterator[None]:
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
     """Return the greatest difference, as a share of the greatest value of `theirs`."""
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
+    wide = theirs.double()
+    return float((ours.double() - wide).abs().max() / wide.abs().max().clamp(min=1e-12))
 
 
-def agree(model: Any, ours: Tensor, theirs: Tensor) -> bool:
-    """True if both are the same up to the rounding of the model's number type. NaN agrees with nothing."""
-    allowed = ROUNDING_IN_HALF if model.dtype in HALF else ROUNDING
+def agree(ours: Tensor, theirs: Tensor) -> bool:
+    """True if both are the same up to the rounding of the type that they were computed in. NaN agrees with nothing.
+
+    That type is not always the weights': FSDP keeps float32 and computes in bfloat16.
+    """
+    allowed = ROUNDING_IN_HALF if theirs.dtype in HALF else ROUNDING
     return ours.shape == theirs.shape and difference(ours, theirs) <= allowed
 
 
@@ -80,7 +84,7 @@ def _packs(model: Any) -> bool:
             ours = states(model, ids.flatten()[runs.source], runs)[runs.place]
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):  # another architecture
         return False
-    if all(agree(model, ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):
+    if all(agree(ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):
         return True
     warnings.warn(
         f"packed rows of this {model.config.model_type} are not what they are alone, so rows are padded; "

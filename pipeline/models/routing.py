@@ -153,6 +153,6 @@ def unreplayable(model: Any) -> str | None:
             handle.remove()
     if not worst <= WEIGHT_TOLERANCE:
         return f"its routers weigh experts in another way (weights differ by {worst:.2g})"
-    if not agree(model, same, plain):
+    if not agree(same, plain):
         return "the same choices, replayed, give other logits"
     return "other choices, replayed, change nothing" if torch.equal(same, other) else None

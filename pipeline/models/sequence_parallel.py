@@ -83,7 +83,7 @@ class Pieces:
             except TypeError as exc:
                 raise ConfigError(self._unfit(model, str(exc))) from exc
         real = self.part(torch.ones_like(ids)) > 0  # a short sequence may leave the last ranks padding alone
-        if bool(real.any()) and not agree(model, ours[real], whole[real]):
+        if bool(real.any()) and not agree(ours[real], whole[real]):
             differs = difference(ours[real], whole[real])
             raise ConfigError(self._unfit(model, f"its pieces differ from the whole by a share of {differs:.2g}"))
 

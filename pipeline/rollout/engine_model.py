@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from verizero.pipeline.rollout.weights import Weights, weights_of
 
 
@@ -29,15 +31,25 @@ class EngineModel:
     model: Any
     eos_ids: tuple[int, ...]
     weights: Weights
-    records: Records = NO_RECORDS
+    records: Records
     """The facts that the engine records for each token."""
+    dtype: torch.dtype
+    """The number type in which the engine computes."""
 
     @classmethod
     def of(
-        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NO_RECORDS
+        cls,
+        model: Any,
+        eos_ids: Sequence[int],
+        weights: Weights | None = None,
+        records: Records = NO_RECORDS,
+        dtype: torch.dtype | None = None,
     ) -> EngineModel:
-        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
-        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
+        """Describe the policy `model`.
+
+        `weights` yields its weights if this process holds only a shard of them. `dtype`: None for the module's own.
+        """
+        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records, dtype or model.dtype)
 
     @property
     def context(self) -> int | None:

@@ -66,7 +66,7 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
     longest = config.max_model_tokens or policy.context
     return {
         **({} if longest is None else {"max_model_len": longest}),
-        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "dtype": str(policy.dtype).removeprefix("torch."),
         "load_format": "dummy",  # random weights until the first publish
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # ignore the defaults for sampling in the model's own file

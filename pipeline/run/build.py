@@ -140,7 +140,8 @@ def build_engine(
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
-    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records)
+    dtype = None if backend is None else backend.dtype
+    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records, dtype)
     if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.

@@ -90,6 +90,12 @@ class Backend(Protocol):
     compiling: Compiling | None = None
     """The setting for compiling blocks; None: they are not compiled."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of forward and backward. Weights may be kept in another one."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
         ...

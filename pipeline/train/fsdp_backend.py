@@ -58,7 +58,7 @@ class FsdpBackend(Backend):
         """
         self.ranks = ranks
         self.train_config = config
-        self.dtype: torch.dtype = model.dtype
+        self._dtype: torch.dtype = model.dtype
         self.device = device or model.device
         self.adapted = adapted
         self.compiling = compiling_of(config, self.device)
@@ -81,6 +81,11 @@ class FsdpBackend(Backend):
         self._whole: Any = None
         self._keeps_whole = engine_reads_module
         self._whole_is_fresh = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of forward and backward; the shards are float32."""
+        return self._dtype
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a fresh optimiser for `total_steps` updates; drop reference and critic of an earlier stage."""

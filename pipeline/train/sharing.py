@@ -53,7 +53,7 @@ def packs_rows(backend: Backend) -> bool:
     if packing == "off" or backend.ranks.pieces is not None:
         return False
     # Without torch's variable-length kernel attention is in calls with padding and new shapes: nothing is gained.
-    if packing == "auto" and not varlen.is_proved(model.device, model.dtype):
+    if packing == "auto" and not varlen.is_proved(model.device, backend.dtype):
         return False
     if _can_pack(backend):
         return True

@@ -57,6 +57,8 @@ def test_the_recipe_becomes_vllms_arguments() -> None:
     assert "quantization" not in engine_arguments(policy, VllmConfig(), 7)
     assert found["logprobs_mode"] == "processed_logprobs"
     assert engine_arguments(policy, VllmConfig(), 7)["max_model_len"] == 64
+    of_shards = EngineModel.of(policy.model, (1,), dtype=torch.bfloat16)  # as FSDP's, whose weights are float32
+    assert engine_arguments(of_shards, VllmConfig(), 7)["dtype"] == "bfloat16"
 
 
 def test_sampling_becomes_vllms_options() -> None:

@@ -56,6 +56,18 @@ class TestRanks:
             assert seen["resumed"] == 0
             assert seen["sum"] == pytest.approx(1 + 32 / 512, abs=1e-6)
 
+    @pytest.mark.parametrize("size", IN_BFLOAT16)
+    def test_pack_and_compile_in_the_type_of_the_forward(
+        self, ends: dict[int, list[dict[str, Any]]], size: int
+    ) -> None:
+        """The weights are float32, and the forward is not: proofs must allow its rounding."""
+        for rank in ends[size]:
+            seen = rank["on a GPU"]
+            assert seen["packed"]
+            assert seen["compiled"] > 0
+            assert seen["engine"] == "torch.bfloat16"
+            assert 0 < seen["weights"] < 7e-3
+
     def test_are_followed_by_one(self, ends: dict[int, list[dict[str, Any]]], folder: Path) -> None:
         (found,) = run(RANK, 1, str(folder / "4"), "alone", "fsdp")
         assert found["plain"] < CLOSE

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch._dynamo.utils import counters
 
 from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models import compiled
 from verizero.pipeline.models.load import DTYPES, load_model
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.unloaded import model_on_meta
@@ -27,6 +29,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
+from verizero.pipeline.train.sharing import packs_rows
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -187,6 +190,7 @@ def fsdp(root: Path) -> dict[str, Any]:
         found[name] = compare({"backend": "fsdp", **FSDP[name]}, ranks, root / name, wanted)
     if ranks.size in IN_BFLOAT16:
         found["bfloat16"] = halves(ranks, root, wanted[0], {"half fsdp": {"backend": "fsdp"}})
+        found["on a GPU"] = packed_and_compiled(ranks, root, wanted[0])
     leave()
     return found
 
@@ -217,6 +221,21 @@ def halves(
             "sum": sum_of_small_gradients(begun(divided(config, load_model(str(start), "bfloat16"), ranks))),
         }
     return found
+
+
+def packed_and_compiled(ranks: Ranks, root: Path, wanted: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """In bfloat16 as on a GPU: rows are packed and blocks compiled, here by a compiler that makes no machine code."""
+    compiled._compiled = lambda plain, _: torch.compile(plain, dynamic=False, backend="aot_eager")
+    config = {"backend": "fsdp", "packing": "on", "compile": "on"}
+    backend = begun(divided(config, load_model(str(root / "half"), "bfloat16"), ranks))
+    counters.clear()
+    steps(backend, 0, NUM_STEPS)
+    return {
+        "packed": packs_rows(backend),
+        "compiled": counters["stats"]["unique_graphs"],
+        "engine": str(backend.dtype),
+        "weights": distance(weights(backend), wanted),
+    }
 
 
 def sum_of_small_gradients(backend: Any) -> float:
