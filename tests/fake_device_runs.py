@@ -128,7 +128,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
     how = ("gradient_checkpointing", "logits_chunk_tokens", "lora")
     changes = {
         "name": name.replace("/", "-"),
-        "model": {"create": made, "dtype": model.get("dtype", "float32")},
+        "model": {"create": made, "dtype": "float32" if model.get("dtype", "auto") == "auto" else model["dtype"]},
         "data": {"train": [source], "evaluation": [held_out]},
         "rollout": {**kept, "max_response_tokens": 4},
         "train": {k: v for k, v in tree.get("train", {}).items() if k in how}

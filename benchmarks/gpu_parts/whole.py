@@ -114,7 +114,7 @@ def demo(machine: Machine, run_name: str, *overrides: str) -> dict[str, float]:
 
 def demo_float32(machine: Machine) -> Iterator[Row]:
     """Train the demo in float32."""
-    reached = demo(machine, "demo-float32")
+    reached = demo(machine, "demo-float32", "model.dtype=float32")
     yield {"what": "pass@1", **reached}
     for domain, least in machine.pick({"arithmetic": 0.85, "induction": 0.90}, {"arithmetic": 0.0}).items():
         yield check(f"{domain}: pass@1", reached[domain], at_least=least)

@@ -227,7 +227,7 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
             f"rollout.top_k={rollout.top_k} leaves more tokens than rollout.max_kept={rollout.max_kept} records; raise "
             "max_kept or lower top_k"
         )
-    if rollout.engine != "torch" and rollout.top_k == 0:
+    if rollout.engine not in ("auto", "torch") and rollout.top_k == 0:
         raise ValueError(
             f"rl.algorithm.keep_sampling with rollout.engine={rollout.engine!r} and {setting}: vLLM records sets only "
             "where top_k bounds them; set rollout.top_k, to rollout.max_kept at most, or rollout.engine: torch"

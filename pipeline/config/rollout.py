@@ -24,10 +24,19 @@ class VllmConfig(ServerParams):
         *("transfer", "gpu_memory_share", "kv_cache_gib", "sleep", "devices", "share_gpus")
     }
     max_model_tokens: int | None = Field(
-        None, ge=1, description="most tokens of prompt and response together; null: the model's context"
+        None,
+        ge=1,
+        description="most tokens of prompt and response together; null: the longest prompt and "
+        "`rollout.max_response_tokens`, for episodes the model's context",
     )
     tensor_parallel: int = Field(1, ge=1, description="number of devices that share one copy of the model")
-    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for weights and cache")
+    gpu_memory_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights and cache; null: 0.9 for servers on GPUs of their "
+        "own, else 0.4",
+    )
     kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
     enforce_eager: bool | None = Field(
         None, description="true: compile no graphs: starts faster, generates slower; null: true on the CPU alone"
@@ -51,6 +60,12 @@ class VllmConfig(ServerParams):
         "folder: through a folder that the servers see; auto: the fastest of the first three that works",
     )
 
+    @property
+    def memory_share(self) -> float:
+        """The share of a GPU's memory that an engine takes."""
+        own = bool(self.devices) and not self.share_gpus
+        return self.gpu_memory_share or (0.9 if own else 0.4)
+
 
 class ParityConfig(Section):
     """A comparison at the start: the engine's and the trainer's log-probs of some responses."""
@@ -71,9 +86,10 @@ class RolloutConfig(Section):
     """Sampling of responses in training."""
 
     engine: str = Field(
-        "torch",
+        "auto",
         description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers; "
-        "or the name of an installed package's servers",
+        "or the name of an installed package's servers; auto: vllm on a GPU where it is installed, for a model that "
+        "the recipe does not make, else torch",
     )
     max_response_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, gt=0)
@@ -114,7 +130,8 @@ class RolloutConfig(Section):
         """Return the action if engine and trainer differ, for a policy of this dtype: off, warn, correct or stop."""
         if self.parity.action != "auto":
             return self.parity.action
-        return "off" if self.engine == "torch" and dtype == "float32" else "correct"
+        # A recipe that leaves both to the machine is shown as it is on the CPU.
+        return "off" if self.engine in ("auto", "torch") and dtype in ("auto", "float32") else "correct"
 
     def parity_tolerance(self, dtype: str) -> float:
         """Return the largest mean difference in nats that counts as equal, for a policy of this dtype."""
@@ -242,7 +259,7 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
             "to a divisor of them"
         )
     devices = rollout.vllm.tensor_parallel
-    if rollout.engine == "vllm" and num_ranks % devices:
+    if rollout.engine in ("auto", "vllm") and num_ranks % devices:
         raise ValueError(
             f"rollout.vllm.tensor_parallel={devices} does not divide the {num_ranks} ranks of launch, which are "
             "the engines' devices; set it to a divisor of them"

@@ -125,15 +125,20 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError for values of sections that do not fit each other."""
         for stage in self.stages:
             try:
                 self.section_of(stage).check(self)
             except ValueError as exc:
                 raise exc if stage.name == stage.kind else ValueError(f"stage {stage.name!r}: {exc}") from exc
-        return self
+        self._check_references()
+        self._check_ranks()
 
-    @model_validator(mode="after")
-    def _references_move(self) -> RunConfig:
+    def _check_references(self) -> None:
         for stage in self.stages if self.model.dtype == "bfloat16" else ():
             reference = getattr(self.section_of(stage), "reference", None)
             if reference is not None and reference.schedule == "ema":
@@ -142,10 +147,8 @@ class RunConfig(Section):
                     f"reference.alpha={reference.alpha:g} are mostly smaller than the rounding of bfloat16, so the "
                     "reference would hardly move; set another reference.schedule, or model.dtype: float32"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _ranks_can(self) -> RunConfig:
+    def _check_ranks(self) -> None:
         check_backend(self.train, self.model, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes, bool(self.sections_of(RlConfig)))
@@ -158,7 +161,6 @@ class RunConfig(Section):
                     f"shares out rows with their padding; set {stage.kind}.packing: false, or "
                     "train.sequence_parallel: 1"
                 )
-        return self
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -48,8 +48,10 @@ class ModelConfig(Section):
     )
     revision: str | None = Field(None, description="commit or tag of the hub id")
     create: CreateConfig | None = None
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights that compute; the optimiser moves float32 masters of them in any case"
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="of the weights that compute; the optimiser moves float32 masters of them in any case; auto: "
+        "bfloat16 on a GPU, but float32 with reference.schedule: ema or with deepspeed's zero: 0",
     )
 
     @model_validator(mode="after")
@@ -139,10 +141,10 @@ class TrainConfig(Section):
         "the tokens, on a GPU a quarter, and the policy allows it; not with a critic, experts, episodes of "
         "several turns or sequence_parallel",
     )
-    logits_chunk_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="most tokens whose logits are in memory at a time, computed again in the backward pass; null: all",
+    logits_chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto",
+        description="most tokens whose logits are in memory at a time, computed again in the backward pass; null: all; "
+        "auto: 1024 on a GPU for a policy whose logits are one product, else all",
     )
 
     @model_validator(mode="after")

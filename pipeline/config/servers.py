@@ -18,7 +18,7 @@ from verizero.pipeline.environments.base import params_of
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
 
-IN_PROCESS = ("torch", "vllm")
+IN_PROCESS = ("auto", "torch", "vllm")
 """Engines that run in the training process."""
 VLLM_SERVER = "vllm_server"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.rates import Learns, learning_rate
 from verizero.pipeline.config.recipes import override_texts
 from verizero.pipeline.config.run import RunConfig
@@ -22,6 +22,7 @@ from verizero.pipeline.library.functions import Rewards, verifier_of
 from verizero.pipeline.library.given import Data, first_rows, place_of
 from verizero.pipeline.models.gguf_file import is_gguf, located
 from verizero.pipeline.models.named import model_named
+from verizero.pipeline.train.device import existing_device
 from verizero.verifiers.base import load
 
 FOLDER, FILE = "given", "recipe.yaml"
@@ -64,7 +65,6 @@ class Facts:
     context: int
     has_chat: bool
     is_gpu: bool
-    has_vllm: bool
 
 
 def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
@@ -87,7 +87,7 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (HEAD.format(what=f"{wish.model} and {Path(str(label)).name}", path=path) + text).encode())
-    return path, [meaning.line, *_lines(config)]
+    return path, [meaning.line, *_lines(for_machine(config, 1, existing_device(config.train.device, "train.device")))]
 
 
 def _lines(config: RunConfig) -> list[str]:
@@ -113,8 +113,6 @@ def facts_of(model: str) -> Facts:
 
     from verizero.pipeline.models.unloaded import on_meta
 
-    is_gpu = torch.cuda.is_available()
-    has_vllm = is_gpu and importlib.util.find_spec("vllm") is not None
     if is_gguf(model):
         file = located(model)
         where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -125,7 +123,7 @@ def facts_of(model: str) -> Facts:
         policy = on_meta(transformers.AutoModelForCausalLM, config, torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
     context = int(getattr(config, "max_position_embeddings", None) or 2048)
-    return Facts(policy.num_parameters(), context, bool(tokenizer.chat_template), is_gpu, has_vllm)
+    return Facts(policy.num_parameters(), context, bool(tokenizer.chat_template), torch.cuda.is_available())
 
 
 def tree_of(
@@ -184,9 +182,6 @@ def tree_of(
         }
     else:
         tree["sft"] = {"steps": wish.steps, "optimizer": {"learning_rate": rate, "schedule": "cosine"}}
-    if facts.is_gpu:
-        tree["model"]["dtype"] = "bfloat16"
-        tree["rollout"] |= {"engine": "vllm"} if facts.has_vllm else {}
     return tree
 
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
+
+CHUNK_ON_GPU = 1024
+"""`train.logits_chunk_tokens: auto` on a GPU."""
 
 _PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -72,8 +75,8 @@ class Layout:
     targets: Targets | None = None
     """The tokens at `where`, if the host knows them, and how rows are packed. None: rows are padded, and the host waits
     for a GPU that looks for the tokens."""
-    chunk_tokens: int | None = None
-    """At most so many rows of logits exist at once; None: all."""
+    chunk_tokens: int | Literal["auto"] | None = None
+    """At most so many rows of logits exist at once; None: all; auto: as `train.logits_chunk_tokens` says."""
     pieces: Pieces | None = None
     """Each rank computes a piece of every row, and all ranks get the whole result."""
 
@@ -100,14 +103,15 @@ def logprobs_at(
     known = _known(where, layout.targets)
     targets = input_ids.flatten().index_select(0, known.at)
     entropies: Tensor | None
-    if layout.chunk_tokens is None:
+    size = _chunk_size(model, layout, input_ids.device)
+    if size is None:
         logits = logits_at(model, input_ids, where, replay.routing, rerouted, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
     else:
         _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
         with _routed(model, replay.routing, rerouted):
             hidden = states_before(model, input_ids, where, known)
-        head, size = model.get_output_embeddings(), layout.chunk_tokens
+        head = model.get_output_embeddings()
         values, entropies = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     spreads = spread(entropies, where, known.at) if entropy and entropies is not None else None
     return spread(values, where, known.at), spreads
@@ -139,13 +143,21 @@ def _in_pieces(
         own_routing = F.pad(pieces.part(replay.routing[:, :-1], -1), (0, 0, 0, 0, 0, 1), value=-1)
     with _routed(model, own_routing, rerouted):
         hidden = pieces.states(model, input_ids[:, :-1])[at]
-    head, size = model.get_output_embeddings(), layout.chunk_tokens or max(1, len(hidden))
+    head = model.get_output_embeddings()
+    size = _chunk_size(model, layout, input_ids.device) or max(1, len(hidden))
     values, entropies = head_logprobs(head, hidden, targets[at], temperature, kept, size, entropy)
 
     def joined(own: Tensor) -> Tensor:
         return F.pad(pieces.whole(spread(own, at), where.shape[1] - 1), (1, 0))
 
     return joined(values), None if entropies is None else joined(entropies)
+
+
+def _chunk_size(model: Any, layout: Layout, device: torch.device) -> int | None:
+    """Return how many rows of logits may exist at once; None: all."""
+    if layout.chunk_tokens != "auto":
+        return layout.chunk_tokens
+    return CHUNK_ON_GPU if device.type == "cuda" and _has_plain_head(model) else None
 
 
 def logits_at(

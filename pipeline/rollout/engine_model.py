@@ -35,6 +35,8 @@ class EngineModel:
     """The facts that the engine records for each token."""
     dtype: torch.dtype
     """The number type in which the engine computes."""
+    longest: int | None
+    """Most tokens of a prompt and its response; None: nothing limits them."""
 
     @classmethod
     def of(
@@ -44,14 +46,12 @@ class EngineModel:
         weights: Weights | None = None,
         records: Records = NO_RECORDS,
         dtype: torch.dtype | None = None,
+        longest: int | None = None,
     ) -> EngineModel:
         """Describe the policy `model`.
 
         `weights` yields its weights if this process holds only a shard of them. `dtype`: None for the module's own.
+        `longest`: None for the model's context.
         """
-        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records, dtype or model.dtype)
-
-    @property
-    def context(self) -> int | None:
-        """The longest sequence in tokens; None if the model's config names none."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        ends, context = tuple(sorted(set(eos_ids))), getattr(model.config, "max_position_embeddings", None)
+        return cls(model, ends, weights or weights_of(model), records, dtype or model.dtype, longest or context)

@@ -63,7 +63,7 @@ def import_vllm() -> ModuleType:
 
 def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that a recipe decides, by vLLM's names."""
-    longest = config.max_model_tokens or policy.context
+    longest = config.max_model_tokens or policy.longest
     return {
         **({} if longest is None else {"max_model_len": longest}),
         "dtype": str(policy.dtype).removeprefix("torch."),
@@ -90,12 +90,12 @@ def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_
     """
     eager = on_cpu if config.enforce_eager is None else config.enforce_eager
     if not on_cpu:
-        return {"gpu_memory_utilization": config.gpu_memory_share, "enforce_eager": eager}
+        return {"gpu_memory_utilization": config.memory_share, "enforce_eager": eager}
     if config.quantization is not None:
         raise ConfigError(
             f"rollout.vllm.quantization={config.quantization}: vLLM's CPU build has no such kernels; drop it here"
         )
-    longest = config.max_model_tokens or policy.context or 0
+    longest = config.max_model_tokens or policy.longest or 0
     return {
         "enforce_eager": eager,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),

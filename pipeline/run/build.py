@@ -10,6 +10,7 @@ import torch
 
 from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.servers import load_servers
 from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
@@ -129,10 +130,12 @@ def build_engine(
     backend: Backend | None = None,
     folder: Path | None = None,
     engine_copy: Any = None,
+    longest: int | None = None,
 ) -> Engine:
     """Return the rollout engine that the recipe names. Servers write their logs into `folder`.
 
-    The engine takes weights from the module `engine_copy` if it is given, else from `backend`, else from `model`.
+    `longest`: most tokens of a prompt and its response; None: the model's context. The engine takes weights from the
+    module `engine_copy` if it is given, else from `backend`, else from `model`.
     Raise ConfigError if the engine is not installed, or does not know an argument of the recipe.
     """
     how, ends = config.rollout, eos_ids(model, tokenizer)
@@ -141,7 +144,7 @@ def build_engine(
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     dtype = None if backend is None else backend.dtype
-    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records, dtype)
+    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records, dtype, longest)
     if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
@@ -152,6 +155,15 @@ def build_engine(
 
     # With publish_every above 1 the policy trains on while the engine keeps older weights, which nobody else has.
     return VllmEngine(policy, how.vllm, how.max_rows, 1 if how.publish_every > 1 else 2)
+
+
+def longest_text(config: RunConfig, data: RunData, model_config: Any) -> int | None:
+    """Return the most tokens of a prompt of the data and its response; None: the model's context is the limit."""
+    asks_with_hints = any(section.hint is not None for section in config.sections_of(SampleConfig).values())
+    if data.longest_prompt is None or asks_with_hints:
+        return None
+    longest = data.longest_prompt + config.rollout.max_response_tokens
+    return min(longest, getattr(model_config, "max_position_embeddings", None) or longest)
 
 
 def records_of(config: RunConfig, model: Any) -> Records:
@@ -173,15 +185,16 @@ def build_source(
     if how.engine == "vllm":
         backend.shard()  # first, because vLLM takes its share of what is free
     model = backend.whole_model() if how.engine == "torch" else backend.model
+    longest = longest_text(config, data, backend.model.config) if episodes is None else None
     if how.max_staleness == 0:
-        engine = build_engine(config, model, tokenizer, backend, folder)
+        engine = build_engine(config, model, tokenizer, backend, folder, longest=longest)
         # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
         generation = Generation(engine, data.renderer, config.seed, episodes)
         return SynchronousSource(generation, backend.ranks, how.publish_every > 1)
     # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1
     engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
-    engine = build_engine(config, model, tokenizer, backend, folder, engine_copy)
+    engine = build_engine(config, model, tokenizer, backend, folder, engine_copy, longest)
     generation = Generation(engine, data.renderer, config.seed, episodes)
     return AheadSource(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
 

@@ -39,6 +39,8 @@ class RunData:
     """Pairs of files, by the name of the stage that trains on them."""
     left_out: tuple[tuple[Any, str], ...] = ()
     """(row, reason) of the demonstrations that were left out."""
+    longest_prompt: int | None = None
+    """Tokens of the longest prompt, of training and evaluation; None if lengths have no limit."""
 
     @property
     def all_prompts(self) -> list[Prompt]:
@@ -76,6 +78,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     }
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
+    longest = None if room is None else 0
     if room is not None:
         for name, prompts in (("training", train), ("evaluation", evaluation)):
             if not prompts:
@@ -83,6 +86,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
             fitting = check_lengths(prompts, renderer.prompt_ids, room, data.on_long_prompt)
             # In place: `train` and `evaluation` below are these lists.
             prompts[:] = fitting.prompts
+            longest = max(longest or 0, min(room, fitting.longest))
             if fitting.dropped:
                 notes.append(f"dropped {len(fitting.dropped)} {name} prompts longer than {room} tokens")
     pairs = stage_pairs(config, renderer, context, base_dir, evaluation)
@@ -90,7 +94,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     with disk_errors(f"writing data into {folder}"):
         write_rows(folder / "data" / "train.jsonl", train)
         write_rows(folder / "data" / "evaluation.jsonl", evaluation)
-    return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs, tuple(left_out))
+    return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs, tuple(left_out), longest)
 
 
 def stage_text(section: PretrainConfig, config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
@@ -64,7 +64,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         stack.enter_context(switched(config.train, device))
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
-        config = with_backend(config, ranks.size, device)
+        config = for_machine(config, ranks.size, device)
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)

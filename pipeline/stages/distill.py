@@ -63,7 +63,9 @@ def train_on_teachers(
         metrics["reward/mean"] = sum(rewards) / len(rewards)
     if not rows:
         return {**metrics, "rows": 0.0}
-    settings = DistillSettings(run.pad_id, config.train.micro_batch_tokens, config.train.logits_chunk_tokens)
+    at_once = config.train.logits_chunk_tokens
+    chunk = None if at_once == "auto" else at_once
+    settings = DistillSettings(run.pad_id, config.train.micro_batch_tokens, chunk)
     objective = section.objective(temperature(setup, state))
     return {**metrics, **distill_update(workers.backend, teachers, rows, objective, settings)}
 

@@ -87,7 +87,7 @@ WITH_OPTIONS = [
 @pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
 def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    config = recipe(settings, {"train": train, "model": {"dtype": dtype}})
+    config = recipe(settings, {"train": {"logits_chunk_tokens": None, **train}, "model": {"dtype": dtype}})
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
@@ -145,7 +145,7 @@ def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
 
 def recipe_of(name: str, **changes: Any) -> RunConfig:
     tree = {**TREE, "model": {"path": name, "dtype": "bfloat16"}, "stages": ["rl"]}
-    return parse(merge(merge(tree, {"rollout": {"max_response_tokens": 8192}}), changes))
+    return parse(merge(merge(tree, {"rollout": {"max_response_tokens": 8192, "engine": "torch"}}), changes))
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -109,4 +109,4 @@ class TestEightBits:
 
     def test_the_embedded_engine_has_no_such_thing(self) -> None:
         with pytest.raises(ConfigError, match=r"quantization=fp8_per_tensor with rollout\.engine=torch"):
-            tiny(overrides=["rollout.vllm.quantization=fp8_per_tensor"])
+            tiny(overrides=["rollout.engine=torch", "rollout.vllm.quantization=fp8_per_tensor"])

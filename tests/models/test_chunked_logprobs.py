@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tests.models.families import VOCAB, build, tiny
 from tests.models.test_forward import batch
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.models.forward import Layout, Replay, logprobs_at
+from verizero.pipeline.models.forward import Layout, Replay, _chunk_size, logprobs_at
 
 PLAIN = ["qwen2 tied", "llama", "qwen3 with bias"]
 
@@ -99,3 +99,10 @@ def test_a_head_that_is_more_than_a_product_is_refused() -> None:
     ids, where, _ = batch()
     with pytest.raises(ConfigError, match=r"train\.logits_chunk_tokens=4: model type 'gemma2' .* set it to null"):
         logprobs_at(tiny("gemma2 with softcapping"), ids, where, 1.0, layout=Layout(chunk_tokens=4))
+
+
+def test_auto_means_chunks_on_a_gpu_where_the_head_is_a_product() -> None:
+    auto, gpu, cpu = Layout(chunk_tokens="auto"), torch.device("cuda"), torch.device("cpu")
+    assert _chunk_size(tiny("llama"), auto, gpu) == 1024
+    assert _chunk_size(tiny("llama"), auto, cpu) is _chunk_size(tiny("gemma2 with softcapping"), auto, gpu) is None
+    assert _chunk_size(tiny("llama"), Layout(chunk_tokens=7), cpu) == 7

@@ -139,6 +139,7 @@ def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
     limited = plan_lines(plan(games("guess", episodes={"max_turns": 4, "max_tokens": 20}), 8, "h100"))
     assert "at most 20 sampled tokens (episodes.max_tokens)" in limited[1]
     assert "episode" not in "".join(plan_lines(plan(tiny(), 8, "h100")))
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "torch"})})
     shape, device = shape_of(config), DEVICES["h100"]
     once, again = (Work(config, shape, 1, device, Lengths(10, 16, 32, turns)) for turns in (1, 4))
     rate = device.rate(4) * again.share("forward").value

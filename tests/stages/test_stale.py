@@ -14,7 +14,7 @@ from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, train_model
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.backend import with_backend
+from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.progress import Silent
@@ -196,7 +196,7 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
 
 
 def now(config: RunConfig, base: Path) -> list[stale.Fingerprint]:
-    config = with_backend(config, 1, "cpu")  # as a run is opened
+    config = for_machine(config, 1, "cpu")  # as a run is opened
     return stale.fingerprints(config, prepare_run(config, base, base / "prepared"), base)
 
 

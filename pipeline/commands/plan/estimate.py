@@ -15,9 +15,9 @@ from verizero.pipeline.commands.plan.memory import GIB, engine_needs, longest_of
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.commands.plan.shape import Shape, shape_of
 from verizero.pipeline.commands.plan.shares import Share
-from verizero.pipeline.config.backend import with_backend
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
@@ -48,13 +48,14 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
         config = engine(tensor_parallel=2 * config.rollout.vllm.tensor_parallel)
         yield f"rollout.vllm.tensor_parallel={config.rollout.vllm.tensor_parallel}", config
     for share in (0.3, 0.2):
-        if config.rollout.engine == "vllm" and config.rollout.vllm.gpu_memory_share > share:
+        if config.rollout.engine == "vllm" and config.rollout.vllm.memory_share > share:
             config = engine(gpu_memory_share=share)
             yield f"rollout.vllm.gpu_memory_share={share}", config
     if not config.train.gradient_checkpointing:
         config = with_knobs_turned(gradient_checkpointing=True)
         yield "train.gradient_checkpointing=true", config
-    if (config.train.logits_chunk_tokens or 1 << 30) > 512:
+    at_once = config.train.logits_chunk_tokens
+    if at_once is None or at_once == "auto" or at_once > 512:
         config = with_knobs_turned(logits_chunk_tokens=512)
         yield "train.logits_chunk_tokens=512", config
     while config.train.micro_batch_tokens > 2048:
@@ -118,11 +119,7 @@ def largest(peaks: dict[str, dict[str, float]]) -> float:
 def fits(config: RunConfig, shape: Shape, gpus: int, device: Device) -> bool:
     """True if both peaks have room, and vLLM's share has room for its part of the weights."""
     how, whole = config.rollout, device.memory_gib * GIB
-    if (
-        config.rl is not None
-        and how.engine == "vllm"
-        and engine_needs(config, shape) > how.vllm.gpu_memory_share * whole
-    ):
+    if config.rl is not None and how.engine == "vllm" and engine_needs(config, shape) > how.vllm.memory_share * whole:
         return False
     return largest(peaks(config, shape, gpus, device)) <= whole * ROOM
 
@@ -165,7 +162,7 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
         raise ConfigError(f"--gpu {gpu!r} is not known; there are {', '.join(DEVICES)}")
     if gpus < 1:
         raise ConfigError(f"--gpus must be >= 1, got {gpus}")
-    config = with_backend(config, gpus, "cuda")
+    config = for_machine(config, gpus, "cuda", has_vllm=True)
     # The section of a stage that is not done takes no memory.
     config = config.model_copy(update={"rl": next(iter(config.sections_of(RlConfig).values()), None)})
     shape, device = shape_of(config), DEVICES[gpu]

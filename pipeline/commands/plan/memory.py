@@ -17,6 +17,7 @@ from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.models.cpu import habits_of, room_of
+from verizero.pipeline.models.forward import CHUNK_ON_GPU
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 
@@ -177,7 +178,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
 
 def _logits(config: RunConfig, shape: Shape, tokens: int, width: int, head_learns: bool) -> float:
     """Return bytes of the logits, their gradient and their float32 copies."""
-    at_once = config.train.logits_chunk_tokens
+    at_once = CHUNK_ON_GPU if config.train.logits_chunk_tokens == "auto" else config.train.logits_chunk_tokens
     if at_once is not None:
         # three float32 copies of a chunk, and the output embeddings' gradient, to which each chunk adds
         gradient = shape.vocab * shape.hidden * width if head_learns else 0
@@ -203,7 +204,7 @@ def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]
     if config.rl is None or how.servers is not None or (how.engine == "vllm" and how.vllm.sleep):
         return {}
     if how.engine == "vllm":
-        return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
+        return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
     return {"engine weights": shape.parameters * width_of(config)}
 
 
@@ -216,7 +217,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     if how.servers is not None or config.rl is None:
         return {}
     if how.engine == "vllm":
-        return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
+        return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
     # Whole prompts are dealt to ranks, and the fullest rank decides.
     habits = habits_of(torch.device("cuda"))
     # Each prompt is computed once, but responses that are continued one by one.

@@ -125,15 +125,18 @@ def _judge(recipe: LocalParts, sampled: Sampled) -> list[Finding]:
 
 def sample(recipe: LocalParts, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
     """Return graded responses to some of the prompts, or the reason for which the time does not allow it."""
+    from verizero.pipeline.config.machine import for_machine
     from verizero.pipeline.models.load import eos_ids
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.generate import Generation, generate_rollouts
     from verizero.pipeline.rollout.torch_engine import TorchEngine
+    from verizero.pipeline.run.build import device_of
     from verizero.pipeline.run.sampling import seconds_per_token
     from verizero.pipeline.run.stage_entry import load_policy
 
-    how, tokenizer = recipe.config.rollout, recipe.tokenizer
-    model = load_policy(recipe.config.model_copy(update={"stages": recipe.config.stages[:1]}), tokenizer, None)
+    config = for_machine(recipe.config, 1, device_of(recipe.config))
+    how, tokenizer = config.rollout, recipe.tokenizer
+    model = load_policy(config.model_copy(update={"stages": config.stages[:1]}), tokenizer, None)
     engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, how.max_rows)
     engine.publish(0)
     by = Generation(engine, Renderer(tokenizer, recipe.config.data.template), recipe.config.seed)

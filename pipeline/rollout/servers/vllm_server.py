@@ -34,7 +34,7 @@ class VllmServers:
 
     def __init__(self, params: VllmConfig, setup: ServerSetup) -> None:
         self.params, self.setup = params, setup
-        self.longest = params.max_model_tokens or setup.policy.context
+        self.longest = params.max_model_tokens or setup.policy.longest
         self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-")
 
     @property

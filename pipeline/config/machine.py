@@ -1,0 +1,45 @@
+"""Choose what a recipe leaves to the machine: the backend, the number type and the engine that are `auto`."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from verizero.pipeline.config.run import RunConfig
+
+
+def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool | None = None) -> RunConfig:
+    """Return the recipe with a choice in place of each `auto`.
+
+    On the CPU: torch's backend, float32, the embedded engine. On GPUs: FSDP for several ranks, bfloat16, and vLLM in
+    the training process for a model that the recipe does not make; each only where the recipe's other fields allow it.
+    `has_vllm`: None to look whether it is installed.
+    """
+    on_gpu = device.startswith("cuda")
+    if config.train.backend == "auto":
+        # `publish_every` above 1 needs a copy of the policy, which FSDP does not keep.
+        divides = num_ranks > 1 and on_gpu and config.rollout.publish_every == 1
+        config = _with(config, "train", backend="fsdp" if divides else "torch")
+    if config.model.dtype == "auto":
+        half = _with(config, "model", dtype="bfloat16")
+        config = half if on_gpu and _is_allowed(half) else _with(config, "model", dtype="float32")
+    if config.rollout.engine == "auto":
+        if has_vllm is None:
+            has_vllm = importlib.util.find_spec("vllm") is not None
+        vllm = _with(config, "rollout", engine="vllm")
+        takes_vllm = on_gpu and has_vllm and config.model.create is None and _is_allowed(vllm)
+        config = vllm if takes_vllm else _with(config, "rollout", engine="torch")
+    return config
+
+
+def _is_allowed(config: RunConfig) -> bool:
+    try:
+        config.check()
+    except ValueError:
+        return False
+    return True
+
+
+def _with(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    changed = getattr(config, section).model_copy(update=changes)
+    return config.model_copy(update={section: changed})

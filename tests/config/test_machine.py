@@ -1,0 +1,91 @@
+"""What `auto` means on a machine: backend, number type and engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stages.tiny import TREE
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.machine import for_machine
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.train.torch_backend import TorchBackend
+
+
+def on(num_ranks: int, device: str, has_vllm: bool = False, **changes: Any) -> RunConfig:
+    return for_machine(parse(merge(TREE, changes)), num_ranks, device, has_vllm)
+
+
+def chosen(num_ranks: int, device: str, **changes: Any) -> str:
+    return on(num_ranks, device, **changes).train.backend
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "device", "wanted"),
+    [(1, "cpu", "torch"), (2, "cpu", "torch"), (1, "cuda:0", "torch"), (2, "cuda:1", "fsdp"), (64, "cuda", "fsdp")],
+)
+def test_several_ranks_on_gpus_divide_the_policy(num_ranks: int, device: str, wanted: str) -> None:
+    assert chosen(num_ranks, device) == wanted
+    assert chosen(num_ranks, device, train={"lora": {"rank": 2}}) == wanted
+
+
+@pytest.mark.parametrize("backend", ["torch", "fsdp", "deepspeed"])
+def test_a_backend_that_the_recipe_names_stays(backend: str) -> None:
+    assert chosen(1, "cpu", train={"backend": backend}) == backend
+    assert chosen(8, "cuda", train={"backend": backend}) == backend
+
+
+def test_a_run_that_keeps_older_weights_is_torch_s() -> None:
+    assert chosen(8, "cuda", rollout={"publish_every": 2}) == "torch"
+    with pytest.raises(ConfigError, match=r"publish_every=2 keeps a copy .* train\.backend='fsdp' does not"):
+        chosen(8, "cuda", rollout={"publish_every": 2}, train={"backend": "fsdp"})
+
+
+def test_auto_has_what_every_backend_has() -> None:
+    with pytest.raises(ConfigError, match=r"train\.offload=optimizer with train\.backend=auto"):
+        chosen(8, "cuda", train={"offload": "optimizer"})
+    with pytest.raises(ConfigError, match=r"train\.zero=1 with train\.backend=auto"):
+        chosen(8, "cuda", train={"zero": 1})
+
+
+def test_a_gpu_computes_in_bfloat16_where_the_recipe_allows_it() -> None:
+    assert on(1, "cpu").model.dtype == "float32"
+    assert on(1, "cuda").model.dtype == on(8, "cuda:3").model.dtype == "bfloat16"
+    assert on(1, "cuda", model={"dtype": "float32"}).model.dtype == "float32"
+    moving = {"reference": {"schedule": "ema", "alpha": 0.05}}  # by steps below bfloat16's rounding
+    assert on(1, "cuda", rl=moving).model.dtype == "float32"
+    assert on(1, "cuda", train={"backend": "deepspeed"}).model.dtype == "float32"
+    assert on(1, "cuda", train={"backend": "deepspeed", "zero": 1}).model.dtype == "bfloat16"
+
+
+def test_vllm_generates_on_a_gpu_where_it_is_installed_and_can() -> None:
+    named: dict[str, Any] = {"model": {"create": None, "path": "some/model"}}
+    assert on(1, "cuda", True, **named).rollout.engine == on(8, "cuda", True, **named).rollout.engine == "vllm"
+    assert on(1, "cuda", False, **named).rollout.engine == on(1, "cpu", True, **named).rollout.engine == "torch"
+    assert on(1, "cuda", True).rollout.engine == "torch", "a model that the recipe makes"
+    assert on(1, "cuda", True, rollout={"engine": "torch"}, **named).rollout.engine == "torch"
+    unbounded = {"rollout": {"top_p": 0.9}, "rl": {"algorithm": {"name": "grpo", "keep_sampling": True}}}
+    assert on(1, "cuda", True, **named, **unbounded).rollout.engine == "torch", "vLLM does not record such sets"
+
+
+def test_servers_on_gpus_of_their_own_take_all_of_them() -> None:
+    def share(**changes: Any) -> float:
+        return VllmConfig(**changes).memory_share
+
+    assert share() == share(devices=((0,),), share_gpus=True) == 0.4
+    assert share(devices=((6,), (7,)), servers=2) == 0.9
+    assert share(devices=((6,),), gpu_memory_share=0.5) == 0.5
+
+
+def test_an_open_run_has_a_backend_of_its_own(tmp_path: Path) -> None:
+    with open_run(parse(TREE), tmp_path, tmp_path / "run", "auto", Silent()) as session:
+        recipe = session.run.recipe
+        assert (recipe.train.backend, recipe.model.dtype, recipe.rollout.engine) == ("torch", "float32", "torch")
+        assert isinstance(session.workers.backend, TorchBackend)
