@@ -129,8 +129,13 @@ def _result(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
     except IsolationError:
         raise
     except Exception as exc:
-        count = len(trial.tests) if isinstance(trial.tests, Sequence) else 0
-        return RunResult.failed(f"{type(exc).__name__}: {exc}"[-ERROR_CHARACTERS:], max(1, count), 0)
+        return refused(trial, exc)
+
+
+def refused(trial: Trial, exc: Exception) -> RunResult:
+    """Return the result of a trial that cannot be run, with the exception as its reason on every test."""
+    count = len(trial.tests) if isinstance(trial.tests, Sequence) else 0
+    return RunResult.failed(f"{type(exc).__name__}: {exc}"[-ERROR_CHARACTERS:], max(1, count), 0)
 
 
 def check(trial: Trial) -> None:
@@ -144,5 +149,12 @@ def check(trial: Trial) -> None:
 def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
     if trial.language != "python":
         check(trial)
-        return run_language(trial.language, trial.program, trial.tests, limits=trial.limits, pool=tools)
+        return run_language(
+            trial.language,
+            trial.program,
+            trial.tests,
+            limits=trial.limits,
+            stop_on_failure=trial.stop_on_failure,
+            pool=tools,
+        )
     return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)

@@ -15,7 +15,7 @@ from typing import Any
 from verizero.pipeline.errors import SessionError
 from verizero.pipeline.own_requests import open_url
 from verizero.sandbox import http_format
-from verizero.sandbox.api import Tests, Trial
+from verizero.sandbox.api import Tests, Trial, refused
 from verizero.sandbox.calls import CallResult
 from verizero.sandbox.results import Limits, Mode, RunResult
 
@@ -56,7 +56,7 @@ class Client:
         return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
 
     def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
-        """Return one result per trial, in order. A trial that a service calls malformed has status "sandbox_error"."""
+        """Return one result per trial, in order. A trial that cannot be sent or run has the status "sandbox_error"."""
         trials = list(trials)
         if not trials:
             return []
@@ -66,8 +66,8 @@ class Client:
     def _result(self, trial: Trial) -> RunResult:
         try:
             return self._run_trial(trial)
-        except ValueError as exc:
-            return RunResult.failed(str(exc), max(1, len(trial.tests)), 0)
+        except Exception as exc:  # whatever is wrong with it, it touches no other
+            return refused(trial, exc)
 
     def session(self, **settings: Any) -> RemoteSession:
         """Open a session on one service, which serves all of its calls. `settings` are those of `Session`.

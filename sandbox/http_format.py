@@ -88,7 +88,10 @@ def fusion_run(result: TestResult) -> dict[str, Any]:
         return reply | {"message": "does not compile", "compile_result": compiled}
     if result.status in ("timeout", "cpu_limit"):
         return reply | {"run_result": _part("TimeLimitExceeded", result.wall_s, None, result.stdout, error)}
-    return reply | {"run_result": _part("Finished", result.wall_s, int(failed), result.stdout, error)}
+    if result.exit_code is None:  # it went over a limit
+        return reply | {"run_result": _part("Finished", result.wall_s, 1, result.stdout, error)}
+    run = _part("Finished", result.wall_s, result.exit_code, result.stdout, result.stderr)
+    return reply | {"run_result": run}
 
 
 def _part(status: str, seconds: float | None, code: int | None, stdout: str, stderr: str) -> dict[str, Any]:

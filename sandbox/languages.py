@@ -9,14 +9,25 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import canary, compare
 from verizero.sandbox.pool import Pool
-from verizero.sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
-from verizero.sandbox.results import WITH_NAMESPACES, Limits, RunResult, Status, TestResult, require_tests
+from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
+from verizero.sandbox.results import (
+    NOT_RUN,
+    WITH_NAMESPACES,
+    Case,
+    Limits,
+    RunResult,
+    Status,
+    TestResult,
+    is_too_slow,
+    limits_for,
+    require_tests,
+)
 from verizero.sandbox.trial import cases, run_tests
 from verizero.sandbox.worker import frames
 
@@ -93,9 +104,11 @@ def _tool(language: Language) -> str | None:
 
 def run_language(
     language: str, program: str, tests: Sequence[Mapping[str, Any]], *, limits: Limits | None = None,
-    pool: Pool | None = None,
+    stop_on_failure: bool = False, pool: Pool | None = None,
 ) -> RunResult:  # fmt: skip
     """Return the result of a program in `language` on tests of {"input", "output"}, with a new process for every test.
+
+    With `stop_on_failure`, tests after the first that failed are left out.
 
     A program that does not compile has status "runtime_error" on every test, with the compiler's message. For "sql" the
     input is the script that fills the database, and the output has one row per line, columns joined by "|".
@@ -105,22 +118,22 @@ def run_language(
     limits = limits or Limits()
     require_tests(tests, limits)
     if language == "sql":
-        return run_tests(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
+        script = f"PROGRAM = {program!r}\n{_SQL}"
+        return run_tests(pool or _tool_pool(), script, tests, "stdin", limits, stop_on_failure)
     spec = LANGUAGES.get(language)
     if spec is None or _tool(spec) is None:
         known = ", ".join(name for name, is_available in available().items() if is_available)
         raise ValueError(f"language {language!r} is not available here; there are {known}")
-    built = _BuiltProgram(
-        spec, program.encode("utf-8", "surrogatepass"), [c.data for c in cases(tests, "stdin")], limits
-    )
+    all_cases = cases(tests, "stdin")
+    built = _BuiltProgram(spec, program, all_cases, limits_for(all_cases, limits), stop_on_failure)
     pool_to_use = pool or _tool_pool()
     require_walls(pool_to_use)
     try:
         pool_to_use.use(built.run)
     except WorkerDied as exc:
-        return RunResult.failed(str(exc), len(tests), pool_to_use.isolation.level)
-    results = [_with_comparison(r, t["output"]) for r, t in zip(built.results, tests, strict=True)]
-    return RunResult(tuple(results), pool_to_use.isolation.level, len(tests), sum(r.wall_s for r in results))
+        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(tests), pool_to_use.isolation.level)
+    results = tuple(built.results)
+    return RunResult(results, pool_to_use.isolation.level, len(tests), sum(r.wall_s for r in results))
 
 
 def _tool_pool() -> Pool:
@@ -145,41 +158,55 @@ def require_walls(pool: Pool) -> None:
 class _BuiltProgram:
     """A program that is built once and run on each input. If a worker dies, all of it is repeated."""
 
-    def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
-        self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
-        self.binary: bytes | None = None
+    def __init__(self, language: Language, program: str, tests: list[Case], limits: Limits, stop: bool) -> None:
+        self.language, self.tests, self.limits, self.stop = language, tests, limits, stop
+        self.source = program.removeprefix("\ufeff").encode("utf-8", "surrogatepass")
         self.results: list[TestResult] = []
         self.kills = 0
 
     def run(self, worker: Worker) -> None:
         """Build and run the program, then check the worker. Raises: WorkerDied."""
-        self.binary, self.results, was_new = None, [], worker.runs == 0
+        self.results, was_new = [], worker.runs == 0
         self._run(worker)
         canary.confirm(worker, was_new, frames.STDIN)
 
     def _run(self, worker: Worker) -> None:
-        language = self.language
+        language, name, content = self.language, self.language.source, self.source
         if language.build:
-            command = ["/bin/sh", "-c", language.build]
-            result = _execute(worker, _BUILD_LIMITS, command, language.source, 0o600, b"", self.source, False)
-            status, error = _status(result, _BUILD_LIMITS)
-            if result.limit_reached(_BUILD_LIMITS) is None and _is_killed_compiler(result):
-                raise WorkerDied(f"the compiler was killed: {error[-200:]}")
-            if status != "passed":
-                failed = TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
-                self.results = [failed] * len(self.inputs)
+            built = self._build(worker)
+            if isinstance(built, TestResult):
+                self.results = [built] * (1 if self.stop else len(self.tests))
                 return
-            self.binary = result.out
-        content, name = (self.binary, "prog") if self.binary is not None else (self.source, language.source)
-        path = language.start[0] if self.binary is not None else _tool(language) or language.tool
-        while len(self.results) < len(self.inputs):
-            stdin = self.inputs[len(self.results)]
-            command = [path, *language.start[1:]]
-            result = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
+            name, content = "prog", built
+        path = language.start[0] if language.build else _tool(language) or language.tool
+        command = [path, *language.start[1:]]
+        for test in self.tests:
+            if is_too_slow(self.results):
+                self.results.append(TestResult("timeout", error=NOT_RUN))
+                continue
+            result = _execute(worker, self.limits, command, name, 0o700, test.data, content, language.managed)
             self._require_not_killed(result, worker.level)
-            status, error = _status(result, self.limits)
-            out, end = result.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), result.exit
-            self.results.append(TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024))
+            self.results.append(self._result(result, test.expected))
+            if self.stop and not self.results[-1].passed:
+                return
+
+    def _build(self, worker: Worker) -> bytes | TestResult:
+        """Return what the program is built to, or the result of a test if it cannot be. Raises: WorkerDied."""
+        command = ["/bin/sh", "-c", self.language.build]
+        result = _execute(worker, _BUILD_LIMITS, command, self.language.source, 0o600, b"", self.source, False)
+        status, error = _status(result, _BUILD_LIMITS)
+        if result.limit_reached(_BUILD_LIMITS) is None and _is_killed_compiler(result):
+            raise WorkerDied(f"the compiler was killed: {error[-200:]}")
+        return result.out if status == "passed" else TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
+
+    def _result(self, result: ProcessResult, expected: str | None) -> TestResult:
+        status, error = _status(result, self.limits)
+        out, end = result.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), result.exit
+        if status == "passed" and expected is not None and not compare.outputs_equal(out, expected):
+            status = "wrong_answer"
+        code = os.waitstatus_to_exitcode(end.status) if end.why == frames.ENDED else None
+        stderr = tail(result.err)
+        return TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024, stderr=stderr, exit_code=code)
 
     def _require_not_killed(self, result: ProcessResult, level: int) -> None:
         """Raise WorkerDied if the program was killed, at no limit of its own; another worker then repeats all of it.
@@ -223,9 +250,3 @@ def _status(result: ProcessResult, limits: Limits) -> tuple[Status, str]:
     else:
         reason = f"exit code {code}"
     return status, f"{tail(result.err, 4000)}\n{reason}".strip()
-
-
-def _with_comparison(result: TestResult, expected: str | None) -> TestResult:
-    if result.passed and expected is not None and not compare.outputs_equal(result.stdout, expected):
-        return replace(result, status="wrong_answer")
-    return result

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from verizero.sandbox.worker import codec
@@ -74,6 +74,10 @@ class TestResult:
     """Peak memory of that process."""
     encoded: bytes = field(default=b"", repr=False)
     """Returned value in function mode, as it came from the program's process."""
+    stderr: str = field(default="", repr=False)
+    """The last lines that the program wrote to stderr, also if it passed. A service sends them for `/run_code` only."""
+    exit_code: int | None = None
+    """Exit code, negative for a signal; None if no process of the program ended by itself. Sent as `stderr` is."""
 
     @property
     def value(self) -> Any:
@@ -137,6 +141,34 @@ class Case:
 
     data: bytes
     expected: Any
+    expected_bytes: int = 0
+    """Size of the expected output or value, as a program writes it."""
+
+
+def limits_for(cases: Sequence[Case], limits: Limits) -> Limits:
+    """Return the limits with an output limit of twice the longest expected output, if that is more.
+
+    Raises: ValueError naming the first test whose input is too large for the program's memory.
+    """
+    for number, case in enumerate(cases):
+        if len(case.data) > limits.memory_mib << 18:
+            raise ValueError(
+                f"test {number}: the input has {len(case.data) >> 20} MiB, more than a quarter of "
+                f"Limits.memory_mib={limits.memory_mib}; raise memory_mib or drop the test"
+            )
+    longest_kib = -(-max(case.expected_bytes for case in cases) // 512)
+    return replace(limits, output_kib=max(limits.output_kib, longest_kib))
+
+
+OVER_TIME = frozenset({"timeout", "cpu_limit"})
+MAX_OVER_TIME = 10
+"""Tests of one program that may run out of time. The rest is then not run, so that no program costs hours."""
+NOT_RUN = f"not run, since {MAX_OVER_TIME} tests before took too long"
+
+
+def is_too_slow(results: Iterable[TestResult]) -> bool:
+    """True if so many tests ran out of time that the rest is not run; it counts as out of time too."""
+    return sum(result.status in OVER_TIME for result in results) >= MAX_OVER_TIME
 
 
 def require_tests(tests: Sequence[Mapping[str, Any]], limits: Limits) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import Any
@@ -14,6 +15,7 @@ from verizero.sandbox import canary, compare
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
+    NOT_RUN,
     WITH_NAMESPACES,
     Case,
     Limits,
@@ -21,10 +23,13 @@ from verizero.sandbox.results import (
     RunResult,
     Status,
     TestResult,
+    is_too_slow,
+    limits_for,
     require_tests,
 )
 from verizero.sandbox.worker import codec, frames
 
+_MAX_SHARED_BYTES = 8 << 20
 _MAX_KILLS = 2
 """Kills of one test's process by an unknown hand after which it is tried again."""
 ANYTHING = object()
@@ -56,7 +61,7 @@ def _stdin_case(test: Mapping[str, Any]) -> Case:
         data = data.encode("utf-8", "surrogateescape")
     if not isinstance(data, bytes) or not isinstance(output, (str, NoneType)):
         raise TypeError("input and output must be text")
-    return Case(data, output)
+    return Case(data, output, len((output or "").encode("utf-8", "surrogatepass")))
 
 
 def _function_case(test: Mapping[str, Any]) -> Case:
@@ -64,7 +69,8 @@ def _function_case(test: Mapping[str, Any]) -> Case:
     if not isinstance(name, str) or isinstance(test["args"], (str, bytes)):
         raise TypeError("fn must be text and args a list")
     data = codec.encode({"fn": name, "args": args, "kwargs": kwargs})
-    return Case(data, codec.read(codec.encode(test["expected"]), of_program=False))
+    expected = codec.encode(test["expected"])
+    return Case(data, codec.read(expected, of_program=False), len(expected))
 
 
 def run_tests(
@@ -83,6 +89,7 @@ def run_tests(
     """
     require_tests(tests, limits)
     all_cases = cases(tests, mode)
+    limits = limits_for(all_cases, limits)
     if not compares:
         all_cases = [replace(case, expected=ANYTHING) for case in all_cases]
     code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
@@ -100,7 +107,8 @@ def run_with_checker(
 
     In function mode `input` is the list of arguments and `output` the returned value. The checker runs in a process of
     its own, after the program's process is dead. A checker that fails, or returns neither True nor False, gives
-    "sandbox_error", which is no fault of the program. Raises: ValueError; IsolationError.
+    "sandbox_error", which is no fault of the program; but if it accepts the expected output in the same test, it is the
+    program's output that it cannot read, and that is a wrong answer. Raises: ValueError; IsolationError.
     """
     expected_key = "output" if mode == "stdin" else "expected"
     for number, test in enumerate(tests):
@@ -109,26 +117,31 @@ def run_with_checker(
     unchecked = run_tests(
         pool, program, [dict(t) | {expected_key: None} for t in tests], mode, limits, False, compares=False
     )
-    calls, numbers = [], []
+    results, calls, unsure = list(unchecked.tests), dict[int, list[Any]](), dict[int, TestResult]()
     for index, (test, result) in enumerate(zip(tests, unchecked.tests, strict=True)):
         if result.passed:
             given_input, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
-            calls.append({"fn": "check", "args": [given_input, got, test[expected_key]], "expected": True})
-            numbers.append(index)
-    results = list(unchecked.tests)
-    if calls:
-        checked = run_tests(pool, checker, calls, "function", limits, False)
-        for index, verdict in zip(numbers, checked.tests, strict=True):
-            results[index] = _with_verdict(results[index], verdict)
+            calls[index] = [given_input, got, test[expected_key]]
+    for index, verdict in _checked(pool, checker, calls, limits):
+        if verdict.status == "wrong_answer" and verdict.value is False:
+            results[index] = replace(results[index], status="wrong_answer")
+        elif not verdict.passed:
+            unsure[index] = verdict
+    proofs = {i: [calls[i][0], calls[i][2], calls[i][2]] for i in unsure}
+    for index, proof in _checked(pool, checker, proofs, limits):
+        verdict = unsure[index]
+        is_sound = proof.passed and verdict.status != "sandbox_error"
+        error = f"checker: {verdict.status} {verdict.error}"[:ERROR_CHARACTERS]
+        results[index] = replace(results[index], status="wrong_answer" if is_sound else "sandbox_error", error=error)
     return replace(unchecked, tests=tuple(results))
 
 
-def _with_verdict(result: TestResult, verdict: TestResult) -> TestResult:
-    if verdict.passed:
-        return result
-    if verdict.status == "wrong_answer" and verdict.value is False:
-        return replace(result, status="wrong_answer")
-    return replace(result, status="sandbox_error", error=f"checker: {verdict.status} {verdict.error}"[:2000])
+def _checked(
+    pool: Pool, checker: str, calls: Mapping[int, list[Any]], limits: Limits
+) -> Iterable[tuple[int, TestResult]]:
+    """Return the numbers of tests with the result of the checker's call with these arguments; True passes."""
+    tests = [{"fn": "check", "args": arguments, "expected": True} for arguments in calls.values()]
+    return zip(calls, run_tests(pool, checker, tests, "function", limits, False).tests if tests else (), strict=True)
 
 
 class _Progress:
@@ -170,6 +183,9 @@ class _Progress:
 
     def _run_rest(self, worker: Worker) -> None:
         while (batch := self._next()) and not (self.stop and self._has_failure()):
+            if is_too_slow(self.results.values()):
+                self.results = {i: TestResult("timeout", error=NOT_RUN) for i in range(len(self.cases))} | self.results
+                return
             start = time.monotonic()
             payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
             ended = worker.execute(order(_KINDS[self.mode], self.limits, len(batch)), payload)
@@ -181,12 +197,16 @@ class _Progress:
         return any(not self.results[i].passed for i in range(_first_gap(self.results)))
 
     def _next(self) -> list[int]:
-        """Return the tests for the next process: one that failed in a shared process, or all that have not run."""
+        """Return the tests for the next process: one that failed in a shared process, or those that have not run.
+
+        Their inputs together have no more than `_MAX_SHARED_BYTES`: each process has all of its inputs in memory.
+        """
         open_tests = [i for i in range(len(self.cases)) if i not in self.results]
         if open_tests and open_tests[0] in self.to_run_alone:
             return open_tests[:1]
         not_run = [i for i in open_tests if i not in self.to_run_alone]
-        return not_run or open_tests[:1]
+        ends = itertools.accumulate(len(self.cases[i].data) for i in not_run)
+        return [i for i, end in zip(not_run, ends, strict=True) if end <= _MAX_SHARED_BYTES] or open_tests[:1]
 
     def _record_results(self, batch: list[int], ended: ProcessResult) -> None:
         """Record the results that a process decides: all passes, and any result of its first test."""
@@ -237,7 +257,10 @@ class _Progress:
             reason = f"exit code {os.WEXITSTATUS(exit.status)} before a result"
         error = f"{tail(ended.err)}\n{reason}".strip()[-ERROR_CHARACTERS:]
         stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
-        self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib)
+        code = os.waitstatus_to_exitcode(exit.status) if exit.why == frames.ENDED else None
+        self.results[number] = TestResult(
+            status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib, stderr=tail(ended.err), exit_code=code
+        )
 
     def _may_run_again(self, number: int) -> bool:
         """True if a test whose process was killed runs again. Raises: WorkerDied if the killer was not the program.
@@ -253,10 +276,12 @@ class _Progress:
     def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, exit: frames.Exit) -> TestResult:
         max_output = self.limits.output_kib << 10
         status, error = self._decide(number, record, out)
-        error = "" if status == "passed" else f"{tail(err)}\n{error}".strip()
+        stderr = tail(err)
+        error = "" if status == "passed" else f"{stderr}\n{error}".strip()
         stdout = out[:max_output].decode("utf-8", "replace")
         encoded = record.value if self.mode == "function" and status in ("passed", "wrong_answer") else b""
-        return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, exit.peak_kib / 1024, encoded)
+        peak_mib = exit.peak_kib / 1024
+        return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib, encoded, stderr, record.code)
 
     def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str]:
         """Return the status of a test that has a record, with an error text.

@@ -113,12 +113,14 @@ def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
 
 
 def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
-    """Run the program once per item, each time in a namespace of its own."""
+    """Run the program once per item, each time in a namespace of its own. Takes the items: their memory is needed."""
     code: types.CodeType | None = None
     budget = _Budget(order) if len(items) > 1 else None
-    callbacks, num_left, has_destructors = atexit._ncallbacks(), len(items), "__del__" in source
-    for item in items:
-        stdout = streams.fill_input(item, num_left < len(items))
+    callbacks, has_destructors = atexit._ncallbacks(), "__del__" in source
+    num_items = len(items)
+    items.reverse()
+    while items:
+        stdout = streams.fill_input(items.pop(), len(items) + 1 < num_items)
         namespace = _fresh_main("__main__")[1]
         state, status = FINISHED, 0
         try:
@@ -138,8 +140,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> Non
         if not (streams.flush(stdout) and is_flushed):
             state, status = max(state, RAISED), status or 120
         _write_record(state, status, b"")
-        num_left -= 1
-        if num_left and budget is not None and (is_unfit or budget.is_spent(streams.output_sizes()[0])):
+        if items and budget is not None and (is_unfit or budget.is_spent(streams.output_sizes()[0])):
             _exit(LEAVE)
 
 

@@ -80,13 +80,15 @@ class Worker:
             try:
                 if self.jail.disk_mib != order.disk_mib:
                     walls.clear(self.jail, order.disk_mib)
+                input_mib = os.fstat(streams.PAYLOAD).st_size >> 20
                 if self.jail.cgroup is not None:
-                    self.jail.cgroup.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
+                    memory_mib = order.memory_mib + 2 * input_mib
+                    self.jail.cgroup.bound(memory_mib, order.disk_mib, order.output_kib, order.processes)
                 pid = self.forker.waiting_child()
             except OSError as exc:
                 os.write(self.control, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
-            walls.limit(pid, order, self.jail)
+            walls.limit(pid, order, self.jail, input_mib)
             os.write(self.forker.orders, packet)
             report = self.watch(pid, order)
             if failure := self.forker.failure(report.status):

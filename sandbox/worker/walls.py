@@ -306,18 +306,18 @@ def _is_empty(scratch: str) -> bool:
     return usage.f_files - usage.f_ffree == 1
 
 
-def limit(pid: int, order: Order, jail: Jail) -> None:
-    """Set the kernel's limits of the waiting child, as its order has them.
+def limit(pid: int, order: Order, jail: Jail, input_mib: int) -> None:
+    """Set the kernel's limits of the waiting child, as its order has them, with room for its input of `input_mib`.
 
     RLIMIT_NPROC counts all processes of a uid. If others have the uid too, the limit is far above their number, but low
     enough that the worker can still count processes during a fork bomb. Raises: OSError.
     """
     limits = [
         (resource.RLIMIT_CPU, int(order.cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
-        (resource.RLIMIT_FSIZE, max(order.disk_mib << 20, order.output_kib << 11)),
+        (resource.RLIMIT_FSIZE, max(order.disk_mib << 20, order.output_kib << 11, input_mib + 1 << 20)),
     ]
     if order.kind != MANAGED:
-        limits.append((resource.RLIMIT_AS, (order.memory_mib + BASE_MIB) << 20))
+        limits.append((resource.RLIMIT_AS, (order.memory_mib + BASE_MIB + 2 * input_mib) << 20))
     if order.kind != SELF_TEST:  # the self-test proves that the control group alone bounds processes
         if jail.has_own_uid:
             limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # the worker and its forker count too

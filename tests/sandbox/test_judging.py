@@ -9,7 +9,9 @@ import pytest
 
 from verizero import sandbox
 from verizero.pipeline.types import Attempt
+from verizero.sandbox.client import Client
 from verizero.sandbox.process import order
+from verizero.sandbox.serve import SandboxService
 from verizero.sandbox.worker import codec, frames
 from verizero.verifiers.base import load
 
@@ -82,7 +84,7 @@ def test_values_of_one_hash_come_back_unhashed(pool: sandbox.Pool) -> None:
 def test_a_value_above_the_output_limit_is_refused_unread(pool: sandbox.Pool, value: str) -> None:
     limits = sandbox.Limits(output_kib=64)
     (test,) = sandbox.run(
-        FORGE.format(value=value), [call("a" * (70 << 10))], mode="function", limits=limits, pool=pool
+        FORGE.format(value=value), [call("a")], mode="function", limits=limits, pool=pool
     ).tests  # fmt: skip
     assert (test.status, test.value) == ("bad_output", None)
     assert "64 KiB" in test.error
@@ -113,10 +115,20 @@ def test_a_checker_gets_the_deepest_and_the_largest_value(pool: sandbox.Pool) ->
 
 def test_a_trial_that_cannot_be_run_touches_no_other(pool: sandbox.Pool) -> None:
     good = sandbox.Trial("def f(x): return x", [call(1)], "function")
-    bad = [[{"fn": "f", "args": 5, "expected": 1}], [], [call(1 << 1_100_000)], 7, [call(1)] * 1001]
-    trials = [good, *(sandbox.Trial("def f(x): return x", tests, "function") for tests in bad), good]  # type: ignore[arg-type]
-    statuses = [r.status for r in sandbox.run_many(trials, pool=pool)]
-    assert statuses == ["passed", *["sandbox_error"] * len(bad), "passed"]
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    bad = [[{"fn": "f", "args": 5, "expected": 1}], [], [call(1 << 1_100_000)], 7, [call(1)] * 1001, [None]]
+    bad += [[{"fn": "f", "args": args, "expected": 1, "kwargs": kwargs}] for args, kwargs in (([deep], {}), ([1], [2]))]
+    lone = sandbox.Trial("print(1)", [{"input": "\ud800", "output": "1"}])
+    unfit = [sandbox.Trial("def f(x): return x", tests, "function") for tests in bad]  # type: ignore[arg-type]
+    trials = [good, *unfit, lone, good]
+    with SandboxService(pool, token="t") as service:
+        client = Client(service.address, "t")
+        for results in (sandbox.run_many(trials, pool=pool), client.run_many(trials)):
+            statuses = [r.status for r in results]
+            assert statuses == ["passed", *["sandbox_error"] * (len(unfit) + 1), "passed"]
+            assert all(r.error for r in results[1:-1])
 
 
 def test_one_row_costs_no_other_its_verdict() -> None:

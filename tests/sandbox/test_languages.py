@@ -71,6 +71,20 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
     assert result.status == status, result
 
 
+def test_sizes_and_times_are_those_of_python(pool: sandbox.Pool) -> None:
+    limits, long = replace(LIMITS, output_kib=64, disk_mib=1), "1234567890\n" * 50_000
+    tests = [{"input": long, "output": long}] * 2
+    assert sandbox.run_language("bash", "cat", tests, limits=limits, pool=pool).passed
+    hanging, short = "read n; while (( n % 2 )); do :; done; echo $n", replace(LIMITS, cpu_s=0.05)
+    numbers = [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(30)]
+    result = sandbox.run_language("bash", hanging, numbers, limits=short, pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "cpu_limit"] * 10 + ["timeout"] * 10
+    stopped = sandbox.run_language("bash", hanging, numbers, limits=short, stop_on_failure=True, pool=pool)
+    assert [t.status for t in stopped.tests] == ["passed", "cpu_limit"]
+    noted = sandbox.run_language("bash", "echo note >&2; exit 3", numbers[:1], limits=LIMITS, pool=pool).tests[0]
+    assert (noted.exit_code, noted.stderr) == (3, "note")
+
+
 def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
     scene = Scene()
     try:

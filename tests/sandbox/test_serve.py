@@ -68,6 +68,10 @@ def test_run_code_has_the_shape_that_others_speak(server: SandboxService) -> Non
     }  # fmt: skip
     _, reply = post(server, "/run_code", {"code": "read n; echo $((n * 2))", "language": "bash", "stdin": "21"})
     assert (reply["status"], reply["run_result"]["stdout"]) == ("Success", "42\n")
+    _, reply = post(server, "/run_code", {"code": "import sys\nprint('note', file=sys.stderr)"})
+    assert (reply["run_result"]["return_code"], reply["run_result"]["stderr"]) == (0, "note")
+    _, reply = post(server, "/run_code", {"code": "exit 3", "language": "bash"})
+    assert (reply["status"], reply["run_result"]["return_code"]) == ("Failed", 3)
     _, reply = post(server, "/run_code", {"code": "1 / 0"})
     assert (reply["status"], reply["run_result"]["return_code"]) == ("Failed", 1)
     assert "ZeroDivisionError" in reply["run_result"]["stderr"]

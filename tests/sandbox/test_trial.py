@@ -123,10 +123,53 @@ def test_a_checker_decides_in_its_own_process(pool: sandbox.Pool) -> None:
     tests = [{"input": "", "output": "7"}, {"input": "", "output": "8"}]
     result = sandbox.run("print(3, 4)", tests, checker=checker, pool=pool)
     assert [t.status for t in result.tests] == ["passed", "wrong_answer"]
-    broken = sandbox.run("print('x')", tests, checker=checker, pool=pool)
-    assert broken.status == "sandbox_error", "the checker failed, which says nothing of the program"
+    garbage = sandbox.run("print('x')", tests, checker=checker, pool=pool)
+    assert [t.status for t in garbage.tests] == ["wrong_answer"] * 2, "the checker can read the expected output"
+    assert "ValueError" in garbage.error
+    silent = checker.replace("return ", "return True if ") + " else None"
+    assert sandbox.run("print(9)", tests, checker=silent, pool=pool).status == "wrong_answer"
+    for broken in (checker.replace("int(expected)", "int('x')"), checker.replace("==", "!=")):
+        result = sandbox.run("print('x')", tests, checker=broken, pool=pool)
+        assert result.status == "sandbox_error", "the checker failed, which says nothing of the program"
     hack = "def check(*a): return True\nimport builtins; builtins.sum = lambda x: 7; print(9)"
     assert sandbox.run(hack, tests[:1], checker=checker, pool=pool).status == "wrong_answer"
+
+
+def test_output_may_be_as_long_as_expected(pool: sandbox.Pool) -> None:
+    limits, long = sandbox.Limits(output_kib=64), "".join(f"{i}\n" for i in range(100_000))
+    tests = [{"input": "100000", "output": long}, {"input": "2", "output": "0\n1"}]
+    program = "print(*range(int(input())), sep='\\n')"
+    assert sandbox.run(program, tests, limits=limits, pool=pool).passed
+    assert (
+        sandbox.run(program, [{"input": "9000000", "output": long}], limits=limits, pool=pool).status == "output_limit"
+    )
+    call = {"fn": "f", "args": [50_000], "expected": list(range(50_000))}
+    assert sandbox.run("def f(n): return list(range(n))", [call], mode="function", limits=limits, pool=pool).passed
+
+
+def test_input_may_be_larger_than_the_disk_or_is_refused_by_name(pool: sandbox.Pool) -> None:
+    limits = sandbox.Limits(disk_mib=1, memory_mib=64)
+    tests = [{"input": "x" * (3 << 20), "output": str(3 << 20)}] * 30
+    assert sandbox.run("import sys\nprint(len(sys.stdin.read()))", tests, limits=limits, pool=pool).passed
+    with pytest.raises(ValueError, match=r"test 1: the input has 17 MiB.*memory_mib=64"):
+        sandbox.run("pass", [tests[0], {"input": "x" * (17 << 20), "output": ""}], limits=limits, pool=pool)
+
+
+def test_tests_that_hang_are_bounded_together(pool: sandbox.Pool) -> None:
+    tests = [{"input": str(i), "output": str(i)} for i in range(60)]
+    program = "n = int(input())\nwhile n % 2: pass\nprint(n)"
+    result = sandbox.run(program, tests, limits=sandbox.Limits(cpu_s=0.05), pool=pool)
+    assert [t.status for t in result.tests[:20]] == ["passed", "cpu_limit"] * 10
+    assert {(t.status, t.error[:7]) for t in result.tests[20:]} == {("timeout", "not run")}
+    assert result.share_passed == 10 / 60
+
+
+def test_a_result_has_the_exit_code_and_what_was_written_to_stderr(pool: sandbox.Pool) -> None:
+    note = "import sys, os\nprint('note', file=sys.stderr)\n"
+    for end, code in (("", 0), ("sys.exit(7)", 7), ("sys.stderr.flush(); os._exit(9)", 9), ("os.abort()", -6)):
+        result = sandbox.execute(note + end, pool=pool)
+        assert (result.exit_code, result.stderr) == (code, "note"), end
+    assert sandbox.execute("while True: pass", limits=sandbox.Limits(cpu_s=0.05), pool=pool).exit_code is None
 
 
 def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
