@@ -50,16 +50,16 @@ class Prompt:
 
     id: str
     question: str
-    verifier: str
+    verifier: str  # empty: the row is imitated, and never graded
     reference: Any
     domain: str = "default"
     demonstration: str | tuple[Message, ...] | None = None
     """A response to imitate in supervised fine-tuning, or an episode's messages after the question; not in RL."""
-    system: str | None = None
-    """A system message for chat templates."""
+    system: str | None = None  # a system message for chat templates
     environment: str | None = None
     """Key of the environment that answers the policy's turns; None: one response is the whole episode."""
     row: Mapping[str, Any] | None = None  # all columns, for a verifier that may ask for them; None for others
+    tools: Sequence[Mapping[str, Any]] | None = None  # {name, description, parameters} that a demonstration may call
 
 
 @dataclass(frozen=True, slots=True)

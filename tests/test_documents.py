@@ -148,6 +148,7 @@ def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
 def test_the_data_section_loads() -> None:
     config = DataConfig.model_validate(yaml.safe_load(block(DATA, "yaml", "data")))
     assert [s.label for s in config.train][:2] == ["train.jsonl", "words.parquet"]
+    assert not DataConfig.model_validate(yaml.safe_load(block(DATA, "yaml", "conversations"))).train[0].graded
 
 
 def test_the_mapping_does_what_is_said_of_it(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     known = _known(out, samples)
     with at_start(config, base_dir, progress) as session:
         run, workers, recorder = session.run, session.workers, session.recorder
-        train = run.data.train
+        train = [p for p in run.data.train if p.verifier]
         strangers = sorted(set(known) - {p.id for p in train})
         if strangers:
             raise DataError(f"{out} has the row {strangers[0]!r}, which the recipe does not have; give another --out")

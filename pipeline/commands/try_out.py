@@ -57,9 +57,11 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
             raise ConfigError(f"{what} must be >= 1, got {value}; leave it out for 4")
     groups: list[Group] = []
     with at_start(config, base_dir, progress) as session:
-        prompts = spread(session.run.data.train, num)
+        prompts = spread([p for p in session.run.data.train if p.verifier], num)
         if not prompts:
-            raise DataError("the recipe has no training prompts to try; name rows in data.train")
+            raise DataError(
+                "the recipe has no training prompts that are graded; name rows with a verifier in data.train"
+            )
         setup, notes = _within_a_minute(session, prompts, samples)
         notes += [*_learns_first(config), *_enter_rl(session)]
         parts = (session.run, session.workers, setup, session.recorder)

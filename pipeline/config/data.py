@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from verizero.pipeline import registry
-from verizero.pipeline.config.choices import EnvironmentChoice, VerifierChoice
+from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, EnvironmentChoice, VerifierChoice
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.errors import ConfigError
@@ -86,9 +86,21 @@ class ColumnMapping(Section):
     context: tuple[Column, ...] = Field(
         (), description="columns whose text is added after the question, where not empty"
     )
-    answer: Column = Field(Column(column="answer"), description="the reference that a verifier compares a response to")
+    answer: Column | None = Field(
+        Column(column="answer"),
+        description="the reference that a verifier compares a response to; null: none, for reward functions that ask "
+        "for none",
+    )
     id: Column | None = Field(Column(column="id"), description="if absent: the file's name and the row's number")
     demonstration: Column | None = Column(column="demonstration")
+    conversation: Column | None = Field(
+        None,
+        description="instead of question and demonstration: a conversation, OpenAI's messages or ShareGPT's turns",
+    )
+    tools: Column | None = Field(
+        None,
+        description="the tools that a demonstration may call: OpenAI's list, or JSON of it; shown by chat templates",
+    )
     system: Column | None = Column(column="system")
     domain: Column | None = Column(column="domain")
     verifier: Column | None = Column(column="verifier")
@@ -153,6 +165,9 @@ class Source(Section):
     )
     domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
     verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    graded: bool = Field(
+        True, description="false: rows that are only imitated, by sft; they have no verifier and need no answer"
+    )
     environment: EnvironmentChoice | None = Field(
         None, description="answers the policy's turns, for all rows, instead of a column"
     )
@@ -182,9 +197,22 @@ class Source(Section):
                 f"a source needs exactly one of generator, file and hub, got {' and '.join(kinds) or 'none'}"
             )
         check_ending(self.file, FILE_TYPES)
+        if not self.graded and self.verifier is not None:
+            raise ValueError(f"graded: false has no verifier, got {self.verifier.key!r}; drop one of them")
+        if self.graded and self.mapping.answer is None and not self._needs_no_answer:
+            named = "the verifiers of rows compare" if self.verifier is None else f"{self.verifier.key!r} compares"
+            raise ValueError(
+                f"mapping.answer is null, and {named} responses to an answer; map one, name a reward function "
+                "(verifier: {path: file.py:function}), or set graded: false for rows that are only imitated"
+            )
         if self.shuffle and self.rated is not None and self.rated.order != "file":
             raise ValueError(f"shuffle: true undoes rated.order={self.rated.order}; drop one of them")
         return self
+
+    @property
+    def _needs_no_answer(self) -> bool:
+        choice = self.verifier
+        return choice is not None and (choice.path is not None or choice.name in (REWARDS, ENVIRONMENT))
 
     @property
     def label(self) -> str:
@@ -271,7 +299,7 @@ class OverlapConfig(Section):
 class DataConfig(Section):
     """The prompts of a run."""
 
-    train: tuple[Source, ...] = Field(min_length=1)
+    train: tuple[Source, ...] = Field((), description="may be empty where no stage needs prompts")
     evaluation: tuple[Source, ...] = ()
     demonstrations: tuple[Source, ...] = Field(
         (), description="for SFT; empty: the demonstrations of the training sources"
@@ -288,6 +316,11 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _in_one_place(self) -> DataConfig:
+        if (ungraded := next((s for s in self.evaluation if not s.graded), None)) is not None:
+            raise ValueError(
+                f"data.evaluation: {ungraded.label} has graded: false, and an evaluation grades responses; give it a "
+                "verifier, or drop the source"
+            )
         for choice in (s.environment for s in self.sources if s.environment is not None):
             if (first := self.environments[choice.key]) != choice:
                 raise ValueError(

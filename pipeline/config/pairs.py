@@ -31,8 +31,8 @@ from verizero.pipeline.config.stages import MODEL
 class PairColumns(Section):
     """The column of each field of a pair. Prompt and sides may be texts or chats (lists of {role, content}).
 
-    A side that is a chat ends with the assistant's answer; where it holds the whole conversation, no prompt column is
-    needed. A row has both sides, or a completion with its label.
+    A side that is a chat ends with the assistant's answer; where it holds the whole conversation, or is one as a text
+    of HH-RLHF, no prompt column is needed. A row has both sides, or a completion with its label.
     """
 
     prompt: Column = Field(Column(column="prompt"), description="if the rows have no such column: question")

@@ -58,6 +58,11 @@ class PreferenceConfig(StageSection):
             raise ValueError("preference.sampled.every_part samples again, and pairs names files; drop one of them")
         return self
 
+    @property
+    def answers_prompts(self) -> bool:
+        """True unless the pairs are given."""
+        return not self.pairs
+
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose reward model ranks the samples."""
         return judges_stage("sampled.judge", self.sampled.judge)

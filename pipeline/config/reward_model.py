@@ -53,6 +53,11 @@ class RewardModelConfig(StageSection):
             raise ValueError("reward_model.sampled.every_part: a reward model has one part; drop it")
         return self
 
+    @property
+    def answers_prompts(self) -> bool:
+        """True unless the pairs are given."""
+        return not self.pairs
+
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose reward model ranks the samples."""
         return judges_stage("sampled.judge", self.sampled.judge)

@@ -124,6 +124,21 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _prompts_fit(self) -> RunConfig:
+        ungraded = next((s.label for s in self.data.train if not s.graded), None)
+        for stage in self.stages:
+            section = self.section_of(stage)
+            if section.answers_prompts and ungraded is not None:
+                raise ValueError(
+                    f"stage {stage.name!r} grades answers to the prompts of data.train, and {ungraded} has graded: "
+                    "false; give it a verifier and answers, or move it to data.demonstrations"
+                )
+            imitates = section.needs_demonstrations and not self.data.demonstrations
+            if not self.data.train and (section.answers_prompts or imitates):
+                raise ValueError(f"data.train is empty, and stage {stage.name!r} needs its rows; name a source")
+        return self
+
+    @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
         self.check()
         return self

@@ -145,6 +145,11 @@ class StageSection(Section):
         return "demonstrations" in self.reads
 
     @property
+    def answers_prompts(self) -> bool:
+        """True if the stage samples answers to the training prompts, which are graded."""
+        return "prompts" in self.reads
+
+    @property
     def teacher_paths(self) -> list[str]:
         """Folders and hub ids of the stage's teachers, except the policy itself."""
         return []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from verizero.pipeline.data.conversations import as_message, in_order_of_calls
 from verizero.pipeline.data.policy_text import call_id
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import Conversing
@@ -23,14 +24,15 @@ def demonstration_of(value: Any) -> str | tuple[Message, ...]:
     """Return a row's demonstration: a text, or the messages of an episode that follow the question.
 
     The messages are {role, content, calls, thinking}, of which calls, {name, arguments}, and thinking are optional and
-    the assistant's. The first and the last message are the assistant's, and others are between two of those.
+    the assistant's; or have a form of `conversations.py`. The first and the last message are the assistant's, and
+    others are between two of those.
     Raises: DataError naming the message.
     """
     if not isinstance(value, list):
         return str(value)
     messages: list[Message] = []
     pending: list[Call] = []
-    for number, item in enumerate(value, 1):
+    for number, item in enumerate(map(as_message, in_order_of_calls(value)), 1):
         message = _message(item, f"message {number} of the demonstration", sum(m.role == "assistant" for m in messages))
         if message.role == "assistant":
             pending = list(message.calls)

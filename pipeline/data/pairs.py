@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 OnWrong = Literal["keep", "drop", "swap"]
 Grade = Callable[[Sequence[tuple[Prompt, str]]], list[Verdict]]
 """Returns a verdict for each (prompt, response)."""
+TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
 
 
@@ -280,12 +283,20 @@ def _side(row: Mapping[str, Any], column: str) -> tuple[Turns, str]:
     value: Any = row.get(column) if column in row else pick(row, Column(column=column))
     if value is None or value == []:
         return (), ""
-    if isinstance(value, str):
+    turns = _transcript(value) if isinstance(value, str) else _turns(value, column)
+    if isinstance(value, str) and len(turns) < 2:
         return (), value
-    turns = _turns(value, column)
     if turns[-1][0] != "assistant":
         raise DataError(f"column {column!r}: a chat must end with the assistant's answer, got role {turns[-1][0]!r}")
     return turns[:-1], turns[-1][1]
+
+
+def _transcript(text: str) -> Turns:
+    """Return the messages of a text of HH-RLHF, "\\n\\nHuman: ...\\n\\nAssistant: ..."; nothing for another text."""
+    before, *parts = TRANSCRIPT.split(text)
+    if before.strip():
+        return ()
+    return tuple((SPEAKERS[who], words.strip()) for who, words in zip(parts[::2], parts[1::2], strict=True))
 
 
 def _turns(value: Any, column: str) -> Turns:

@@ -15,6 +15,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, is_path
 from verizero.pipeline.config.data import Column, RatedConfig, Source
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
+from verizero.pipeline.data.conversations import question_of, split_conversation, tools_of_row
 from verizero.pipeline.data.demonstrated_episodes import demonstration_of
 from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
 from verizero.pipeline.data.generators import base as generators
@@ -53,6 +54,8 @@ def read_prompts(
             stream(seed, "data", "shuffle", source.label).shuffle(selected)
         elif source.rated is not None and source.rated.order != "file":
             selected.sort(key=partial(_difficulty, rates, source.rated))
+        if source.part is not None:
+            selected = _of_part(selected, source.part)
         # After the reordering: the limit then takes a random share, or the easiest or hardest.
         selected = selected[: source.limit]
         if not selected:
@@ -250,7 +253,7 @@ def _usable_prompts(
     `rates` is told the pass rate of each, where the source asks for it.
     """
     is_reordered = source.shuffle or (source.rated is not None and source.rated.order != "file")
-    limit = None if is_reordered else source.limit
+    limit = None if is_reordered or source.part is not None else source.limit
     # Looked up once: the registry searches folders and entry points.
     known = frozenset((*registry.names("verifiers"), ENVIRONMENT))
     num_taken = 0
@@ -260,12 +263,10 @@ def _usable_prompts(
 
     rows = _rows(source, seed, base_dir)
     for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
-        if source.part is not None and source.part != part_of(prompt.question):
-            continue
         if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
-        if source.verifier is None and not _is_verifier(prompt.verifier, known):
+        if source.graded and source.verifier is None and not _is_verifier(prompt.verifier, known):
             raise DataError(f"{place}: {_unknown_verifier(prompt.verifier)}")
         if prompt.id in places:
             if source.on_duplicate_id == "error":
@@ -286,15 +287,27 @@ def _usable_prompts(
 def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
     """Return the prompt of a row. Raises: DataError naming the column."""
     columns = source.mapping
-    system, question = _question(pick(row, columns.question))
+    demonstration: Any
+    if columns.conversation is not None:
+        system, question, demonstration = split_conversation(pick(row, columns.conversation))
+    else:
+        system, question = question_of(pick(row, columns.question))
+        demonstration = pick_optional(row, columns.demonstration)
+    tools = pick_optional(row, columns.tools)
+    if tools is not None and isinstance(demonstration, str):  # an episode, whose first prompt shows them
+        demonstration = [{"role": "assistant", "content": demonstration}]
     extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
     row_verifier = pick_optional(row, columns.verifier)
     verifier = source.verifier.key if source.verifier else row_verifier or columns.default_verifier
-    if verifier is None:
-        raise DataError("no verifier is named; set the source's verifier: {name: …} or map a verifier column")
+    if not source.graded:
+        verifier = ""
+    elif verifier is None:
+        raise DataError(
+            "no verifier is named; set the source's verifier: {name: …}, map a verifier column, or, for rows that are "
+            "only imitated (sft), set the source's graded: false"
+        )
     row_system = pick_optional(row, columns.system)
     row_id = pick_optional(row, columns.id)
-    demonstration = pick_optional(row, columns.demonstration)
     return Prompt(
         id=f"{source.label}/{number}" if row_id is None else str(row_id),
         question="\n\n".join([question, *extra]),
@@ -305,6 +318,7 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         system=str(row_system) if row_system is not None else system,
         environment=_environment(row, source, str(verifier)),
         row=dict(row) if takes_columns(str(verifier)) else None,
+        tools=None if tools is None else tools_of_row(tools),
     )
 
 
@@ -314,8 +328,18 @@ HELD_OUT = 10
 
 def part_of(question: str) -> Literal["train", "evaluation"]:
     """Return the part that a question belongs to, in every run and whatever other rows there are."""
-    digest = hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()
-    return "evaluation" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
+    return "evaluation" if _digest(question) % HELD_OUT == 0 else "train"
+
+
+def _digest(question: str) -> int:
+    return int.from_bytes(hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def _of_part(prompts: Sequence[Prompt], part: Literal["train", "evaluation"]) -> list[Prompt]:
+    """Return the prompts of a part. Where few rows have no question for evaluation, that of the lowest hash is."""
+    questions = {p.question for p in prompts}
+    held_out = {q for q in questions if part_of(q) == "evaluation"} or set(sorted(questions, key=_digest)[:1])
+    return [p for p in prompts if (p.question in held_out) == (part == "evaluation")]
 
 
 def takes_columns(verifier: str) -> bool:
@@ -359,34 +383,14 @@ def _unknown_verifier(name: str) -> str:
 
 
 def _answer(row: Mapping[str, Any], source: Source) -> Any:
+    """Return the reference; None where the source has none."""
+    if not source.graded or source.mapping.answer is None:
+        return None
     try:
         answer = pick(row, source.mapping.answer)
         return answer.strip() if isinstance(answer, str) else answer
     except Missing as exc:
         raise DataError(f"the row has no answer: {exc} (mapping.answer)") from exc
-
-
-def _question(value: Any) -> tuple[str | None, str]:
-    """Return the system message, if any, and the question. A chat has at most one system and one user message."""
-    if isinstance(value, str):
-        return None, value
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value):
-        raise DataError(f"the question must be text or a list of {{role, content}}, got {value!r:.80}")
-    roles = [m["role"] for m in value]
-    if roles not in (["user"], ["system", "user"]):
-        raise DataError(f"a chat question must be one user message, after a system message if any; got roles {roles}")
-    texts = [_content(m["content"]) for m in value]
-    if not texts[-1].strip():
-        raise DataError("the user message of the chat is empty")
-    return (texts[0] if len(texts) == 2 else None), texts[-1]
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
-        return "".join(str(p.get("text", "")) for p in content)
-    raise DataError(f"message content must be text, got {content!r:.80}")
 
 
 def _nothing_left(counts: SourceCounts) -> str:

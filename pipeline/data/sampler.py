@@ -31,10 +31,8 @@ class PromptSampler:
         """`weights` is each domain's share of the draws; a domain's prompts are then epochs of their own.
 
         With `pass_rate`, prompts that the ledger says rest are passed over.
-        Raises: DataError if there are no prompts, or the weights do not name exactly the domains there are.
+        Raises: DataError if the weights do not name exactly the domains there are.
         """
-        if not prompts:
-            raise DataError("there are no prompts to sample from; check data.train and its limits")
         if pass_rate is not None and ledger is None:
             raise DataError("sampling by pass rate needs a ledger that the attempts are recorded in; pass ledger=")
         self.prompts = tuple(prompts)
@@ -56,10 +54,12 @@ class PromptSampler:
     def next(self, n: int) -> list[Prompt]:
         """Return the next `n` prompts. A prompt is among them twice only if an epoch ends within them.
 
-        Raises: ValueError for n < 1.
+        Raises: ValueError for n < 1; DataError if there are no prompts.
         """
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
+        if not self.prompts:
+            raise DataError("there are no prompts to sample from; check data.train and its limits")
         return [self._draw(self._next_pool()) for _ in range(n)]
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeGuard
 from verizero.pipeline.errors import DataError
 
 Kind = Literal["prompts", "demonstrations", "pairs"]
-QUESTIONS = ("problem", "question", "question_content", "prompt", "instruction", "query", "input")
+QUESTIONS = ("problem", "question", "question_content", "prompt", "instruction", "query", "input", "messages")
 ANSWERS = ("answer", "final_answer", "ground_truth", "target", "label", "output", "answers", "solution", "expected")
 DEMONSTRATIONS = ("completion", "response", "chosen", "output", "solution")
+CONVERSATIONS = ("messages", "conversations", "conversation")
 CONTEXTS = {"instruction": ("input",), "question": ("starter_code",), "question_content": ("starter_code",)}
 """Columns that belong to the question, by the question's column."""
 PLAIN_NUMBER = re.compile(r"\s*[-+]?\$?[\d,]*\.?\d+(?:/\d+)?\s*%?\s*")
@@ -25,7 +26,7 @@ class Guess:
 
     kind: Kind
     mapping: dict[str, Any]
-    """The fields of a column mapping; empty for pairs, whose columns have their names."""
+    """The fields of a column mapping, for pairs those of `PairColumns`."""
     verifier: str | None
     """A verifier that fits the answers; None: none is sure."""
     line: str
@@ -41,11 +42,13 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
         raise DataError(f"{label} has no rows")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     if {"chosen", "rejected"} <= set(columns):
-        return Guess("pairs", {}, None, f"{label}: pairs of 'chosen' and 'rejected'")
-    chat = _conversation(rows, columns)
+        prompt = next((name for name in QUESTIONS if _is_question(rows, name)), None)
+        line = f"{label}: pairs of 'chosen' and 'rejected'" + (f", prompt is {prompt!r}" if prompt else "")
+        return Guess("pairs", {"prompt": prompt} if prompt else {}, None, line)
     question = next((name for name in QUESTIONS if _is_question(rows, name)), None)
-    if question is None and chat is not None:
-        return _imitated(label, chat)
+    conversation = next((name for name in CONVERSATIONS if _is_conversation(rows, name)), None)
+    if question is None and conversation is not None:
+        return _imitated(label, conversation, columns)
     if question is None:
         raise DataError(
             f"{label}: no column looks like a question; columns: {', '.join(columns)}. Call one of them "
@@ -56,8 +59,10 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
     mapping: dict[str, Any] = {"question": question, "id": None}
     mapping |= {"context": context} if context else {}
     if answer is None:
-        imitated = next((n for n in DEMONSTRATIONS if n in columns and n != question and _has_text(rows, n)), None)
-        mapping["answer"] = question
+        imitated = next((n for n in DEMONSTRATIONS if n != question and _has_response(rows, n)), None)
+        mapping["answer"] = None
+        if imitated is None and conversation is not None:
+            return _imitated(label, conversation, columns)
         if imitated is None:
             return Guess("prompts", mapping, None, f"{label}: question is {question!r}; there is no answer")
         mapping["demonstration"] = imitated
@@ -74,11 +79,11 @@ def _how(answer: Mapping[str, Any]) -> str:
     return f"after {answer['after']!r}" if "after" in answer else "tests, as JSON"
 
 
-def _imitated(label: str, chat: tuple[str, str]) -> Guess:
-    question, response = chat
-    mapping = {"question": question, "answer": question, "demonstration": response, "id": None}
-    column = question.partition(".")[0]
-    return Guess("demonstrations", mapping, None, f"{label}: conversations in {column!r}, the first answer of each")
+def _imitated(label: str, conversation: str, columns: Sequence[str]) -> Guess:
+    mapping: dict[str, Any] = {"conversation": conversation, "answer": None, "id": None}
+    mapping |= {"tools": "tools"} if "tools" in columns else {}
+    how = ", with calls of tools" if "tools" in columns else ""
+    return Guess("demonstrations", mapping, None, f"{label}: conversations in {conversation!r}{how}")
 
 
 def _is_question(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
@@ -96,21 +101,16 @@ def _has_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return any(isinstance(row.get(name), str) and row[name].strip() for row in rows)
 
 
-def _conversation(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[str, str] | None:
-    """Return the paths of the first question and the first answer of conversations; None if there are none."""
-    for column, speaker, text, asks in (
-        ("conversations", "from", "value", "human"), ("messages", "role", "content", "user"),
-        ("conversations", "role", "content", "user"),
-    ):  # fmt: skip
-        if column not in columns:
-            continue
-        turns = [row.get(column) for row in rows]
-        if not all(isinstance(t, list) and all(isinstance(m, Mapping) and speaker in m for m in t) for t in turns):
-            continue
-        for first in (0, 1):  # a system message may come before
-            if all(isinstance(t, list) and len(t) > first + 1 and t[first][speaker] in (asks, "user") for t in turns):
-                return f"{column}.{first}.{text}", f"{column}.{first + 1}.{text}"
-    return None
+def _has_response(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return _has_text(rows, name) or all(_is_chat(row.get(name)) for row in rows)
+
+
+def _is_conversation(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    turns = [row.get(name) for row in rows]
+    return all(
+        isinstance(t, list) and t and all(isinstance(m, Mapping) and {"role", "from"} & set(m) for m in t)
+        for t in turns
+    )
 
 
 def _answer(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], question: str) -> tuple[Any, str | None]:

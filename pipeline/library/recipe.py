@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
+from verizero.pipeline.config.choices import REWARDS
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.rates import Learns, learning_rate
@@ -28,6 +29,8 @@ from verizero.verifiers.base import load
 FOLDER, FILE = "given", "recipe.yaml"
 """Folder of a run with what a user gave, and the recipe that was made of it."""
 STEPS = 100
+StageKind = Literal["rl", "sft", "preference"]
+LEARNS: dict[StageKind, Learns] = {"rl": "rewards", "sft": "texts", "preference": "preferences"}
 PROMPTS, GROUP = 8, 8
 RESPONSE, LONG_RESPONSE = 256, 1024
 """Most tokens of a response, on the CPU and on a GPU."""
@@ -130,33 +133,17 @@ def tree_of(
     wish: Wish, name: str, place: Mapping[str, Any], meaning: Guess, folder: Path, facts: Facts
 ) -> dict[str, Any]:
     """Return the recipe. Raises: ConfigError where the data needs a reward and there is none."""
-    if meaning.kind == "pairs":
-        raise ConfigError(f"{meaning.line}; pairs train by a preference loss: docs/stages.md has the recipe")
-    is_rewarded = wish.reward is not None or meaning.kind == "prompts"
+    stage = _stage(wish, meaning)
     source: dict[str, Any] = {**place, "mapping": meaning.mapping}
-    if is_rewarded:
-        reward = wish.reward if wish.reward is not None else meaning.verifier
-        if reward is None:
-            raise ConfigError(
-                f"{meaning.line}; say what is right: reward=f with def f(completion, answer) -> float, or the name of "
-                "a verifier, e.g. reward='exact' or 'math' (docs/rewards.md)"
-            )
-        source["verifier"] = verifier_of(reward, folder, wish.weights, wish.success)
-        if meaning.mapping["answer"] == meaning.mapping["question"]:
-            _refuse_answer(source["verifier"], folder, meaning)
-        train, evaluation = _parts(wish, source, folder)
-    else:
-        # Nothing is graded and nothing held out.
-        train, evaluation = {**source, "name": "data", "verifier": {"name": "exact"}}, {}
+    data = _data(wish, stage, source, meaning, folder)
     tree: dict[str, Any] = {
         "name": name,
         "seed": 0,
-        "stages": ["rl" if is_rewarded else "sft"],
+        "stages": [stage],
         "output": wish.output,
         "model": {"path": str(Path(wish.model).absolute()) if Path(wish.model).exists() else wish.model},
         "data": {
-            "train": [train],
-            "evaluation": [evaluation] if is_rewarded else [],
+            **data,
             "template": {"name": "chat" if facts.has_chat else "plain"},
             "on_long_prompt": "drop",
             "overlap": {"on_overlap": "drop"},
@@ -166,27 +153,70 @@ def tree_of(
         },
         "evaluation": {"k": 4, "limit": EVALUATED},
     }
-    learns: Learns = "rewards" if is_rewarded else "texts"
-    rate = learning_rate(learns, facts.num_parameters)
-    if is_rewarded:
-        # Whole rounds, of ten steps at least where there are several.
-        rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
+    rate = learning_rate(LEARNS[stage], facts.num_parameters)
+    tree[stage] = _section(wish, stage, source, rate)
+    if stage == "rl":
         tree["scoring"] = {"truncated": None}
-        tree["rl"] = {
-            **_objective(wish.algorithm),
-            "rounds": rounds,
-            "steps_per_round": wish.steps // rounds,
-            "prompts_per_step": PROMPTS,
-            "group_size": GROUP,
-            "optimizer": {"learning_rate": rate},
-        }
-    else:
-        tree["sft"] = {"steps": wish.steps, "optimizer": {"learning_rate": rate, "schedule": "cosine"}}
+    if "conversation" in meaning.mapping:
+        tree["data"]["template"]["calls"] = "hermes"  # calls of any tool, with any arguments
     return tree
 
 
+def _data(
+    wish: Wish, stage: StageKind, source: dict[str, Any], meaning: Guess, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the sources of training and evaluation; without a reward nothing is graded, and nothing held out."""
+    if stage != "rl":
+        return {"train": [{**source, "name": "data", "graded": False}] if stage == "sft" else [], "evaluation": []}
+    reward = wish.reward if wish.reward is not None else meaning.verifier
+    if reward is None:
+        raise ConfigError(
+            f"{meaning.line}; say what is right: reward=f with def f(completion, answer) -> float, or the name of "
+            "a verifier, e.g. reward='exact' or 'math' (docs/rewards.md)"
+        )
+    verifier = verifier_of(reward, folder, wish.weights, wish.success)
+    if meaning.mapping["answer"] is None:
+        _refuse_answer(verifier, folder, meaning)
+    train, evaluation = _parts(wish, {**source, "verifier": verifier}, folder)
+    return {"train": [train], "evaluation": [evaluation]}
+
+
+def _section(wish: Wish, stage: StageKind, source: dict[str, Any], rate: float) -> dict[str, Any]:
+    """Return the section of the stage."""
+    if stage == "sft":
+        return {"steps": wish.steps, "optimizer": {"learning_rate": rate, "schedule": "cosine"}}
+    if stage == "preference":
+        # Of conversations of several turns, and of rows without a prompt, no pair can be made.
+        pairs = [{**source, "on_bad_row": "skip"}]
+        return {"loss": {"name": "dpo"}, "pairs": pairs, "steps": wish.steps, "optimizer": {"learning_rate": rate}}
+    # Whole rounds, of ten steps at least where there are several.
+    rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
+    return {
+        **_objective(wish.algorithm),
+        "rounds": rounds,
+        "steps_per_round": wish.steps // rounds,
+        "prompts_per_step": PROMPTS,
+        "group_size": GROUP,
+        "optimizer": {"learning_rate": rate},
+    }
+
+
+def _stage(wish: Wish, meaning: Guess) -> StageKind:
+    """Return the kind of stage that trains on such rows. Raises: ConfigError for a reward of pairs."""
+    if meaning.kind != "pairs":
+        return "rl" if wish.reward is not None or meaning.kind == "prompts" else "sft"
+    if wish.reward is not None:
+        raise ConfigError(
+            f"{meaning.line}, which train by a preference loss, and that asks for no reward; drop reward=, or give "
+            "questions alone"
+        )
+    return "preference"
+
+
 def _refuse_answer(verifier: Mapping[str, Any], folder: Path, meaning: Guess) -> None:
-    """Raise ConfigError if a reward function asks for an answer, and the data has none."""
+    """Raise ConfigError if a verifier or a reward function asks for an answer, and the data has none."""
+    if verifier.get("name", REWARDS) != REWARDS:
+        raise ConfigError(f"{meaning.line}, and verifier {verifier['name']!r} compares responses to one")
     functions = verifier.get("params", {}).get("functions", {})
     for path in [verifier["path"]] if "path" in verifier else [w for w in functions.values() if ":" in w]:
         loaded = load(path=path, base=folder)

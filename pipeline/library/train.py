@@ -45,7 +45,7 @@ def train(
     data: a file (JSON lines, JSON, CSV, Parquet), a folder of `save_to_disk`, a hub id, a list of dicts, a `Dataset` or
         a `DataFrame`. Its columns are guessed, and the guess is shown.
     reward: a function in any form of docs/rewards.md, "file.py:function", the name of a verifier, or a list or dict of
-        those; None: the verifier of numbers, formulas or tests, and SFT for data with responses to imitate.
+        those; None: the verifier of numbers, formulas or tests, SFT for responses to imitate, DPO for pairs.
     evaluation: held-out data; None: a tenth of the questions of `data`.
     algorithm: None: "grpo" without a KL term. steps: None: 100. weights: of several rewards. success: the reward from
         which on a response counts as right. output: the folder of runs; None: "runs".

@@ -46,7 +46,7 @@ class RunData:
     def all_prompts(self) -> list[Prompt]:
         """All prompts whose responses are graded."""
         of_pairs = [p.prompt for read in self.pairs.values() for p in read.pairs if p.prompt.verifier]
-        return [*self.train, *self.evaluation, *of_pairs]
+        return [*(p for p in self.train if p.verifier), *self.evaluation, *of_pairs]
 
 
 def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_dir: Path, folder: Path) -> RunData:

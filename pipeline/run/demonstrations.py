@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.stages import DEMONSTRATIONS, SftConfig
 from verizero.pipeline.data.demonstrated_episodes import episode_rows
@@ -25,9 +24,9 @@ from verizero.pipeline.types import Prompt
 ToolsOf = Callable[[Prompt], Sequence[ToolSchema]]
 
 
-def no_tools(prompt: Prompt) -> Sequence[ToolSchema]:
-    """Return the tools of a prompt without environment."""
-    return ()
+def tools_of_row(prompt: Prompt) -> Sequence[ToolSchema]:
+    """Return the tools that the prompt's own row shows."""
+    return [ToolSchema(t["name"], t["description"], t["parameters"]) for t in prompt.tools or ()]
 
 
 def demonstration_rows(
@@ -42,7 +41,11 @@ def demonstration_rows(
         prompts, left_out = _demonstrations(run, setup)
         # Only chat templates can show tools.
         is_chat = run.data.renderer.template.name == "chat"
-        tools = tools_of(run.recipe, run.base_dir) if is_chat else no_tools
+        of_environments = tools_of(run.recipe, run.base_dir)
+
+        def tools(prompt: Prompt) -> Sequence[ToolSchema]:
+            return (tools_of_row(prompt) or of_environments(prompt)) if is_chat else ()
+
         setup.demonstrations, counts = rows_of(run.data.renderer, context, prompts, tools)
         if left_out or counts.left_out:
             write_left_out(run, stage, [*left_out, *counts.left_out])
@@ -62,19 +65,19 @@ def _demonstrations(run: Run, setup: StageSetup) -> tuple[list[Prompt], Sequence
     if not isinstance(section, SftConfig) or section.demonstrations is None:
         return run.data.demonstrations, run.data.left_out
     file = (run.stage_folder(section.demonstrations) / DEMONSTRATIONS).resolve()
-    # SFT grades nothing, so a plain verifier replaces the rows' own, whose parameters are not in the file
-    source = Source(file=str(file), verifier=VerifierChoice(name="exact"))
+    # SFT grades nothing, and the parameters of the rows' verifiers are not in the file.
+    source = Source(file=str(file), graded=False)
     read = read_demonstrations((source,), (), run.seed)
     return read.prompts, read.left_out
 
 
 def rows_of(
-    renderer: Renderer, context: int | None, prompts: Sequence[Prompt], tools: ToolsOf = no_tools
+    renderer: Renderer, context: int | None, prompts: Sequence[Prompt], tools: ToolsOf = tools_of_row
 ) -> tuple[list[Row], SourceCounts]:
     """Return prompts with their demonstrations in tokens, and the counts of what did not fit.
 
     What the policy says is trained on: neither the prompt, nor what it observes in an episode. Demonstrations of which
-    a row is longer than `context` tokens are left out. `tools` returns those that the prompt's environment shows.
+    a row is longer than `context` tokens are left out. `tools` returns those that the prompt shows.
     """
     talk = turns_of(renderer) if any(isinstance(p.demonstration, tuple) for p in prompts) else None
     rows: list[Row] = []

@@ -221,7 +221,9 @@ def _fields(value: Any) -> Any:
         if names is None:
             return value
         value = {name: getattr(value, name) for name in names}
-    return {name: _fields(v) for name, v in value.items() if name not in ("environment", "row") or v is not None}
+    return {
+        name: _fields(v) for name, v in value.items() if name not in ("environment", "row", "tools") or v is not None
+    }
 
 
 @cache

@@ -61,7 +61,19 @@ def own() -> dict[str, Any]:
     return {"teacher": {"path": None, "hint": "{question}"}}
 
 
+SHOWN = {"train": [{"file": "shown.jsonl", "graded": False}]}
+"""Rows without verifiers and answers."""
 OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
+    # rows that are imitated, and no rows
+    *(
+        (
+            [kind],
+            {"data": SHOWN},
+            [f"stage {kind!r} grades answers", "shown.jsonl has graded: false", "data.demonstrations"],
+        )
+        for kind in ("rl", "sample", "preference", "online_preference", "distill", "reward_model")
+    ),
+    *(([kind], {"data": {"train": []}}, ["data.train is empty", repr(kind)]) for kind in ("sft", "rl", "preference")),
     # guard
     (["rl"], guard(action="roll_back"), ["guard.knob", "rl.optimizer.learning_rate"]),
     (["rl"], turn(a=0.5, b=0.5), ["guard.knob"]),
@@ -284,3 +296,9 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], w
 )
 def test_settings_just_inside_a_limit_or_allowed_by_name_load(overrides: list[str]) -> None:
     recipe(None, None, *overrides)
+
+
+def test_rows_that_are_imitated_need_no_verifier_and_given_pairs_no_prompts() -> None:
+    recipe(["sft"], {"data": SHOWN})
+    recipe(["sft", "rl"], {"data": {"demonstrations": SHOWN["train"]}})
+    recipe(["preference"], {"data": {"train": []}, "preference": {"pairs": [{"file": "pairs.jsonl"}]}})

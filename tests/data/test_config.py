@@ -54,7 +54,22 @@ def test_it_validates_without_torch_and_without_the_readers() -> None:
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"train": []}, "at least 1 item"),
+        (
+            {"train": [{"file": "a.json", "graded": False, "verifier": "math"}]},
+            "graded: false has no verifier, got 'math'; drop one",
+        ),
+        (
+            {"train": [{"file": "a.json", "verifier": "math", "mapping": {"answer": None}}]},
+            "mapping.answer is null, and 'math' compares responses to an answer; map one, name a reward function",
+        ),
+        (
+            {"train": [{"file": "a.json", "mapping": {"answer": None}}]},
+            "the verifiers of rows compare responses to an answer",
+        ),
+        (
+            {"evaluation": [{"file": "a.json", "graded": False}]},
+            "data.evaluation: a.json has graded: false, and an evaluation grades responses",
+        ),
         ({"train": [{}]}, "exactly one of generator, file and hub, got none"),
         ({"train": [{"file": "a.json", "hub": {"id": "x"}}]}, "got file and hub"),
         ({"train": [{"file": "a.tsv"}]}, "file must end in .jsonl, .ndjson, .json, .csv, .parquet, got 'a.tsv'"),

@@ -166,7 +166,7 @@ def test_resting_prompts_do_not_upset_the_shares_and_resume_with_the_ledger() ->
 
 def test_nothing_to_sample_and_bad_shares_are_errors() -> None:
     with pytest.raises(DataError, match=r"data.train"):
-        PromptSampler([], 0)
+        PromptSampler([], 0).next(1)
     with pytest.raises(DataError, match="ledger"):
         PromptSampler(_prompts(1), 0, pass_rate=PassRateConfig())
     with pytest.raises(ValueError, match="n must be >= 1"):

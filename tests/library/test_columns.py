@@ -12,6 +12,9 @@ import pytest
 from tests.library import layouts
 from tests.library.layouts import PROMPTS, Row
 from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.pairs import PairSource
+from verizero.pipeline.data.demonstrated_episodes import as_value
+from verizero.pipeline.data.pairs import read_pairs
 from verizero.pipeline.data.prompts import load_demonstrations, part_of, read_prompts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.library.columns import guess
@@ -42,17 +45,26 @@ def test_prompts(layout: Callable[[int], Row], tmp_path: Path) -> None:
         assert prompts[0].system == "Answer."
 
 
-@pytest.mark.parametrize("layout", [layouts.sharegpt, layouts.alpaca], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("layout", layouts.IMITATED, ids=lambda f: f.__name__)
 def test_demonstrations(layout: Callable[[int], Row], tmp_path: Path) -> None:
     some = rows(layout)
     assert guess(some, "rows").kind == "demonstrations"
-    shown = load_demonstrations((), [source(tmp_path, some, verifier="exact")], 0, tmp_path)
-    assert str(shown[3].demonstration).count("5") == 1
+    shown = load_demonstrations((), [source(tmp_path, some, graded=False)], 0, tmp_path)
+    said = as_value(shown[3].demonstration)
+    texts = [said] if isinstance(said, str) else [m["content"] for m in said]
+    assert sum("5" in text for text in texts) == (2 if layout is layouts.openai_tools else 1)
     assert "3" in shown[3].question
 
 
-def test_pairs() -> None:
-    assert guess(rows(layouts.hh), "rows").kind == "pairs"
+@pytest.mark.parametrize("layout", layouts.PAIRS, ids=lambda f: f.__name__)
+def test_pairs(layout: Callable[[int], Row], tmp_path: Path) -> None:
+    some = rows(layout)
+    meaning = guess(some, "rows")
+    assert meaning.kind == "pairs"
+    given = PairSource.model_validate({**place_of(some, tmp_path, "rows"), "mapping": meaning.mapping})
+    pair = read_pairs([given], 0, tmp_path).pairs[3]
+    assert (pair.prompt.question, pair.chosen, pair.rejected) == ("3+2?", "5", "no")
+    assert pair.prompt.system == ("Add." if layout is layouts.orca_pairs else None)
 
 
 def test_what_cannot_be_read_says_which_columns_there_are() -> None:
@@ -122,6 +134,12 @@ def test_a_tenth_is_held_out_by_question_alone(tmp_path: Path) -> None:
     assert not parts["train"] & parts["evaluation"]
     assert 15 <= len(parts["evaluation"]) <= 45
     assert all(part_of(q) == part for part, own in parts.items() for q in own)
+    few = [row for row in some if row["question"] in parts["train"]][:5]  # of which none is in the tenth
+    held, rest = (
+        {p.question for p in read_prompts([source(tmp_path, few, verifier="math", part=part)], 0, tmp_path)[0]}
+        for part in ("evaluation", "train")
+    )
+    assert (len(held), len(rest), held | rest) == (1, 4, {row["question"] for row in few})
 
 
 def test_csv_with_a_missing_value_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_defaults_by_the_model(folder: Path) -> None:
         ({"data": ROWS, "reward": "math", "success": 1.0}, "success=1 is of reward functions"),
         ({"data": ROWS, "reward": lambda completion, row: 1, "steps": 0}, "steps must be a whole number of at least 1"),
         ({"data": ROWS, "rl.group_sise": 4}, "did you mean"),
-        ({"data": [{"chosen": "a", "rejected": "b"}], "reward": reward}, "pairs train by a preference loss"),
+        ({"data": [{"chosen": "a", "rejected": "b"}], "reward": reward}, "which train by a preference loss"),
+        ({"data": [{"prompt": "Who?"}], "reward": "math"}, "there is no answer, and verifier 'math' compares"),
         ({"reward": reward}, "reward= goes with data="),
         ({"steps": 3}, "steps= goes with data="),
         (

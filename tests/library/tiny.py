@@ -18,9 +18,10 @@ SIZES = {
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
-def save_tiny(folder: Path, positions: int = 64) -> None:
-    """Write a model with random weights, which reads `positions` characters, and its tokenizer."""
+def save_tiny(folder: Path, positions: int = 64, chat: str | None = None) -> None:
+    """Write a model with random weights, which reads `positions` characters, and its tokenizer with a chat template."""
     tokenizer = character_tokenizer(CHARACTERS)
+    tokenizer.chat_template = chat
     sizes = {**SIZES, "max_position_embeddings": positions}
     save_folder(create_model("qwen2", sizes, tokenizer, 0), tokenizer, folder)
 

@@ -37,7 +37,9 @@ def plain_hash(rows: list[Any]) -> str:
 
     def without(values: dict[str, Any]) -> dict[str, Any]:
         kept = {
-            name: value for name, value in values.items() if name not in ("environment", "row") or value is not None
+            name: value
+            for name, value in values.items()
+            if name not in ("environment", "row", "tools") or value is not None
         }
         return {name: without(value) if isinstance(value, dict) else value for name, value in kept.items()}
 

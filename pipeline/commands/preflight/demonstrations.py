@@ -21,11 +21,11 @@ HARDLY = 0.05
 
 def look(recipe: LocalParts) -> Checked:
     """Give demonstrations as responses to the verifiers of their rows."""
-    shown = [p for p in recipe.demonstrations.prompts if isinstance(p.demonstration, str)]
+    shown = [p for p in recipe.demonstrations.prompts if isinstance(p.demonstration, str) and p.verifier]
     if not recipe.config.needs_demonstrations:
         return not_tried(NAME, "no stage learns from demonstrations of the data")
     if not shown:
-        episodes = "demonstrations are episodes" if recipe.demonstrations.prompts else ""
+        episodes = "demonstrations are episodes, or not graded" if recipe.demonstrations.prompts else ""
         return not_tried(NAME, episodes or recipe.demonstrations.why_none)
     by_key: dict[str, list[Prompt]] = {}
     for prompt in shown:

@@ -195,7 +195,9 @@ def _untried(recipe: LocalParts) -> str | None:
     gib = sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)) / 2**30
     if gib > MOST_GIB:
         return f"the model has {gib:.0f} GiB of weights, which take too long to load; `verizero rate` has the time"
-    return None if recipe.train.prompts else recipe.train.why_none
+    if not recipe.train.prompts:
+        return recipe.train.why_none
+    return None if any(p.verifier for p in recipe.train.prompts) else "no row is graded"
 
 
 def _gradable(recipe: LocalParts) -> tuple[dict[str, Grader], list[Prompt], str]:
@@ -205,7 +207,7 @@ def _gradable(recipe: LocalParts) -> tuple[dict[str, Grader], list[Prompt], str]
     room = prompt_room(recipe.config, recipe.context)
     renderer = Renderer(recipe.tokenizer, recipe.config.data.template)
     fitting: list[Prompt] = []
-    for prompt in spread(recipe.train.prompts, 8 * NUM_PROMPTS):
+    for prompt in spread([p for p in recipe.train.prompts if p.verifier], 8 * NUM_PROMPTS):
         key = prompt.verifier
         if key not in graders and key not in reasons:
             try:

@@ -50,9 +50,9 @@ class Graded:
 
 def look(recipe: LocalParts) -> Checked:
     """Give each reference as a response to the verifier of its row."""
-    prompts = [*recipe.train.prompts, *recipe.evaluation.prompts]
+    prompts = [p for p in (*recipe.train.prompts, *recipe.evaluation.prompts) if p.verifier]
     if not prompts:
-        return not_tried(NAME, recipe.train.why_none)
+        return not_tried(NAME, "no row is graded" if recipe.train.prompts else recipe.train.why_none)
     by_key: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_key.setdefault(prompt.verifier, []).append(prompt)
