@@ -7,6 +7,9 @@ import urllib.request
 from http.client import HTTPResponse
 from typing import IO, Any
 
+MAX_BODY = 64 << 20
+"""The most bytes of a request's body that a service of ours takes."""
+
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(

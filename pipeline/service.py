@@ -42,8 +42,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_BODY = 64 << 20
-"""The most bytes of a request's body."""
+from verizero.pipeline.own_requests import MAX_BODY
+
 MAX_CONNECTIONS = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 """The most connections at a time. A further one replaces the one that has been idle longest."""
 IDLE_S = 15.0
@@ -52,7 +52,7 @@ BODY_S = 60.0
 """Seconds within which a body must arrive."""
 STUCK_S = 60.0
 """Seconds for which a client may read nothing of its answer."""
-LINGER_S = 1.0
+LINGER_S = 5.0
 """Seconds for which the body of a refused request is read and dropped: were the connection closed at once, the client
 would not see the refusal."""
 GRACE_S = 5

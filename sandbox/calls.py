@@ -39,11 +39,6 @@ class Quota:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"Quota.{field.name} must be a positive number, got {value!r}")
 
-    def lowered(self, **asked: float | None) -> Quota:
-        """Return this quota with lower numbers where `asked` has them. A number is never raised."""
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Quota(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in present.items()})
-
 
 @dataclass(frozen=True, slots=True)
 class CallResult:

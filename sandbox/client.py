@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from verizero.pipeline.errors import SessionError
-from verizero.pipeline.own_requests import open_url
+from verizero.pipeline.own_requests import MAX_BODY, open_url
 from verizero.sandbox import http_format
 from verizero.sandbox.api import Tests, Trial, refused
 from verizero.sandbox.calls import CallResult
@@ -52,8 +52,14 @@ class Client:
         limits: Limits | None = None,
         stop_on_failure: bool = False,
     ) -> RunResult:
-        """Return the result as `sandbox.run` does. Raises: ValueError on tests that the service calls malformed."""
-        return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
+        """Return the result as `sandbox.run` does. Without `limits` they are the service's own.
+
+        Raises: ValueError on tests that the service calls malformed, and on limits above the service's.
+        """
+        trial = http_format.trial_to_json(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
+        if limits is None:
+            del trial["limits"]
+        return self._run_trial(trial, len(tests))
 
     def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
         """Return one result per trial, in order. A trial that cannot be sent or run has the status "sandbox_error"."""
@@ -65,7 +71,7 @@ class Client:
 
     def _result(self, trial: Trial) -> RunResult:
         try:
-            return self._run_trial(trial)
+            return self._run_trial(http_format.trial_to_json(trial), len(trial.tests))
         except Exception as exc:  # whatever is wrong with it, it touches no other
             return refused(trial, exc)
 
@@ -104,8 +110,13 @@ class Client:
         except (OSError, TypeError, ValueError) as exc:
             raise SessionError(f"{url}: {type(exc).__name__}: {exc}") from exc
 
-    def _run_trial(self, trial: Trial) -> RunResult:
-        body = json.dumps(http_format.trial_to_json(trial)).encode()
+    def _run_trial(self, trial: dict[str, Any], num_tests: int) -> RunResult:
+        body = json.dumps(trial).encode()
+        if len(body) > MAX_BODY:
+            raise ValueError(
+                f"a program with {num_tests} tests has {len(body)} bytes as JSON, and a service takes {MAX_BODY}; "
+                "send fewer or smaller tests, or run it on this machine"
+            )
         last_error = ""
         for pause in (*_PAUSE_S, None):
             url = self._least_busy_url()
@@ -124,7 +135,7 @@ class Client:
                     self._num_requests[url] -= 1
             if pause is not None:
                 time.sleep(pause)
-        return RunResult.failed(f"no service answered; the last error: {last_error}", max(1, len(trial.tests)), 0)
+        return RunResult.failed(f"no service answered; the last error: {last_error}", max(1, num_tests), 0)
 
     def _least_busy_url(self) -> str:
         with self._lock:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, RootModel
 
-from verizero.sandbox.api import Trial
+from verizero.sandbox.api import Trial, check
 from verizero.sandbox.calls import Quota
 from verizero.sandbox.http_format import language_of
 from verizero.sandbox.results import Limits, Mode
@@ -49,6 +51,28 @@ def _with_fields_of(kind: type[Limits] | type[Quota]) -> AfterValidator:
     return AfterValidator(check)
 
 
+Bounds = TypeVar("Bounds", Limits, Quota)
+
+
+def granted(most: Bounds, asked: Mapping[str, float | None] | None, names: Mapping[str, str] | None = None) -> Bounds:
+    """Return the limits of a request: what it asks for, and for the rest the defaults, if the service allows as much.
+
+    `names` are the request's own names of limits. Raises: ValueError naming a limit above `most`: were it lowered, a
+    program that needs it would fail, and nobody would see why.
+    """
+    numbers: dict[str, Any] = {}
+    for name in (field.name for field in fields(most)):
+        top, number = getattr(most, name), (asked or {}).get(name)
+        if number is not None and number > top:
+            shown = (names or {}).get(name, f"limits.{name}" if isinstance(most, Limits) else f"quota.{name}")
+            raise ValueError(
+                f"{shown}: {number:g} is above {top:g}, the most of this service for {name}; ask for at most that, or "
+                "start the service with more"
+            )
+        numbers[name] = min(getattr(type(most)(), name), top) if number is None else number
+    return type(most)(**numbers)
+
+
 Positive = Annotated[float, Field(gt=0)]
 Language = Annotated[str, BeforeValidator(language_of)]
 AskedLimits = Annotated[dict[str, Positive | None], _with_fields_of(Limits)]
@@ -67,10 +91,12 @@ class Job(_OwnForm):
     language: Language = "python"
     values: bool = False
 
-    def trial(self, max_limits: Limits) -> Trial:
-        """Return the trial, whose limits can only lower `max_limits`. Raises: ValueError naming the field."""
-        limits, stop_on_failure = max_limits.lowered(**self.limits or {}), self.stop_on_failure
-        return Trial(self.program, self._tests(), self.mode, limits, stop_on_failure, self.language, self.values)
+    def trial(self, most: Limits) -> Trial:
+        """Return the trial, with limits of at most `most`. Raises: ValueError naming the field, or a malformed test."""
+        limits, stop_on_failure = granted(most, self.limits), self.stop_on_failure
+        trial = Trial(self.program, self._tests(), self.mode, limits, stop_on_failure, self.language, self.values)
+        check(trial)
+        return trial
 
     def _tests(self) -> list[dict[str, Any]]:
         if (self.tests is None) == (self.encoded_tests is None):
@@ -92,6 +118,12 @@ class Jobs(_OwnForm):
     jobs: list[Job]
 
 
+def fusion_limits(most: Limits, run_timeout: float | None, memory_mib: float | None = None) -> Limits:
+    """Return the limits of a request in SandboxFusion's form. Raises: ValueError naming its field above `most`."""
+    names = {"wall_s": "run_timeout", "cpu_s": "run_timeout", "memory_mib": "memory_limit_MB"}
+    return granted(most, {"wall_s": run_timeout, "cpu_s": run_timeout, "memory_mib": memory_mib}, names)
+
+
 class RunCode(_FusionForm):
     """SandboxFusion's `/run_code`: one program without tests."""
 
@@ -103,12 +135,12 @@ class RunCode(_FusionForm):
     files: dict[str, Any] | None = None
     fetch_files: list[Any] | None = None
 
-    def trial(self, max_limits: Limits) -> Trial:
-        """Return the trial. Raises: ValueError for files, which are not supported."""
+    def trial(self, most: Limits) -> Trial:
+        """Return the trial. Raises: ValueError for files, which are not supported, and for limits above `most`."""
         if self.files or self.fetch_files:
             raise ValueError("files and fetch_files are not supported; send the program's input as stdin")
         memory = self.memory_limit_MB if (self.memory_limit_MB or 0) > 0 else None  # -1 is none in SandboxFusion
-        limits = max_limits.lowered(wall_s=self.run_timeout, cpu_s=self.run_timeout, memory_mib=memory)
+        limits = fusion_limits(most, self.run_timeout, memory)
         test = {"input": self.stdin or "", "output": None}
         return Trial(self.code, [test], "stdin", limits, False, self.language)
 

@@ -13,7 +13,16 @@ from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox.calls import Quota
-from verizero.sandbox.http_requests import CallRequest, OpenRequest, Python, Read, SessionRequest, Shell, Write
+from verizero.sandbox.http_requests import (
+    CallRequest,
+    OpenRequest,
+    Python,
+    Read,
+    SessionRequest,
+    Shell,
+    Write,
+    granted,
+)
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits
 from verizero.sandbox.session import Session
@@ -54,8 +63,8 @@ class Sessions:
         return len(self._open)
 
     def open(self, request: OpenRequest) -> dict[str, Any]:
-        """Open a session. Limits and quota can only lower the service's. Raises: IsolationError; SessionError."""
-        limits, quota = self.limits.lowered(**request.limits or {}), self.quota.lowered(**request.quota or {})
+        """Open a session. Raises: ValueError for limits above the service's; IsolationError; SessionError."""
+        limits, quota = granted(self.limits, request.limits), granted(self.quota, request.quota)
         self._expire()
         with self._lock:
             if len(self._open) + self._opening >= self.max_sessions:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,21 +28,24 @@ from verizero.sandbox.http_requests import (
     SessionRequest,
     Submit,
     SubmitConfig,
+    fusion_limits,
 )
 from verizero.sandbox.http_sessions import Sessions, UnknownSession
 from verizero.sandbox.languages import TOOLS, available
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits, RunResult
 
+MOST = Limits(wall_s=60, cpu_s=30, memory_mib=1024, output_kib=16384, disk_mib=64, processes=64, max_tests=10_000)
+"""The most that a request may ask for, where the service is not told. It is above the defaults of SandboxFusion."""
 Act = tuple[type[BaseModel], Callable[[Any], dict[str, Any]]]
 """The form of a request, and the function that answers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTerms:
-    """The limits of a service's sessions: quota of each, number, and seconds until an idle one is closed."""
+    """The limits of a service's sessions: the most quota of each, number, and seconds until an idle one is closed."""
 
-    quota: Quota = field(default_factory=Quota)
+    quota: Quota = field(default_factory=lambda: Quota(calls=10_000, cpu_s=3600.0, disk_mib=64, idle_s=3600.0))
     max_sessions: int = 256
     expires_s: float = 3600.0
 
@@ -60,13 +63,13 @@ class SandboxService(Service):
         limits: Limits | None = None,
         sessions: SessionTerms | None = None,
     ) -> None:
-        """Bind the address. No request gets more than `limits`.
+        """Bind the address. No request may ask for more than `limits`, by default `MOST`.
 
         Raises: ValueError for a queue without room; IsolationError when the walls are too low; OSError.
         """
         if max_queue < 1:
             raise ValueError(f"max_queue must be at least 1, got {max_queue}")
-        terms, self.limits = sessions or SessionTerms(), limits or Limits()
+        terms, self.limits = sessions or SessionTerms(), limits or MOST
         self.sessions = Sessions(self.tools, self.limits, terms.quota, terms.max_sessions, terms.expires_s)
         self.pool, self.max_queue, self.lock = pool, max_queue, threading.Lock()
         self._tools: Pool | None = None
@@ -155,8 +158,10 @@ class SandboxService(Service):
         config = request.config or SubmitConfig()
         code = http_format.code_in(request.completion, config.language)
         tests = http_format.fusion_tests(config.provided_data)
-        limits = self.limits.lowered(wall_s=config.run_timeout, cpu_s=config.run_timeout)
-        (result,) = self._run([Trial(code, tests, "stdin", limits, False, config.language)])
+        limits = fusion_limits(self.limits, config.run_timeout)
+        trial = Trial(code, tests, "stdin", limits, False, config.language)
+        check(trial)
+        (result,) = self._run([trial])
         verdicts = [
             {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
@@ -165,18 +170,26 @@ class SandboxService(Service):
                 "test_code": None, "tests": verdicts, "extracted_type": None, "extra": None}  # fmt: skip
 
     def run_one(self, request: Job) -> dict[str, Any]:
-        """Run one trial, in our own form."""
-        return self.run_many(Jobs(jobs=[request]))["results"][0]  # type: ignore[no-any-return]
+        """Run one trial, in our own form. Raises: ValueError if it cannot be run."""
+        (result,) = self._run([request.trial(self.limits)])
+        return http_format.result_to_json(result, request.values)
 
     def run_many(self, request: Jobs) -> dict[str, Any]:
-        """Run several trials, in our own form, and return their results in order."""
-        trials = [job.trial(self.limits) for job in request.jobs]
-        results = self._run(trials)
-        return {"results": [http_format.result_to_json(r, t.values) for r, t in zip(results, trials, strict=True)]}
+        """Run several trials, in our own form, and return their results in order.
+
+        A job that cannot be run has the status "sandbox_error" and the reason, and touches no other.
+        """
+        trials, refused = dict[int, Trial](), dict[int, RunResult]()
+        for number, job in enumerate(request.jobs):
+            try:
+                trials[number] = job.trial(self.limits)
+            except ValueError as exc:
+                refused[number] = RunResult.failed(str(exc), max(1, len(job.tests or ())), 0)
+        results = refused | dict(zip(trials, self._run(list(trials.values())), strict=True))
+        jobs = enumerate(request.jobs)
+        return {"results": [http_format.result_to_json(results[number], job.values) for number, job in jobs]}
 
     def _run(self, trials: list[Trial]) -> list[RunResult]:
-        for trial in trials:
-            check(trial)
         others = {trial.language for trial in trials} - {"python"}
         missing = sorted(name for name in others if not available()[name])
         if missing:
@@ -187,13 +200,17 @@ class SandboxService(Service):
         return results
 
     def health(self) -> dict[str, Any]:
-        """Return the isolation level, the walls and the languages. Raises: IsolationError if no program can run."""
+        """Return the isolation level, the walls, the languages, and the most that requests may ask for.
+
+        Raises: IsolationError if no program can run.
+        """
         isolation = self.pool.require_workers()
         if self._tools is not None:
             self._tools.require_workers()
         languages = sorted(name for name, is_available in available().items() if is_available)
+        limits, quota = asdict(self.limits), asdict(self.sessions.quota)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
-                "waiting": self.waiting}  # fmt: skip
+                "limits": limits, "quota": quota, "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
         """Return the counts as Prometheus text."""

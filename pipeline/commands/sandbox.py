@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from typing import Any
 
 from verizero.pipeline.errors import ConfigError, IsolationError
 from verizero.pipeline.shown import show
 
 LIMITS = {
-    "wall_s": (float, "most seconds of a test; requests can only lower limits"),
+    "wall_s": (float, "most seconds of a test that a request may ask for; here and below, more is refused"),
     "cpu_s": (float, "most CPU seconds of a test"),
     "memory_mib": (int, "most memory of a program"),
     "output_kib": (int, "most output of a test"),
+    "disk_mib": (int, "most size of the files of a program"),
+    "processes": (int, "most threads and processes of a program"),
+    "max_tests": (int, "most tests of a program"),
 }
 """Limit -> its type and help."""
 
@@ -44,13 +48,13 @@ def add(commands: Any) -> None:
 def serve(arguments: argparse.Namespace) -> None:
     """Run programs over HTTP until SIGINT or SIGTERM. Raises: ConfigError for a wrong limit, queue or port."""
     from verizero import sandbox
-    from verizero.sandbox.serve import SandboxService
+    from verizero.sandbox.serve import MOST, SandboxService
 
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
     try:
         with sandbox.Pool(arguments.workers, arguments.min_level) as pool:
-            service = SandboxService(pool, host, port, token, arguments.max_queue, sandbox.Limits(**limits))
+            service = SandboxService(pool, host, port, token, arguments.max_queue, replace(MOST, **limits))
             show(f"sandbox at level {pool.isolation.level} on {service.address}")
             if not token:
                 show(f"token: {service.token} (a new one; {arguments.token_env} can hold your own)")

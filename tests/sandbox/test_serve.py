@@ -30,6 +30,7 @@ def pool() -> Iterator[sandbox.Pool]:
 
 
 TOKEN = "secret"
+LIMITS = sandbox.Limits(wall_s=3, cpu_s=1)
 
 
 def serving(pool: sandbox.Pool, **settings: Any) -> SandboxService:
@@ -56,12 +57,12 @@ def get(server: SandboxService, path: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(pool: sandbox.Pool) -> Iterator[SandboxService]:
-    with serving(pool, limits=sandbox.Limits(wall_s=3, cpu_s=1)) as made:
+    with serving(pool, limits=LIMITS) as made:
         yield made
 
 
 def test_run_code_has_the_shape_that_others_speak(server: SandboxService) -> None:
-    code, reply = post(server, "/run_code", {"code": PYTHON, "language": "python", "stdin": "21", "run_timeout": 5})
+    code, reply = post(server, "/run_code", {"code": PYTHON, "language": "python", "stdin": "21", "run_timeout": 1})
     assert (code, reply["status"]) == (200, "Success")
     assert reply["run_result"] | {"execution_time": 0} == {
         "status": "Finished", "execution_time": 0, "return_code": 0, "stdout": "42\n", "stderr": "",
@@ -77,8 +78,21 @@ def test_run_code_has_the_shape_that_others_speak(server: SandboxService) -> Non
     assert "ZeroDivisionError" in reply["run_result"]["stderr"]
 
 
-def test_a_request_can_only_lower_limits(server: SandboxService) -> None:
-    _, reply = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 500})
+def test_a_request_above_the_limits_is_refused_with_field_and_limit(server: SandboxService) -> None:
+    config = {"run_timeout": 2, "provided_data": {"test_cases": [{"input": "1", "output": "1"}]}}
+    for path, data, named in (
+        ("/run_code", {"code": "1", "run_timeout": 500}, "run_timeout: 500 is above 3, the most of this service"),
+        ("/run_code", {"code": "1", "memory_limit_MB": 9000}, "memory_limit_MB: 9000 is above 512"),
+        ("/submit", {"completion": "1", "config": config}, "run_timeout: 2 is above 1"),
+        ("/run", {"program": "1", "tests": TESTS, "limits": {"output_kib": 4096}}, "limits.output_kib: 4096"),
+        ("/sessions/open", {"quota": {"calls": 1e9}}, "quota.calls: 1e+09 is above 10000"),
+    ):
+        code, reply = post(server, path, data)
+        assert (code, named in reply["error"]) == (422, True), reply
+    with pytest.raises(ValueError, match=r"limits.wall_s: 10 is above 3"):
+        Client(server.address, TOKEN).run(PYTHON, TESTS, limits=sandbox.Limits())
+    assert Client(server.address, TOKEN).run(PYTHON, TESTS).passed, "the service's own limits"
+    _, reply = post(server, "/run_code", {"code": "while True: pass"})
     assert reply["run_result"]["status"] == "TimeLimitExceeded"
     assert reply["run_result"]["stderr"].endswith(" of 1")
     _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
@@ -144,7 +158,9 @@ def test_bad_requests_are_told_why(server: SandboxService) -> None:
 
 def test_health_and_metrics(server: SandboxService, pool: sandbox.Pool) -> None:
     post(server, "/run", {"program": PYTHON, "tests": TESTS})
-    assert json.loads(get(server, "/health"))["level"] == pool.isolation.level
+    health = json.loads(get(server, "/health"))
+    assert health["level"] == pool.isolation.level
+    assert (health["limits"]["cpu_s"], health["limits"]["memory_mib"], health["quota"]["disk_mib"]) == (1, 512, 64)
     lines = get(server, "/metrics").splitlines()
     counted = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
     assert counted['sandbox_programs_total{status="passed"}'] >= 1
@@ -208,8 +224,41 @@ def test_values_keep_their_types_on_the_way(server: SandboxService) -> None:
     assert not Client(server.address, TOKEN).run("def f(a, d): return [a[1], set(d)]", tests, mode="function").passed
 
 
+def test_a_request_may_raise_the_defaults_up_to_the_most(pool: sandbox.Pool) -> None:
+    """The payload of verl's client, and a verifier with limits above the sandbox's defaults."""
+    big, limits = "print(len(bytearray(700 << 20)))", sandbox.Limits(cpu_s=10, memory_mib=1024, output_kib=4096)
+    with serving(pool) as server:
+        payload = {
+            "code": big, "language": "python", "stdin": "", "compile_timeout": 10, "run_timeout": 10,
+            "memory_limit_MB": 1024, "files": {}, "fetch_files": [],
+        }  # fmt: skip
+        assert post(server, "/run_code", payload)[1]["run_result"]["stdout"] == f"{700 << 20}\n"
+        test = {"input": "", "output": str(700 << 20)}
+        assert Client(server.address, TOKEN).run(big, [test], limits=limits).passed
+        assert Client(server.address, TOKEN).run(big, [test]).status == "memory_limit"
+
+
+def test_a_bad_job_costs_no_other_its_result(server: SandboxService) -> None:
+    good, bad = {"program": PYTHON, "tests": TESTS}, {"program": PYTHON, "tests": [{"input": 5, "output": "x"}] * 2}
+    code, reply = post(server, "/run_many", {"jobs": [good, bad, {**good, "limits": {"cpu_s": 99}}, good]})
+    assert (code, [r["status"] for r in reply["results"]]) == (200, ["passed", *["sandbox_error"] * 2, "passed"])
+    assert "test 0" in reply["results"][1]["tests"][1]["error"]
+    assert "limits.cpu_s" in reply["results"][2]["tests"][0]["error"]
+
+
+def test_what_no_service_takes_is_not_sent(server: SandboxService) -> None:
+    long = sandbox.Trial(PYTHON, [{"input": "x" * (65 << 20), "output": ""}])
+    first, second = Client("http://127.0.0.1:9", TOKEN).run_many([long, long])
+    assert (first.status, second.status) == ("sandbox_error", "sandbox_error")
+    assert "a service takes 67108864" in first.error
+    body = b'{"code": "' + b"x" * (150 << 20) + b'"}'
+    request = urllib.request.Request(server.address + "/run_code", body, {"Authorization": f"Bearer {TOKEN}"})
+    with pytest.raises(urllib.error.HTTPError, match="413"):
+        urllib.request.urlopen(request, timeout=300)
+
+
 def test_half_of_a_surrogate_pair_costs_its_own_program_alone(server: SandboxService) -> None:
-    trials = [sandbox.Trial(program, TESTS) for program in ("\ud800", PYTHON, 'print("\ud800")')]
+    trials = [sandbox.Trial(program, TESTS, limits=LIMITS) for program in ("\ud800", PYTHON, 'print("\ud800")')]
     results = Client(server.address, TOKEN).run_many(trials)
     assert [r.status for r in results] == ["runtime_error", "passed", "wrong_answer"]
 
@@ -224,11 +273,11 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
 def test_values_come_back_when_asked_for(server: SandboxService) -> None:
     tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
     program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
-    trial = sandbox.Trial(program, tests, "function", values=True)
+    trial = sandbox.Trial(program, tests, "function", LIMITS, values=True)
     (answer,) = Client(server.address, TOKEN).run_many([trial])
     assert answer.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
     assert repr(answer.tests[1].value) == "<A>"
-    (silent,) = Client(server.address, TOKEN).run_many([sandbox.Trial(program, tests, "function")])
+    (silent,) = Client(server.address, TOKEN).run_many([sandbox.Trial(program, tests, "function", LIMITS)])
     assert [t.value for t in silent.tests] == [None, None]
     assert [t.status for t in silent.tests] == [t.status for t in answer.tests] == ["wrong_answer"] * 2
 

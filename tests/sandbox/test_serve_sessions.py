@@ -98,9 +98,12 @@ def test_bad_requests_are_refused_by_name(server: SandboxService, act: str, body
         assert session.python("print(1)").stdout == "1\n", "the session does not suffer"
 
 
-def test_limits_and_quota_are_only_lowered(server: SandboxService) -> None:
+def test_limits_and_quota_above_the_services_are_refused(server: SandboxService) -> None:
     client = Client(server.address, TOKEN)
-    with client.session(limits={"cpu_s": 900}, quota={"calls": 900, "disk_mib": 900}) as session:
+    for asked, named in (({"limits": {"cpu_s": 900}}, "limits.cpu_s: 900"), ({"quota": {"calls": 900}}, "quota.calls")):
+        with pytest.raises(ValueError, match=named):
+            client.session(**asked)
+    with client.session() as session:
         assert session.python("while True: pass", cpu_s=900).status == "cpu_limit"
         with pytest.raises(ValueError, match=r"no room|space"):
             session.write("big", b"x" * (5 << 20))
