@@ -59,6 +59,7 @@ check: install-test
 docs: install
 	$(BIN)/python docs/make_recipes.py
 	$(BIN)/python docs/make_causes.py
+	$(BIN)/python docs/make_trl.py
 
 format: install-test
 	$(BIN)/ruff format .

@@ -66,6 +66,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """file:function -> why it is long."""
 WIDE_FUNCTIONS: dict[str, str] = {
     "pipeline/library/train.py:train": "each parameter is a word that a user writes",
+    "pipeline/library/trl/trainer.py:__init__": "the parameters are those of TRL's class",
     "flows/campaigns.py:rl_rounds": "each parameter is a field of the form and of schedules that people have made",
     "pipeline/models/kernels/log_probs.py:_forward": "a kernel takes pointers, sizes and strides one by one",
     "pipeline/models/kernels/log_probs.py:_logits": "a kernel takes pointers, sizes and strides one by one",

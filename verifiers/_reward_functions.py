@@ -199,12 +199,12 @@ _TRL_HOOKS: dict[str, Any] = {
 
 
 def _form(function: Callable[..., Any], names: frozenset[str]) -> Form:
-    if "completions" in names:
+    if "queries" in names:
+        return "openrlhf"
+    if names & TRL.keys():
         return "trl"
     if {"solution_str", "ground_truth"} <= names:
         return "verl"
-    if "queries" in names:
-        return "openrlhf"
     return "verifiers" if inspect.iscoroutinefunction(function) else "plain"
 
 

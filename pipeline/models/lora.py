@@ -194,6 +194,13 @@ class Adapted:
         return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
+def usual_targets(model_type: str) -> list[str]:
+    """Return the ends of names of the layers that peft adapts in this architecture by itself; empty: it knows none."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+    return list(USUAL.get(model_type, ()))
+
+
 def fingerprint(model: Any) -> str:
     """Return a hash of the names, shapes and bits of a model's weights, which differs for another model."""
     return hashed((name, p.shape, int(sum_of_bits(p))) for name, p in model.named_parameters())

@@ -27,6 +27,14 @@ def trl(prompts, completions, completion_ids, answer, **kwargs):  # type: ignore
     ]
 
 
+def trl_of_tokens(completion_ids, **kwargs):  # type: ignore[no-untyped-def]
+    return [len(ids) + level for ids, level in zip(completion_ids, kwargs["level"], strict=True)]
+
+
+def trl_of_prompts(prompts, **kwargs):  # type: ignore[no-untyped-def]
+    return [len(prompt) for prompt in prompts]
+
+
 def unsloth(prompts, completions, answer, **kwargs):  # type: ignore[no-untyped-def]
     assert prompts[0][-1]["content"] == "?"
     responses = [completion[0]["content"] for completion in completions]

@@ -59,6 +59,13 @@ def test_trl() -> None:
     assert rewards(bound("trl").score(some)) == direct
 
 
+def test_trl_without_completions() -> None:
+    some = attempts()
+    lengths = [len(a.response_ids) + level for a, level in zip(some, column(some, "level"), strict=True)]
+    assert rewards(bound("trl_of_tokens").score(some)) == lengths
+    assert rewards(bound("trl_of_prompts").score(some)) == [len(a.prompt) for a in some]
+
+
 def test_trl_with_chats() -> None:
     chats = [
         Attempt(a.response, a.reference, a.prompt, row={**(a.row or {}), "prompt": [{"role": "user", "content": "?"}]})

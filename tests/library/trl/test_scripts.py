@@ -1,0 +1,104 @@
+"""Scripts with the calls of TRL's quick start and of its page on GRPO: run by TRL, and with one import changed."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.library.trl.tiny import save_tiny
+from tests.trl_classes import trl_class
+from verizero.pipeline.errors import ConfigError
+
+SCRIPTS = {file.stem: file for file in (Path(__file__).parent / "scripts").glob("*.py")}
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tmp_path / "tiny", chat=True)
+    return tmp_path
+
+
+def run(name: str) -> dict[str, Any]:
+    """Run the script with the import changed; return its names."""
+    text = SCRIPTS[name].read_text()
+    assert text.count("from trl import") == 1
+    Path("script.py").write_text(text.replace("from trl import", "from verizero.trl import"))
+    return runpy.run_path("script.py", run_name="__main__")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_one_of_trl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trl_class("GRPOTrainer")  # tells it that vLLM is absent
+    # Its default is bfloat16, which it refuses on a CPU although it computes there.
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    runpy.run_path(str(SCRIPTS[name]))
+
+
+def test_the_quick_start() -> None:
+    trainer = run("quick_start")["trainer"]
+    recipe = trainer.recipe
+    assert trainer.run.folder.resolve() == Path("tiny-GRPO").resolve()
+    assert (recipe.data.template.name, recipe.rollout.max_response_tokens) == ("chat", 512)
+    assert trainer.state.global_step == 3
+    rewarded = [(row["response"], row["reward"]) for row in trainer.run.samples()]
+    assert rewarded
+    assert all(reward == pytest.approx(float("5" in text) + 0.01 * len(set(text))) for text, reward in rewarded)
+
+
+def test_texts_an_evaluation_and_the_saved_model(here: Path) -> None:
+    import transformers
+
+    trainer = run("unique_characters")["trainer"]
+    history = trainer.state.log_history
+    assert [row["step"] for row in history if "loss" in row] == [2, 4, 6]
+    assert [row["step"] for row in history if "eval_reward" in row] == [3, 6]
+    assert trainer.evaluate()["eval_reward"] == history[-1]["eval_reward"]
+    assert history[0]["learning_rate"] == pytest.approx(1e-3 * (1 + 5 / 6) / 2)
+    saved = transformers.AutoModelForCausalLM.from_pretrained("tiny-GRPO").state_dict()
+    trained, start = (
+        m.state_dict() for m in (trainer.model, transformers.AutoModelForCausalLM.from_pretrained("tiny"))
+    )
+    assert all(bool((saved[name] == trained[name]).all()) for name in trained)
+    assert any(bool((saved[name] != start[name]).any()) for name in start)
+    assert trainer.processing_class("1+1=")["input_ids"]
+
+
+def test_several_rewards() -> None:
+    trainer = run("several_rewards")["trainer"]
+    samples = trainer.run.samples()
+    assert samples
+    for row in samples:
+        text, number = row["response"], int(row["prompt"][0])
+        right = float(text.strip() == str(2 * number))
+        of_some = 0.1 * len(text) if number % 2 else 0.0
+        expected = 0.1 * row["length"] + any(c.isdigit() for c in text) + right + of_some + 0.5 * ("=" in text)
+        assert row["reward"] == pytest.approx(expected)
+
+
+def test_adapters_on_a_loaded_model() -> None:
+    trainer = run("adapters")["trainer"]
+    assert trainer.run.metrics.iloc[-1]["updates"] == 4.0
+    assert (trainer.run.folder / "given" / "model" / "config.json").is_file()
+
+
+def test_a_run_is_continued_and_not_repeated() -> None:
+    script = run("unique_characters")
+    first = script["trainer"]
+    again = type(first)(
+        "tiny",
+        script["reward_num_unique_chars"],
+        script["training_args"],
+        script["dataset"].select(range(12)),
+        script["dataset"].select(range(12, 16)),
+    )
+    with pytest.raises(ConfigError, match="call train"):
+        again.save_model()
+    assert again.train(resume_from_checkpoint=True) == first.train()
+    with pytest.raises(ConfigError, match="is not in tiny-GRPO"):
+        again.train(resume_from_checkpoint="elsewhere/checkpoint-1")
