@@ -117,36 +117,55 @@ def run_until_stopped(session: Session, items: list[Item], wrap: PhaseWrapper) -
 
 def run_items(session: Session, items: list[Item], wrap: PhaseWrapper = unwrapped) -> None:
     """Do the items, each from the step that the state names, with a checkpoint after each."""
-    run, state, recorder, left = session.run, session.state, session.recorder, list(items)
+    left = list(items)
     while left:
         item = left.pop(0)
-        if not item.is_evaluation:  # an evaluation has woken an engine that would sit on the trainer's GPU
-            session.workers.rollouts.free_memory()
-        is_entered = session.setup.config.stage_names == (item.stage,) and state.stage.name == item.stage
-        if item.stage != BASE and not is_entered:
-            session.setup = enter_stage(run, session.workers, state, recorder, item.stage)
-        if item.is_evaluation:
-            if state.evaluated_version == state.policy_version:
-                recorder.say(f"{item.label}: nothing was trained since the last evaluation")
-            else:
-                evaluate(session, item, wrap)
-            state.evaluated_version, state.is_evaluated = state.policy_version, True
-        else:
-            try:
-                registry.find("stages", item.kind).KIND.run(session, item, wrap)
-            except RolledBack:
-                left = items_until(run, state, items[-1])
-                continue
-            state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
-            state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
-        if not left or not left[0].is_evaluation:
-            causes: list[str] = []
-            if run.ranks.is_first:
-                is_over = not state.items_left(schedule(run.recipe))
-                causes = report_causes(recorder, run.rank_folder, item, is_over)
-            announce_round(session.setup, state, recorder, item, causes)
-        save(session)
-        recorder.callbacks.raise_if_stopped()
+        try:
+            run_item(session, item, left, wrap)
+        except RolledBack:
+            left = items_until(session.run, session.state, items[-1])
+
+
+def run_item(session: Session, item: Item, later: Sequence[Item], wrap: PhaseWrapper = unwrapped) -> None:
+    """Do one item, from the step that the state names; `later` are those that follow it. Raise RolledBack, Stopped."""
+    begin_item(session, item)
+    if not item.is_evaluation:
+        registry.find("stages", item.kind).KIND.run(session, item, wrap)
+    elif session.state.evaluated_version == session.state.policy_version:
+        session.recorder.say(f"{item.label}: nothing was trained since the last evaluation")
+    else:
+        evaluate(session, item, wrap)
+    end_item(session, item, later)
+
+
+def begin_item(session: Session, item: Item) -> None:
+    """Enter the item's stage, unless the session is in it."""
+    if not item.is_evaluation:  # an evaluation has woken an engine that would sit on the trainer's GPU
+        session.workers.rollouts.free_memory()
+    is_entered = session.setup.config.stage_names == (item.stage,) and session.state.stage.name == item.stage
+    if item.stage != BASE and not is_entered:
+        session.setup = enter_stage(session.run, session.workers, session.state, session.recorder, item.stage)
+
+
+def end_item(session: Session, item: Item, later: Sequence[Item]) -> None:
+    """Count a finished item, report what a round has shown after its evaluation, and write a checkpoint.
+
+    Raise Stopped if a callback ended the run at an evaluation.
+    """
+    run, state, recorder = session.run, session.state, session.recorder
+    if item.is_evaluation:
+        state.evaluated_version, state.is_evaluated = state.policy_version, True
+    else:
+        state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
+        state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
+    if not later or not later[0].is_evaluation:
+        causes: list[str] = []
+        if run.ranks.is_first:
+            is_over = not state.items_left(schedule(run.recipe))
+            causes = report_causes(recorder, run.rank_folder, item, is_over)
+        announce_round(session.setup, state, recorder, item, causes)
+    save(session)
+    recorder.callbacks.raise_if_stopped()
 
 
 def announce_round(

@@ -13,20 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verizero.pipeline.errors import VerizeroError
+    from verizero.pipeline.library.own_loop import OwnLoop, open
     from verizero.pipeline.library.train import train
     from verizero.pipeline.library.trained import TrainedRun
     from verizero.pipeline.run.callbacks import STOP, Event
     from verizero.pipeline.types import Attempt, Verdict
     from verizero.verifiers.base import verifier
 
-__all__ = ["STOP", "Attempt", "Event", "TrainedRun", "Verdict", "VerizeroError", "train", "verifier"]
+__all__ = ["STOP", "Attempt", "Event", "OwnLoop", "TrainedRun", "Verdict", "VerizeroError", "open", "train", "verifier"]
 _HOMES = {
     "STOP": "verizero.pipeline.run.callbacks",
     "Attempt": "verizero.pipeline.types",
     "Event": "verizero.pipeline.run.callbacks",
+    "OwnLoop": "verizero.pipeline.library.own_loop",
     "TrainedRun": "verizero.pipeline.library.trained",
     "Verdict": "verizero.pipeline.types",
     "VerizeroError": "verizero.pipeline.errors",
+    "open": "verizero.pipeline.library.own_loop",
     "train": "verizero.pipeline.library.train",
     "verifier": "verizero.verifiers.base",
 }

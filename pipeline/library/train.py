@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import yaml
 
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, find_recipe, override_texts, run_folder
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.library.functions import Rewards
 from verizero.pipeline.library.given import Data
-from verizero.pipeline.library.recipe import FILE, FOLDER, STEPS, Wish, write_recipe
+from verizero.pipeline.library.recipe import FILE, FOLDER, Wish, write_recipe
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.report.progress import Progress, Silent, for_terminal
 from verizero.pipeline.run.callbacks import Callback
@@ -57,30 +59,51 @@ def train(
 
     Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.
     """
+    wish = {
+        "reward": reward, "evaluation": evaluation, "algorithm": algorithm, "steps": steps, "weights": weights,
+        "success": success, "output": output, "name": name,
+    }  # fmt: skip
+    with asked_run(model, data, wish, fields, quiet) as asked:
+        return run_recipe(asked.path, asked.overrides, resume, asked.progress, callbacks)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """The recipe of a run that was asked for from Python, and where it is shown."""
+
+    path: Path
+    overrides: list[str]
+    progress: Progress
+
+
+@contextmanager
+def asked_run(
+    model: str | Path | Mapping[str, Any], data: Data | None, wish: dict[str, Any], fields: dict[str, Any], quiet: bool
+) -> Iterator[AskedRun]:
+    """Yield the recipe that is named, or the one that is made of a model and data, and show what was guessed.
+
+    `wish`: the other arguments of `train` by name, None where they are not given.
+    """
+    name = wish["name"]
     if data is None:
-        own = {"reward": reward, "evaluation": evaluation, "weights": weights, "success": success}
-        _refuse({**own, "algorithm": algorithm, "steps": steps, "output": output})
+        _refuse({argument: value for argument, value in wish.items() if argument != "name"})
         path = _recipe(model, name)
         lines: list[str] = []
         overrides = [f"name={name}"] if name is not None else []
+        overrides += override_texts("fields", fields)
     else:
         if isinstance(model, Mapping):
             raise ConfigError(
                 "model is a dict, which is a recipe, and a recipe has its own data; drop data=, or name a model"
             )
-        wish = Wish(
-            str(model), data, reward, evaluation, name,
-            "grpo" if algorithm is None else algorithm, STEPS if steps is None else steps,
-            weights, success, "runs" if output is None else output, fields,
-        )  # fmt: skip
-        path, lines = write_recipe(wish)
-        overrides, fields = [], {}
-    overrides += override_texts("fields", fields)
+        asked = {argument: value for argument, value in wish.items() if value is not None}
+        path, lines = write_recipe(Wish(str(model), data, **asked, fields=fields))
+        overrides = []
     progress: Progress = Silent() if quiet else for_terminal(beats=True)
     with closing(progress):
         for line in lines:
             progress.say(line)
-        return run_recipe(path, overrides, resume, progress, callbacks)
+        yield AskedRun(path, overrides, progress)
 
 
 def run_recipe(
@@ -89,15 +112,21 @@ def run_recipe(
     """Run the recipe at `path` in this process, without an orchestrator; return the run."""
     from verizero.pipeline.whole_run import train as train_all
 
+    config = recipe_for_one_process(path, overrides)
+    folder = run_folder(config)
+    train_all(config, path.resolve().parent, folder, resume, progress, callbacks=callbacks)
+    return TrainedRun(folder)
+
+
+def recipe_for_one_process(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the recipe at `path`. Raises: ConfigError if it is for a group of ranks."""
     config = load_recipe(path, overrides)
     if config.launch.kind != "none":
         raise ConfigError(
             f"launch.kind={config.launch.kind}: a group of ranks is started by the command `verizero train {path}`, "
             "not from Python; drop it"
         )
-    folder = run_folder(config)
-    train_all(config, path.resolve().parent, folder, resume, progress, callbacks=callbacks)
-    return TrainedRun(folder)
+    return config
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:

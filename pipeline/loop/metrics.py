@@ -36,32 +36,29 @@ def record_step(
     recorder: Recorder,
     item: Item,
     batch: Batch,
-    update: StepMetrics | None,
 ) -> StepRow:
-    """Write the metrics of one step and the responses of some groups; return the row of metrics.
-
-    `update`: the metrics of the update; None if there was none.
-    """
+    """Write the metrics of one step and the responses of some groups; return the row of metrics."""
     state.num_prompts_used += len(batch.sampled)
     state.num_responses += sum(len(g.members) for g in batch.sampled)
     for group in batch.sampled:
         workers.ledger.record_group(group)
-    row = {**(update or {}), **rollout_metrics(batch), **prompt_metrics(workers, batch), **batch.metrics}
+    row = {**mean_of_updates(batch), **rollout_metrics(batch), **prompt_metrics(workers, batch), **batch.metrics}
     row["policy/version"] = float(state.policy_version)
     row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
     row["reference/version"] = float(state.reference_version)
     row["prompts/distinct"] = float(len(workers.ledger))
     row["temperature"] = temperature(setup, state)
-    row["update/skipped"] = float(update is None)
+    row["update/skipped"] = float(not batch.updates)
     row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)
     for tally in batch.tallies:
         consequence = "they left their groups, none was scored 0"
         report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, consequence)
     recorder.work.add("generate", sum(m.rollout.num_sampled for g in batch.sampled for m in g.members))
-    if update is not None:
-        row |= trained_responses(batch.groups)
-        recorder.work.add("update", *trained_tokens_and_flops(workers, setup, batch.groups, update))
+    if batch.updates:
+        row |= trained_responses([group for groups, _ in batch.updates for group in groups])
+    for groups, update in batch.updates:
+        recorder.work.add("update", *trained_tokens_and_flops(workers, setup, groups, update))
     step_row = StepRow(
         stage=item.stage,
         stage_kind=item.kind,
@@ -80,6 +77,16 @@ def record_step(
     }
     recorder.progress.advance(state.step + 1, shown)
     return step_row
+
+
+def mean_of_updates(batch: Batch) -> StepMetrics:
+    """Return the metrics of the step's update; of several, means, and the sum of their optimiser steps."""
+    rows = [metrics for _, metrics in batch.updates]
+    if len(rows) < 2:
+        return dict(*rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: sum(values) / (1 if name == "updates" else len(values)) for name, values in columns.items()}
 
 
 def write_samples(

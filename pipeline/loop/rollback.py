@@ -8,7 +8,7 @@ from typing import Any
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import Collapsed
-from verizero.pipeline.report.row_types import CollapseAlarm, SignRow, to_json
+from verizero.pipeline.report.row_types import CollapseAlarm, Numbers, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.schedule import Item
@@ -16,7 +16,6 @@ from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
-from verizero.pipeline.types import StepMetrics
 
 
 class RolledBack(Exception):
@@ -29,7 +28,7 @@ def save_before_first_step(session: Session) -> None:
         save(session)
 
 
-def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -> None:
+def guard_against_collapse(session: Session, item: Item, metrics: Numbers) -> None:
     """Look for signs of a collapse after a step with these metrics, and do what the recipe asks for.
 
     Raise RolledBack after a rollback; Collapsed if the run must stop or was rolled back often enough.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
-from verizero.pipeline.loop.batch import fill_batch
+from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.generation_ahead import is_out_of_tokens, start_later_batches
 from verizero.pipeline.loop.metrics import HOW_TO_FIX_GRADERS, first_failure, record_step
 from verizero.pipeline.loop.parity import check_parity
@@ -30,59 +30,121 @@ OUT_OF_TOKENS = "the budget of {:,} tokens (max_tokens) has no room for another 
 
 def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) -> None:
     """Do the steps of one round that are not done yet: the state has their number."""
-    run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
-    rollouts, setup = workers.rollouts, session.setup
+    if not open_round(session, item, phases):
+        return
+    while begin_step(session, item):
+        row, groups = wrap("step", one_step)(session, item, phases)
+        after_step(session, item, row, groups)
+    close_round(session, item)
+
+
+def open_round(session: Session, item: Item, phases: Phases) -> bool:
+    """Prepare the policy, the engine and the reference for the next step; return False if the tokens are used up."""
+    workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
+    rollouts = workers.rollouts
     if is_out_of_tokens(rollouts, setup, state):
         recorder.say(f"{item.label}: no step, as {OUT_OF_TOKENS.format(setup.rounds.max_tokens)}")
-        return
+        return False
     save_before_first_step(session)
     begin_round(session, item)
     if state.step == 0 and item.round == 1 and rollouts.engine.version != state.policy_version:
         phases.publish()  # else an evaluation has published this policy
     if not rollouts.parity_checked:
-        check_parity(run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
+        check_parity(session.run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
         rollouts.parity_checked = True
     recorder.progress.begin(item.label, state.step, item.num_steps)
-    while state.step < item.num_steps and not is_out_of_tokens(rollouts, setup, state):
-        recorder.step_label = f"{item.label} step {state.step + 1}"
-        row, groups = wrap("step", one_step)(session, item, phases)
-        guard_against_collapse(session, item, row.metrics)
-        recorder.callbacks.call(run.ranks, row, groups)  # before the checkpoint: a kill between would leave it out
-        is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
-        # No checkpoint after steps whose graders failed: a run that stops for that repeats them.
-        if (is_due or recorder.callbacks.stopped_by) and not state.stage.lost_steps:
-            save(session)
-        recorder.callbacks.raise_if_stopped()
-    if state.step < item.num_steps:
-        recorder.say(
-            f"{item.label} ends after {state.step} of {item.num_steps} steps: "
-            + OUT_OF_TOKENS.format(setup.rounds.max_tokens)
-        )
-    if item.round == setup.rounds.rounds or is_out_of_tokens(rollouts, setup, state):
-        stop_if_grading_fails(state, recorder, num_steps=1)  # a stage must not end on a step whose graders failed
-        rollouts.drop()
+    return True
+
+
+def begin_step(session: Session, item: Item) -> bool:
+    """Give the recorder the label of the next step; return False if no step of the round is left."""
+    state, setup = session.state, session.setup
+    if state.step >= item.num_steps or is_out_of_tokens(session.workers.rollouts, setup, state):
+        return False
+    session.recorder.step_label = f"{item.label} step {state.step + 1}"
+    return True
 
 
 def one_step(session: Session, item: Item, phases: Phases) -> tuple[StepRow, list[Group]]:
     """Fill a batch, train on it, publish the new weights, write metrics; return their row and the sampled groups."""
+    with session.recorder.timed("total"):
+        batch = fill_batch(session.workers, session.setup, session.state, phases)
+        start_later(session, item, batch)
+        train_on(session, phases, batch, batch.groups)
+        publish_if_due(session, phases, batch)
+        take_opinions(session, batch)
+    return end_step(session, item, batch), batch.sampled
+
+
+def start_later(session: Session, item: Item, batch: Batch) -> None:
+    """Start generating batches of later steps, if the recipe lets them be generated ahead."""
+    batch.metrics |= start_later_batches(session.workers, session.setup, session.state, item, batch.groups)
+
+
+def train_on(session: Session, phases: Phases, batch: Batch, groups: list[Group]) -> StepMetrics | None:
+    """Update the policy on the groups, which become part of the batch's updates; return the metrics, None if none."""
+    metrics = update_if_enough_groups(session.setup, session.state, session.recorder, phases, groups)
+    if metrics is not None:
+        batch.updates.append((groups, metrics))
+    return metrics
+
+
+def publish_if_due(session: Session, phases: Phases, batch: Batch) -> None:
+    """Give the engine the policy's weights after as many updates as the recipe says."""
+    updates_since = session.state.policy_version - session.workers.rollouts.engine.version
+    if batch.updates and updates_since >= session.setup.config.rollout.publish_every:
+        phases.publish()
+
+
+def take_opinions(session: Session, batch: Batch) -> None:
+    """Wait for the second verifier's opinions on the batch, if there is one."""
+    second_verifier = session.workers.graders.second
+    if second_verifier is not None:
+        batch.opinions = merged(session.run.ranks.gather(second_verifier.take()))
+
+
+def end_step(session: Session, item: Item, batch: Batch) -> StepRow:
+    """Write the step's metrics and samples, count it, and move the reference; return the row of metrics.
+
+    Raise GradersFailed if graders failed in too many steps in a row.
+    """
     workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
-    with recorder.timed("total"):
-        batch = fill_batch(workers, setup, state, phases)
-        batch.metrics |= start_later_batches(workers, setup, state, item, batch.groups)
-        metrics = update_if_enough_groups(setup, state, recorder, phases, batch.groups)
-        updates_since = state.policy_version - workers.rollouts.engine.version
-        if metrics is not None and updates_since >= setup.config.rollout.publish_every:
-            phases.publish()
-        if workers.graders.second is not None:
-            batch.opinions = merged(session.run.ranks.gather(workers.graders.second.take()))
-    row = record_step(workers, setup, state, recorder, item, batch, metrics)
+    row = record_step(workers, setup, state, recorder, item, batch)
     is_lost = failed_to_grade(row.metrics)
     state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if is_lost else []
     stop_if_grading_fails(state, recorder, setup.rounds.max_bad_steps)
     state.step += 1
     state.rl_step += 1
-    move_reference(workers.backend, setup, state, metrics or {})
-    return row, batch.sampled
+    move_reference(workers.backend, setup, state, batch.updates[-1][1] if batch.updates else {})
+    return row
+
+
+def after_step(session: Session, item: Item, row: StepRow, groups: list[Group]) -> None:
+    """Look for a collapse, call the callbacks, and write a checkpoint where one is due.
+
+    Raise RolledBack, Collapsed; Stopped if a callback ended the run.
+    """
+    state, recorder, setup = session.state, session.recorder, session.setup
+    guard_against_collapse(session, item, row.metrics)
+    recorder.callbacks.call(session.run.ranks, row, groups)  # before the checkpoint: a kill between would leave it out
+    is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
+    # No checkpoint after steps whose graders failed: a run that stops for that repeats them.
+    if (is_due or recorder.callbacks.stopped_by) and not state.stage.lost_steps:
+        save(session)
+    recorder.callbacks.raise_if_stopped()
+
+
+def close_round(session: Session, item: Item) -> None:
+    """End a round of which no step is left. Raise GradersFailed if graders failed in the last step of the stage."""
+    workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
+    if state.step < item.num_steps:
+        recorder.say(
+            f"{item.label} ends after {state.step} of {item.num_steps} steps: "
+            + OUT_OF_TOKENS.format(setup.rounds.max_tokens)
+        )
+    if item.round == setup.rounds.rounds or is_out_of_tokens(workers.rollouts, setup, state):
+        stop_if_grading_fails(state, recorder, num_steps=1)  # a stage must not end on a step whose graders failed
+        workers.rollouts.drop()
 
 
 def failed_to_grade(row: Numbers) -> bool:

@@ -11,8 +11,8 @@ from verizero.pipeline.config.guard import GuardConfig
 from verizero.pipeline.config.rl import RlConfig, with_knobs_turned
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.report.row_types import Numbers
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.types import StepMetrics
 
 Measures = dict[str, float]
 LIMITS = (
@@ -45,7 +45,7 @@ class Sign:
         return f"{self.measure} {verb} {self.value:.3g} (guard.{self.setting}: {self.limit:.3g})"
 
 
-def measures(row: StepMetrics) -> Measures:
+def measures(row: Numbers) -> Measures:
     """Return the measures that the guard watches, out of a step's metrics. Those that the step lacks are absent."""
     out = {name: row[key] for name, key in (("entropy", "entropy"), ("KL", "kl/k3")) if key in row}
     sampled = row.get("groups/sampled", 0.0)
@@ -86,7 +86,7 @@ def _median(rows: Sequence[Measures], measure: str) -> float | None:
     return median(values) if 2 * len(values) > len(rows) else None
 
 
-def observe(memory: dict[str, Any], row: StepMetrics, config: GuardConfig) -> list[Sign]:
+def observe(memory: dict[str, Any], row: Numbers, config: GuardConfig) -> list[Sign]:
     """Add a step's metrics to `memory` (plain values, kept in checkpoints) and return the signs of a collapse.
 
     There are no signs before `window` steps are done.

@@ -13,12 +13,22 @@ import verizero as vz
 
 SIGNATURES = {
     "Event": "(stage, round, step, row, _read_groups)",
+    "OwnLoop": "(session)",
+    "OwnLoop.end_step": "(self)",
+    "OwnLoop.generate": "(self, prompts)",
+    "OwnLoop.next_prompts": "(self, count=None)",
+    "OwnLoop.publish": "(self)",
+    "OwnLoop.select": "(self, groups)",
+    "OwnLoop.update": "(self, groups)",
+    "OwnLoop.verify": "(self, generated)",
+    "OwnLoop.with_rewards": "(self, groups, reward)",
     "Attempt": "(response, reference, prompt='', truncated=False, messages=(), row=None, response_ids=())",
     "TrainedRun": "(folder)",
     "TrainedRun.chat": "(self, message, system=None)",
     "TrainedRun.diagnose": "(self)",
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
     "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=())",
+    "open": "(model, data=None, *, resume='auto', quiet=False, callbacks=(), **arguments)",
     "train": "(model, data=None, *, reward=None, evaluation=None, name=None, algorithm=None, steps=None, weights=None, "
     "success=None, output=None, resume='auto', quiet=False, callbacks=(), **fields)",
     "verifier": "(function=None, /, *, name=None, batch=False)",
@@ -26,6 +36,7 @@ SIGNATURES = {
 """What users call. A change here changes their programs: say it in the commit."""
 PROPERTIES = {
     *(f"Event.{name}" for name in ("groups", "kind", "metrics")),
+    *(f"OwnLoop.{name}" for name in ("done", "num_missing", "round", "run", "stage", "step")),
     *(f"TrainedRun.{name}" for name in ("metrics", "model", "report", "results", "summary")),
     *(f"Verdict.{name}" for name in ("is_correct", "is_infrastructure", "is_left_out")),
 }
@@ -79,5 +90,5 @@ def test_each_name_says_what_it_is_what_it_takes_and_what_it_raises(name: str) -
 
 
 def test_a_wrong_name_lists_the_public_ones() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'tran'; public names: STOP, Attempt, Event"):
+    with pytest.raises(AttributeError, match="no attribute 'tran'; public names: STOP, Attempt, Event, OwnLoop"):
         vz.tran  # noqa: B018
