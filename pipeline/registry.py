@@ -22,6 +22,7 @@ from verizero.pipeline.near import did_you_mean
 Kind = Literal[
     "algorithms",
     "verifiers",
+    "layouts",
     "preferences",
     "generators",
     "environments",
@@ -34,6 +35,7 @@ Kind = Literal[
 PACKAGES: dict[Kind, str] = {
     "algorithms": "verizero.pipeline.algorithms",
     "verifiers": "verizero.verifiers",
+    "layouts": "verizero.verifiers.layouts",
     "preferences": "verizero.pipeline.preferences",
     "generators": "verizero.pipeline.data.generators",
     "environments": "verizero.pipeline.environments",

@@ -22,6 +22,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.registry import names
 from verizero.pipeline.types import ENDINGS, Attempt
 from verizero.verifiers.base import load
+from verizero.verifiers.layouts.base import layouts, suite_of
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -136,6 +137,13 @@ def test_the_environment_example_is_played(tmp_path: Path) -> None:
     assert report.passed, str(report)
 
 
+def test_the_layout_of_contributing_reads_a_reference(tmp_path: Path) -> None:
+    module = imported(block(CONTRIBUTING, "python", "layout"), "streams", tmp_path)
+    reference = {"stdin": "1", "stdout": "2"}
+    assert reference.keys() == set(module.KEYS)
+    assert module.read(reference) == suite_of([{"input": "1", "output": "2"}])
+
+
 def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
     module = imported(block(CONTRIBUTING, "python", "generator"), "backwards", tmp_path)
     split = module.rows(module.Params(), 3)
@@ -221,3 +229,12 @@ def test_the_apis_take_and_refuse_what_is_listed() -> None:
             assert sorted(re.findall(r"`(\w+)`", rows[head][at])) == sorted(fields)
         told = rows["read"][at] + rows["refused by name"][at]
         assert [f for f in api.READ if f != "model" and f"`{f}" not in told] == []
+
+
+def test_the_table_of_layouts_names_all_of_them() -> None:
+    verifiers = (ROOT / "docs" / "verifiers.md").read_text(encoding="utf-8")
+    table = verifiers.partition("#### Layouts")[2].partition("\n\n- ")[0]
+    told = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
+    # The others are forms of one in the table: a list of its tests, or the column that holds them.
+    forms = {"livecodebench_tests": "livecodebench", "synthetic": "verification_info", "kodcode_tests": "kodcode"}
+    assert {forms.get(name, name) for name in layouts()} <= told

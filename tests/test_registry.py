@@ -15,6 +15,7 @@ from verizero.pipeline.errors import ConfigError, UnknownName
 FOLDERS: list[tuple[registry.Kind, Path]] = [
     ("algorithms", Path(verizero.pipeline.algorithms.__path__[0])),
     ("verifiers", Path(verifiers.__path__[0])),
+    ("layouts", Path(verifiers.__path__[0]) / "layouts"),
 ]
 
 

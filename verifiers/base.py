@@ -86,6 +86,8 @@ class Verifier(Generic[P]):
         self.columns: frozenset[str] = frozenset()
         """Columns of the data without which it cannot grade."""
         self.reads_reference = True
+        self.reads: Callable[[Any], object] | None = None
+        """Reads a reference as the verifier does, and raises DataError for one that it cannot grade by."""
 
     def bind(
         self, params: Mapping[str, Any] | None = None, base: Path | None = None, time_s: float = TIME_S
@@ -223,12 +225,22 @@ class BoundVerifier(Generic[P]):
 @overload
 def verifier(function: Single[P], /) -> Verifier[P]: ...
 @overload
-def verifier(*, name: str | None = None, batch: bool = False) -> Callable[[Callable[..., Any]], Verifier[Any]]: ...
-def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = False) -> Any:
+def verifier(
+    *, name: str | None = None, batch: bool = False, reads: Callable[[Any], object] | None = None
+) -> Callable[[Callable[..., Any]], Verifier[Any]]: ...
+def verifier(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    batch: bool = False,
+    reads: Callable[[Any], object] | None = None,
+) -> Any:
     """Make a verifier of a function `f(attempt, params) -> Verdict | score in [0, 1] | bool`.
 
     With `batch=True` the function is `f(attempts, params) -> [Verdict]`. The annotation of `params` is the parameter
-    model; a function of the attempt alone has no parameters. Its name is the function's, unless `name` is set.
+    model; a function of the attempt alone has no parameters. Its name is the function's, unless `name` is set. `reads`
+    is called with the reference of each row when data is loaded, and raises DataError for one that cannot be used.
 
     Raises: ConfigError if the annotation of `params` is another type than a subclass of VerifierParams.
     """
@@ -243,7 +255,9 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
                 f"verifier {f.__name__!r}: annotate its 2nd argument with a verizero.verifiers.base.VerifierParams"
             )
         call = f if len(takes) > 1 else wraps(f)(lambda attempt, _: f(attempt))
-        return Verifier(name or f.__name__, params_type, None if batch else call, call if batch else None)
+        made = Verifier(name or f.__name__, params_type, None if batch else call, call if batch else None)
+        made.reads = reads
+        return made
 
     return make if function is None else make(function)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
-from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._prelude import missing_imports, with_prelude
 from verizero.verifiers._programs import grade_distinct, program_of
 from verizero.verifiers._replay import AssertSuite, Replay, assert_suite_of, replay
 from verizero.verifiers._sandbox_jobs import Run, SandboxParams, runner
 from verizero.verifiers.base import verifier
+from verizero.verifiers.layouts.base import asserts_of
 
 
 class UnitTestsParams(SandboxParams):
@@ -22,7 +23,7 @@ class UnitTestsParams(SandboxParams):
     grading: Literal["all", "fraction"] = Field("all", description="all: 1 only if every test passes; else the share")
 
 
-@verifier(batch=True)
+@verifier(batch=True, reads=asserts_of)
 def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Verdict]:
     """Return 1 for a program that passes every test of the reference (or the share that it passes).
 
@@ -39,9 +40,13 @@ def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> lis
     """Return one verdict per attempt, in order, with `run` in the sandbox's place."""
 
     def prepare(attempt: Attempt) -> tuple[str, AssertSuite] | Verdict:
-        suite = _suite(attempt.reference)
+        asserts = asserts_of(attempt.reference)
+        setup = f"{asserts.prompt}\n{asserts.setup}"
+        suite = assert_suite_of(asserts.tests, setup, asserts.fn)
         program = program_of(attempt, "python", suite.names)
-        return program.no_answer() if program.text is None else (program.text, suite)
+        if program.text is None:
+            return program.no_answer()
+        return with_prelude(program.text, missing_imports(program.text, suite.names), asserts.prompt), suite
 
     def key(work: tuple[str, AssertSuite]) -> str:
         return json.dumps([work[0], work[1].tests, work[1].names])
@@ -67,16 +72,3 @@ def _verdict(replayed: Replay, params: UnitTestsParams) -> Verdict:
     if score == 0.0 and "timeout" in replayed.ends:
         return Verdict("timeout", 0.0, first[:300], program, seconds)
     return Verdict("graded", score, first[:300], program, seconds)
-
-
-def _suite(reference: Any) -> AssertSuite:
-    if isinstance(reference, str | list):
-        reference = {"tests": reference}
-    if not isinstance(reference, Mapping):
-        raise DataError(f"reference: expected an object with 'tests', got {reference!r:.80}")
-    tests = next((reference[k] for k in ("tests", "test", "test_list") if reference.get(k)), None)
-    source = "\n".join(tests) if isinstance(tests, list) and all(isinstance(t, str) for t in tests) else tests
-    if not isinstance(source, str):
-        raise DataError(f"reference.tests: expected Python source or a list of asserts, got {tests!r:.80}")
-    setup = reference.get("setup") or reference.get("test_setup_code") or ""
-    return assert_suite_of(source, str(setup), reference.get("fn") or reference.get("entry_point"))

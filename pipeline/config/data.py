@@ -9,7 +9,6 @@ Examples of sources:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +17,15 @@ import yaml
 from pydantic import (
     BaseModel,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, EnvironmentChoice, VerifierChoice
+from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.errors import ConfigError
@@ -37,42 +35,6 @@ MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
 """Shipped column mappings, one YAML file each."""
 
 FILE_TYPES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
-
-
-class Column(Section):
-    """Instructions for reading a value from a row: a column, then the steps below, in this order."""
-
-    column: str = Field(min_length=1, description="name of the column; a.b.0 steps into objects and lists")
-    parse: Literal["json", "tests"] | None = Field(
-        None, description="json: the text is JSON; tests: JSON in the form of APPS, {inputs, outputs, fn_name?}"
-    )
-    key: str | None = Field(None, description="path such as a.b.0 within the parsed value")
-    after: str | None = Field(None, min_length=1, description="keep only the text after the last occurrence of this")
-    before: str | None = Field(None, min_length=1, description="keep only the text before the first occurrence of this")
-    boxed: bool = Field(False, description=r"keep only the content of the last \boxed{...}")
-    replace: tuple[tuple[str, str], ...] = Field(
-        (), description="pairs [regular expression, replacement], applied in order"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"column": value} if isinstance(value, str) else value
-
-    @model_serializer(mode="wrap")
-    def _brief(self, handler: SerializerFunctionWrapHandler) -> Any:
-        fields = {name: value for name, value in handler(self).items() if value}
-        return fields["column"] if len(fields) == 1 else fields
-
-    @field_validator("replace")
-    @classmethod
-    def _compiles(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        for pattern, _ in value:
-            try:
-                re.compile(pattern)
-            except re.error as exc:
-                raise ValueError(f"{pattern!r} is no regular expression: {exc}") from exc
-        return value
 
 
 class ColumnMapping(Section):

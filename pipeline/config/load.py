@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig, with_plugins
@@ -64,9 +65,20 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
         recipe = with_plugins(_possible_kinds(tree))
         return recipe.model_validate(tree, context={"base": base})
     except ValidationError as exc:
-        raise ConfigError(f"{source}: " + "; ".join(_explain(e, recipe) for e in exc.errors())) from exc
+        raise ConfigError(f"{source}: " + "; ".join(_explain(e, recipe) for e in _causes(exc))) from exc
     except ConfigError as exc:
         raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _causes(exc: ValidationError) -> list[ErrorDetails]:
+    """Return the errors without those that follow from others: a list without its refused items is "too short"."""
+    errors = exc.errors()
+    places = [e["loc"] for e in errors]
+    return [
+        e
+        for e in errors
+        if e["type"] != "too_short" or not any(p != e["loc"] and p[: len(e["loc"])] == e["loc"] for p in places)
+    ]
 
 
 def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:

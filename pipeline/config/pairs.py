@@ -23,7 +23,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from verizero.pipeline.config.choices import VerifierChoice
-from verizero.pipeline.config.data import FILE_TYPES, Column, HubSource, check_ending, label_of
+from verizero.pipeline.config.columns import Column
+from verizero.pipeline.config.data import FILE_TYPES, HubSource, check_ending, label_of
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.config.stages import MODEL
 

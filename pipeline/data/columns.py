@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verizero.pipeline.config.data import Column
+from verizero.pipeline.config.columns import Column, OneColumn
 from verizero.pipeline.errors import DataError
 from verizero.verifiers.answer.parts import last_box
 
@@ -16,13 +16,17 @@ class Missing(DataError):
     """A row has no value for the column."""
 
 
-def pick(row: Mapping[str, Any], column: Column) -> Any:
+def pick(row: Mapping[str, Any], column: OneColumn) -> Any:
     """Return the row's value for the column. A part of a text is stripped of spaces, a whole text is not.
 
     Raises: Missing if the column, the key or the mark is not there or the value is empty (0 and false are values);
     DataError if it cannot be parsed. Both name the column.
     """
+    if isinstance(column, Column) and column.columns:
+        return _object(row, column.columns)
     value = _step_column(row, column.column)
+    if column.then:
+        value = "".join(str(v) for v in (value, *(_step_column(row, name) for name in column.then)))
     if column.parse or column.key is not None or column.after or column.before or column.boxed or column.replace:
         value = _part(value, column, f"column {column.column!r}")
     if value.strip() == "" if isinstance(value, str) else value is None or value in ([], {}):
@@ -30,7 +34,7 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
     return value
 
 
-def _part(value: Any, column: Column, name: str) -> Any:
+def _part(value: Any, column: OneColumn, name: str) -> Any:
     """Return the part of the value that `column` asks for."""
     if column.parse is not None and isinstance(value, str):
         _require(value.strip(), f"{name} is empty")
@@ -49,9 +53,22 @@ def _part(value: Any, column: Column, name: str) -> Any:
     return value
 
 
-def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
+def _object(row: Mapping[str, Any], columns: Mapping[str, OneColumn]) -> dict[str, Any]:
+    """Return the values of several columns. Those that the row lacks are left out; one must be there."""
+    values = {key: pick_optional(row, column) for key, column in columns.items()}
+    _require(
+        any(v is not None for v in values.values()),
+        f"none of the columns {', '.join(c.column for c in columns.values())} is there; columns there: "
+        f"{', '.join(map(repr, row)) or 'none'}",
+    )
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def pick_optional(row: Mapping[str, Any], column: OneColumn | None) -> Any:
     """Return the row's value, or None if it is missing. Raises: DataError if it cannot be parsed."""
-    if column is None or (column.column not in row and column.column.partition(".")[0] not in row):
+    if column is None:
+        return None
+    if column.column and column.column not in row and column.column.partition(".")[0] not in row:
         return None  # most rows lack most optional columns
     try:
         return pick(row, column)
@@ -59,7 +76,7 @@ def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
         return None
 
 
-def _cut(text: str, column: Column, name: str) -> str:
+def _cut(text: str, column: OneColumn, name: str) -> str:
     if column.after is not None:
         _require(column.after in text, f"{name} has no {column.after!r}, got {text!r:.80}")
         # The last mark, as answers come last: "#### 5" ends the rows of GSM8K.

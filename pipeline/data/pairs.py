@@ -11,10 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from verizero.pipeline.config.data import Column
+from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
 from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
+from verizero.pipeline.data.graded_by import verifier_key
 from verizero.pipeline.data.source_rows import SourceCounts, good_rows
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import require_single
@@ -254,7 +255,7 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
         )
     system, question = _prompt(row, source, before)
     row_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
-    verifier = source.verifier.key if source.verifier else pick_optional(row, columns.verifier)
+    verifier = source.verifier.key if source.verifier else verifier_key(pick_optional(row, columns.verifier))
     answer = pick_optional(row, columns.answer)
     name = f"{source.label}/{number}" if row_id is None else str(row_id)
     prompt = Prompt(

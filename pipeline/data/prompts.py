@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, is_path
-from verizero.pipeline.config.data import Column, RatedConfig, Source
+from verizero.pipeline.config.columns import Column
+from verizero.pipeline.config.data import RatedConfig, Source
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
 from verizero.pipeline.data.conversations import question_of, split_conversation, tools_of_row
 from verizero.pipeline.data.demonstrated_episodes import demonstration_of
 from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
 from verizero.pipeline.data.generators import base as generators
+from verizero.pipeline.data.graded_by import gradable, unknown_verifier, verifier_key
 from verizero.pipeline.data.source_rows import SourceCounts, good_rows, row_of
 from verizero.pipeline.errors import DataError, UnknownName
 from verizero.pipeline.seeds import stream
@@ -254,8 +256,6 @@ def _usable_prompts(
     """
     is_reordered = source.shuffle or (source.rated is not None and source.rated.order != "file")
     limit = None if is_reordered or source.part is not None else source.limit
-    # Looked up once: the registry searches folders and entry points.
-    known = frozenset((*registry.names("verifiers"), ENVIRONMENT))
     num_taken = 0
 
     def make(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
@@ -266,8 +266,8 @@ def _usable_prompts(
         if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
-        if source.graded and source.verifier is None and not _is_verifier(prompt.verifier, known):
-            raise DataError(f"{place}: {_unknown_verifier(prompt.verifier)}")
+        if source.graded and source.verifier is None and (unknown := unknown_verifier(prompt.verifier)):
+            raise DataError(f"{place}: {unknown}")
         if prompt.id in places:
             if source.on_duplicate_id == "error":
                 raise DataError(
@@ -296,8 +296,8 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
     tools = pick_optional(row, columns.tools)
     if tools is not None and isinstance(demonstration, str):  # an episode, whose first prompt shows them
         demonstration = [{"role": "assistant", "content": demonstration}]
-    extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
-    row_verifier = pick_optional(row, columns.verifier)
+    extra = [_as_text(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
+    row_verifier = verifier_key(pick_optional(row, columns.verifier))
     verifier = source.verifier.key if source.verifier else row_verifier or columns.default_verifier
     if not source.graded:
         verifier = ""
@@ -312,7 +312,7 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         id=f"{source.label}/{number}" if row_id is None else str(row_id),
         question="\n\n".join([question, *extra]),
         verifier=str(verifier),
-        reference=_answer(row, source),
+        reference=gradable(str(verifier), _answer(row, source)),
         domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
         demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(row_system) if row_system is not None else system,
@@ -320,6 +320,12 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         row=dict(row) if takes_columns(str(verifier)) else None,
         tools=None if tools is None else tools_of_row(tools),
     )
+
+
+def _as_text(value: Any) -> str:
+    """Return the text of a column of context; a list of texts is one of lines."""
+    is_lines = isinstance(value, list) and all(isinstance(line, str) for line in value)
+    return "\n".join(value) if is_lines else str(value)
 
 
 HELD_OUT = 10
@@ -366,20 +372,6 @@ def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str |
     except UnknownName as exc:
         raise DataError(str(exc)) from exc
     return str(row_environment)
-
-
-def _is_verifier(key: str, known: frozenset[str]) -> bool:
-    """True for a known name or a function of a file, with parameters or without, as `verizero rate` writes them."""
-    name = key.partition("{")[0]
-    return name in known or is_path(name)
-
-
-def _unknown_verifier(name: str) -> str:
-    try:
-        registry.find("verifiers", name)
-    except UnknownName as exc:
-        return str(exc)
-    return f"{name!r} is no verifier"
 
 
 def _answer(row: Mapping[str, Any], source: Source) -> Any:

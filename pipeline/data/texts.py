@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from verizero.pipeline.config.data import Column
+from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.stages import TextSource
 from verizero.pipeline.data.columns import pick
 from verizero.pipeline.data.files import read_file

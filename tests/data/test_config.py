@@ -25,6 +25,8 @@ evaluation:
   - file: test.parquet
     mapping: {question: {column: q, before: END}, answer: a.b.0, id: null}
     verifier: {name: exact}
+  - file: several.jsonl
+    mapping: {question: {column: q, then: [r]}, answer: {columns: {a: b, c: {column: d, parse: json}}}}
 template: chat
 sampling: {weights: {math: 2, default: 1}, pass_rate: {low: 0.1, high: 0.9}}
 """

@@ -70,7 +70,7 @@ def test_dapo_math(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mapping", ["apps", "taco"])
 def test_apps_and_taco(tmp_path: Path, mapping: str) -> None:
-    from verizero.verifiers._programs import suite_of
+    from verizero.verifiers.layouts.base import suite_of
 
     stdin = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
     call = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}

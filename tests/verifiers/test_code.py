@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.verifiers.fake_sandbox import FakeSandbox
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._programs import suite_of
 from verizero.verifiers.code import CodeParams, code, grade
+from verizero.verifiers.layouts.base import suite_of
 
 LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(3, 9)]}
 SUM = {"tests": [{"input": f"{a} {b}\n", "output": f"{a + b}\n"} for a, b in [(1, 2), (10, -4), (0, 0)]]}

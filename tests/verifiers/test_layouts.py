@@ -1,0 +1,200 @@
+"""Rows in the layouts of public data sets: read by name, graded, and refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.verifiers.program_rows import FAMILIES, Made
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Attempt, Prompt, Verdict
+from verizero.verifiers.base import load
+from verizero.verifiers.layouts.base import Suite, layout_of, layouts, suite_of
+
+LINE = "print(3 * int(input()) + 7)"
+STDIN = {"tests": [{"input": "1", "output": "10"}]}
+
+
+def prompts_of(made: list[Made], mapping: str, folder: Path) -> list[Prompt]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(m.row) + "\n" for m in made))
+    return read_prompts([Source.model_validate({"file": "rows.jsonl", "mapping": mapping})], 0, folder)[0]
+
+
+def verdicts(prompts: list[Prompt], responses: list[str]) -> list[Verdict]:
+    attempts = [Attempt(r, p.reference, p.question) for p, r in zip(prompts, responses, strict=True)]
+    return load(prompts[0].verifier).bind().score(attempts)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", FAMILIES)
+def test_twenty_rows(name: str, tmp_path: Path) -> None:
+    """Each row is read by its own layout; right programs and canonical answers are right, wrong ones wrong."""
+    family = FAMILIES[name]
+    made = family.rows()
+    prompts = prompts_of(made, family.mapping, tmp_path)
+    assert {layout_of(p.reference)[0] for p in prompts} == {family.layout}
+    canonical = [str(p.demonstration) for p in prompts] if family.has_canonical else []
+    right = [f"So:\n```python\n{m.right}\n```" for m in made]
+    wrong = [f"```python\n{m.wrong}\n```" for m in made]
+    said = verdicts(prompts * (3 if canonical else 2), right + wrong + canonical)
+    assert [(v.status, v.score, v.reason) for v in said[:20] + said[40:]] == [("graded", 1.0, "passed")] * (
+        40 if canonical else 20
+    )
+    assert [(v.status, v.score) for v in said[20:40]] == [("graded", 0.0)] * 20, said[20:40]
+
+
+def test_every_layout_has_rows_or_is_tried_below() -> None:
+    tried = {f.layout for f in FAMILIES.values()} | {"bigcodebench"}
+    wrappers = {"input_output", "ground_truth"}
+    lists = {"tests", "asserts", "livecodebench_tests", "synthetic", "kodcode_tests"}
+    assert set(layouts()) == tried | wrappers | lists
+
+
+@pytest.mark.parametrize(
+    ("reference", "layout", "mode"),
+    [
+        ({"input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]})}, "input_output", "stdin"),
+        ({"ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]}), "style": "rule"}, "ground_truth", "stdin"),
+        ([{"input": "[2, 7]\n9", "output": "[0, 1]", "testtype": "functional", "metadata": {"func_name": "f"}}],
+         "livecodebench_tests", "function"),
+        ({"tests": [{"input": "[2]", "output": "1", "testtype": "functional"}], "fn_name": "f"},
+         "livecodebench_tests", "function"),
+        ([{"type": "function_call", "fn_name": "f", "input": [1], "output": [2]}], "synthetic", "function"),
+        (json.dumps([{"type": "stdin_stdout", "input": "1", "output": "2"}]), "synthetic", "stdin"),
+        ({"tests": json.dumps([{"input": "1", "output": "2"}])}, "tests", "stdin"),
+    ],
+)  # fmt: skip
+def test_other_forms_of_the_same_tests(reference: Any, layout: str, mode: str) -> None:
+    name, tests = layout_of(reference)
+    assert isinstance(tests, Suite)
+    assert (name, tests.mode) == (layout, mode)
+
+
+BIG = {"entry_point": "task_func", "test": "import unittest\nclass TestCases(unittest.TestCase):\n    pass"}
+REFUSED: list[tuple[Any, str]] = [
+    ({"testz": []}, r"no layout has its keys \(testz\).*apps: inputs, outputs;.*mbpp: test_list"),
+    ({**STDIN, "chekcer": "x"}, "layout tests has no key 'chekcer'; did you mean checker?"),
+    ({"inputs": ["1"], "outputs": ["1"], "time": 3}, "layout apps has no key 'time'"),
+    ({"test_list": ["assert f(1)"], "imports": []}, "layout mbpp has no key 'imports'; did you mean test_imports?"),
+    ([{"input": "[2]", "output": "1", "testtype": "functional"}], "no.*named; map the column 'metadata'"),
+    ({"tests": [{"input": "1", "output": "2"}], "fn": "f"}, "reference.fn is 'f', and the tests have 'input'"),
+    ({"inputs": ["1 2\n"], "outputs": ["3\n"], "fn": "f"}, "arguments must be JSON, one a line"),
+    ({"inputs": ["3 4\n"], "outputs": [None]}, r"test 0.output: expected a text.*got None"),
+    ({"tests": [{"input": "3", "output": None}]}, r"tests\[0\].output: expected a text"),
+    ({"tests": [{"input": {"stdin": "3"}, "output": "3"}]}, r"tests\[0\].input: expected a text"),
+    ({"inputs": ["1"], "outputs": [[[3, 4]]]}, "output: expected a text, or a list of lines"),
+    ({"fn": "f", "tests": [{"args": "ab", "expected": "ba"}]}, "arguments must be a list, got 'ab'"),
+    ({"fn": "f", "tests": [{"args": {"a": 2}, "expected": 1}]}, "arguments must be a list"),
+    ({"fn": "f", "tests": [{"args": [1], "expected": 1, "kwargs": [1]}]}, "'kwargs' must be an object"),
+    ({"fn": "f", "tests": [{"args": [1], "expected": 1, "kwrags": {}}]}, r"expected the keys args, expected"),
+    ({**STDIN, "limits": {"seconds": 1}}, "reference.limits: expected an object with some of cpu_s"),
+    ({**STDIN, "limits": {"cpu_s": -1}}, "reference.limits.cpu_s: expected a number above 0"),
+    ({**STDIN, "language": "java"}, "'java' cannot run here; known: python, c, cpp"),
+    ({"official_tests": [], "interaction_format": "asks"}, "the problem is interactive"),
+    ({"official_tests": [], "input_mode": "file"}, "programs read standard input here, got 'file'"),
+    ({"test": "def check(candidate): pass", "entry_point": "f"}, "has tests of the verifier 'unit_tests'"),
+    ({**BIG, "libs": "['pandas', 'random', 'numpy']"}, "libs: needs numpy, pandas, and programs have the standard"),
+    ({"test_list": ["import numpy\nassert f(1)"]}, "test_list: needs numpy"),
+    ({"public_test_cases": "[]", "private_test_cases": "eJxrYJ"}, "private_test_cases: cannot be unpacked"),
+    ({"verification_info": "{'test_cases': open('x')}"}, "neither JSON nor Python"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "error"), REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(reference: Any, error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        suite_of(reference)
+
+
+def test_a_packed_object_is_not_unpacked() -> None:
+    import base64
+    import pickle
+    import zlib
+
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Path("x")))).decode()
+    with pytest.raises(DataError, match=r"it holds an object of pathlib"):
+        suite_of({"public_test_cases": "[]", "private_test_cases": packed})
+
+
+BATCH: list[tuple[Any, str, str]] = [
+    (STDIN, LINE, "graded"),
+    ({"inputs": ["1\n"] * 1001, "outputs": ["10\n"] * 1001}, LINE, "1001 tests, and at most 1000 run; set max_tests"),
+    ({"tests": [{"input": "\ud800", "output": "1"}]}, LINE, "surrogates not allowed"),
+    ({"fn": "f", "tests": [{"args": [eval("[" * 90 + "]" * 90)], "expected": 1}]}, "def f(x): return 1", "graded"),
+    ({"fn": "f", "tests": [{"args": [[]], "kwargs": [1], "expected": 1}]}, "def f(x): return 1", "'kwargs' must be"),
+    ({**STDIN, "checker": "def check(input, output, expected):\n    return 5"}, LINE, "check returned 5"),
+    ({**STDIN, "checker": "x = 1"}, LINE, "KeyError: 'check'"),
+    (STDIN, LINE, "graded"),
+]
+
+
+@pytest.mark.integration
+def test_a_row_that_cannot_be_graded_costs_no_other() -> None:
+    """What the sandbox itself refuses, as a text that is no text, is the row's fault, and not the sandbox's."""
+    nested: Any = 1
+    for _ in range(300):
+        nested = [nested]
+    rows = [*BATCH, ({"fn": "f", "tests": [{"args": [nested], "expected": 1}]}, "def f(x): return 1", "nest")]
+    said = load("code").bind().score([Attempt(program, reference) for reference, program, _ in rows])
+    for verdict, (_, _, wanted) in zip(said, rows, strict=True):
+        if wanted == "graded":
+            assert verdict.is_correct
+        else:
+            assert verdict.status == "verifier_error", verdict
+            assert wanted in verdict.reason
+
+
+DIGIT = "def check(input, output, expected):\n    a, b = map(int, input.split())\n    return int(output) != a + b"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("program", "reference", "right"),
+    [
+        ("print(9)", {"inputs": ["2 5\n"], "outputs": ["2\n"], "checker": DIGIT}, True),
+        ("print(7)", {"inputs": ["2 5\n"], "outputs": ["2\n"], "checker": DIGIT}, False),
+        ("print('no digit')", {"inputs": ["2 5\n"], "outputs": ["2\n"], "checker": DIGIT}, False),
+        ("1 / 0", {"inputs": ["2 5\n"], "outputs": ["2\n"], "checker": DIGIT}, False),
+        ("def f(n): return {n, 1}", {"fn": "f", "tests": [{"args": [2], "expected": [1]}], "checker":
+            "def check(input, output, expected): return set(output) == {1, *input}"}, True),
+        ("def f(n): return None", {"fn": "f", "tests": [{"args": [2], "expected": [1]}], "checker":
+            "def check(input, output, expected): return output is None"}, True),
+        ("def f(x: List[int]) -> int:\n    return len(Counter(x)) + inf", {"fn": "f", "tests": [
+            {"args": [[1]], "expected": float("inf")}]}, True),
+        ("from __future__ import annotations\ndef f(x: List[int]): return gcd(x, 6)", {"fn": "f", "tests": [
+            {"args": [4], "expected": 2}]}, True),
+        ("def other(a, b): return gcd(a, b)", {"fn": "gcd", "tests": [{"args": [4, 6], "expected": 2}]}, False),
+        ("def f(): return limit", {"fn": "f", "setup": "limit = 3", "tests": [{"args": [], "expected": 3}]}, True),
+        ("import time\nprint(time.perf_counter() and 1)\nwhile True: pass",
+         {"tests": [{"input": "", "output": "1"}], "limits": {"cpu_s": 0.2}}, False),
+    ],
+)  # fmt: skip
+def test_checkers_imports_and_limits(program: str, reference: Any, right: bool) -> None:
+    verdict = load("code").bind().score([Attempt(f"```python\n{program}\n```", reference)])[0]
+    assert not verdict.is_infrastructure, verdict
+    assert verdict.is_correct == right, verdict
+
+
+@pytest.mark.integration
+def test_a_row_names_the_language_of_its_programs() -> None:
+    reference = {"tests": [{"input": "4\n", "output": "8\n"}], "language": "C++17"}
+    program = "```cpp\n#include <iostream>\nint main() { int a; std::cin >> a; std::cout << 2 * a; }\n```"
+    verdict = load("code").bind().score([Attempt(program, reference)])[0]
+    assert verdict.is_correct or "needs g++" in verdict.reason
+
+
+@pytest.mark.integration
+def test_a_wrong_answer_says_what_went_in_and_came_out() -> None:
+    rows = [
+        ("print(int(input()) + 1)", {"tests": [{"input": "41\n", "output": "43\n"}]},
+         "wrong_answer: test 1: for '41' expected '43', got '42'"),
+        ("def f(a, b): return [a, b]", {"fn": "f", "tests": [{"args": [1, "x" * 99], "expected": 0}]},
+         "wrong_answer: test 1: for [1, '" + "x" * 53 + ".. expected 0, got [1, '" + "x" * 53 + ".."),
+    ]  # fmt: skip
+    said = load("code").bind().score([Attempt(program, reference) for program, reference, _ in rows])
+    assert [v.reason for v in said] == [wanted for _, _, wanted in rows]

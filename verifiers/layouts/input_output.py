@@ -1,0 +1,14 @@
+"""The column of APPS and TACO that holds their tests: {"input_output": JSON text}."""
+
+from __future__ import annotations
+
+from verizero.verifiers.layouts.base import Reference, Tests, layout_of
+
+VERIFIER = "code"
+KEYS = ("input_output",)
+OTHERS: tuple[str, ...] = ()
+
+
+def read(reference: Reference) -> Tests:
+    """Return the tests in the column."""
+    return layout_of(reference["input_output"])[1]
