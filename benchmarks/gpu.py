@@ -1,7 +1,9 @@
 """Proves and measures on a GPU what the tests can only show on a CPU; docs/gpu.md has what each part shows.
 
-    python3 benchmarks/gpu.py correctness --out DIR       the same tokens, log-probs, updates and bytes as on the CPU
-    python3 benchmarks/gpu.py speed --out DIR             kernels, updates, memory and waits against what is possible
+    python3 benchmarks/gpu.py correctness --out DIR       the same tokens, log-probs and updates as on the CPU
+    python3 benchmarks/gpu.py speed --out DIR             kernels and updates against what is possible, and TRL
+    python3 benchmarks/gpu.py runs --out DIR              whole runs: with vLLM, the demo, the same bytes again
+    python3 benchmarks/gpu.py memory --out DIR            memory against the plan, traces, waits
     python3 benchmarks/gpu.py speed --dry --out DIR       all of it in small form on the CPU
     python3 benchmarks/gpu.py page --from DIR             write the results into docs/gpu.md
 
@@ -22,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+COMMANDS = ("correctness", "speed", "runs", "memory")
+"""The most telling first. The limits of a command's parts add up to less than nine and a half minutes."""
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
 sys.path.insert(0, str(ROOT))
@@ -34,12 +38,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def main() -> int:
     """Parse the command line, run the parts, and return 0 if none of them failed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("command", choices=("correctness", "speed", "page"))
+    options.add_argument("command", choices=(*COMMANDS, "page"))
     options.add_argument("--out", type=Path, help="folder for results, logs and runs")
     options.add_argument("--from", type=Path, dest="source", help="page: folder with results")
     options.add_argument("--part", action="append", help="repeatable; default: all")
     options.add_argument("--dry", action="store_true", help="small forms of all parts, on the CPU")
-    options.add_argument("--minutes", type=float, default=9, help="of the whole command; later parts are skipped")
+    options.add_argument("--minutes", type=float, default=9.5, help="of the whole command; later parts are skipped")
     asked = options.parse_args()
     if asked.command == "page":
         return write_page(asked.source, options)
@@ -88,10 +92,14 @@ def parts_of(command: str) -> list[Any]:
     from benchmarks.gpu_parts import correct, kernels, speed, traces, whole
     from benchmarks.gpu_parts.part import Part
 
-    first = Part("machine", "The GPU and the versions that were used.", "", 60, describe)
-    if command == "correctness":
-        return [first, *correct.PARTS, *whole.PARTS]
-    return [first, *kernels.PARTS, *speed.PARTS, *traces.PARTS]
+    first = Part("machine", "The GPU and the versions that were used.", "", 30, describe)
+    parts = {
+        "correctness": correct.PARTS,
+        "speed": (*kernels.PARTS, *speed.PARTS),
+        "runs": whole.PARTS,
+        "memory": traces.PARTS,
+    }
+    return [first, *parts[command]]
 
 
 def describe(machine: Any) -> Iterator[dict[str, Any]]:
@@ -129,7 +137,7 @@ def page(text: str, results: str) -> str:
     """Return docs/gpu.md with these results, and with the tables of the parts as they are."""
     from benchmarks.gpu_parts.page import parts_table, replace
 
-    for command in ("correctness", "speed"):
+    for command in COMMANDS:
         text = replace(text, command, parts_table(p for p in parts_of(command) if p.expected))
     return replace(text, "results", results)
 

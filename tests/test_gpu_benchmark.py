@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from benchmarks.gpu_parts import page
 from benchmarks.gpu_parts.bound import Ceilings, cache_bytes_per_token, decode_bound_s, weight_bytes
 from benchmarks.gpu_parts.correct import agreement
 from benchmarks.gpu_parts.machine import Machine, check, settings_of
-from benchmarks.gpu_parts.part import Part, in_child, run
+from benchmarks.gpu_parts.part import Part, in_child, log_name, run
 from benchmarks.gpu_parts.whole import equal_steps
+from tests.processes import alive, until
 from tests.warm import LIBRARIES, warm
 from verizero.pipeline.rollout.engine import Completion
 
@@ -42,7 +44,7 @@ def model_of(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["correctness", "speed"])
+@pytest.mark.parametrize("command", gpu.COMMANDS)
 def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the program sets it too, but its libraries are loaded before
     words = [sys.executable, "-m", "benchmarks.gpu", command, "--dry", "--out", str(tmp_path)]
@@ -64,6 +66,15 @@ def test_started_by_its_path_it_has_kernels_interpreted(tmp_path: Path) -> None:
     lines = [json.loads(text) for text in (tmp_path / "speed.jsonl").read_text().splitlines()]
     assert [(line["part"], line["status"]) for line in lines][-1] == ("kernels", "done"), done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", gpu.COMMANDS)
+def test_the_parts_of_a_command_end_within_its_time(command: str) -> None:
+    parts = gpu.parts_of(command)
+    assert sum(part.limit_s for part in parts) <= 9.5 * 60
+    names = [log_name(part.name) for part in parts]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
 
 
 class TestBounds:
@@ -132,6 +143,25 @@ class TestParts:
         assert end == "out of time"
         with pytest.raises(ProcessLookupError):
             os.kill(rows[0]["process"], 0)
+
+    def test_what_a_part_has_started_in_turn_ends_with_it(self, tmp_path: Path) -> None:
+        def inner() -> Iterator[dict[str, Any]]:
+            yield {"process": os.getpid()}
+            time.sleep(60)
+
+        def work() -> Iterator[dict[str, Any]]:
+            (tmp_path / "started").write_text("")
+            yield {"rows": in_child(named, 60, tmp_path / "inner")[0]}
+
+        def named() -> Iterator[dict[str, Any]]:
+            (tmp_path / "process").write_text(str(os.getpid()))
+            time.sleep(60)
+            yield {}
+
+        _, end = in_child(work, 2, tmp_path / "log")
+        assert end == "out of time"
+        process = int((tmp_path / "process").read_text())
+        until(lambda: not alive([process]), "the part's own child ends")
 
     def test_an_error_and_a_crash_are_told(self, tmp_path: Path) -> None:
         def work(crash: bool) -> Iterator[dict[str, Any]]:

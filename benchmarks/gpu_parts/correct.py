@@ -214,14 +214,14 @@ PARTS = (
         "decode = trainer",
         "The engine's log-probs are the trainer's, for the same tokens, with random weights.",
         "float32 within 1e-4; bfloat16 mean 0.01 to 0.03, 99th percentile below 0.15",
-        60,
+        90,
         decode_as_trainer,
     ),
     Part(
         "update = CPU",
         "One update with each preset of an algorithm gives the metrics and weights that it gives on the CPU.",
         "metrics within 1e-4, weights within 2e-5",
-        120,
+        80,
         update_as_cpu,
     ),
     Part(
@@ -236,7 +236,7 @@ PARTS = (
         "fsdp",
         "FSDP on one GPU, in float32 and with float32 masters of bfloat16, trains as torch alone does.",
         "weights within 1e-5 after five updates; bfloat16 7e-3",
-        60,
+        80,
         fsdp,
     ),
 )

@@ -112,7 +112,7 @@ PARTS = (
         "Triton kernels against their twins of torch: equal numbers, time, memory, and the share of the bound.",
         "log-probs within 2e-3 nats of float32, gradients within 1/64 of the greatest; time not known: "
         "log-probs make the logits twice, so 75 % of the bound at most",
-        120,
+        80,
         kernels,
         ("triton",),
     ),

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.machine import Machine
+from verizero.pipeline.child import die_with
 
 Row = dict[str, Any]
 """One measurement. A row with "holds" is a check, which fails its part if it is False."""
@@ -51,7 +53,7 @@ def run(part: Part, machine: Machine, command: str, left_s: float) -> Row:
     if limit <= 0:
         return {**line, "status": "skipped", "why": "the time of the whole command was spent", "rows": []}
     begin = time.monotonic()
-    rows, end = in_child(lambda: part.work(machine), limit, machine.out / "logs" / f"{part.name}.log")
+    rows, end = in_child(lambda: part.work(machine), limit, machine.out / "logs" / log_name(part.name))
     line |= {"seconds": round(time.monotonic() - begin, 1), "limit_s": round(limit, 1), "rows": rows}
     failed = [row["check"] for row in rows if row.get("holds") is False]
     if end is not None:
@@ -59,6 +61,11 @@ def run(part: Part, machine: Machine, command: str, left_s: float) -> Row:
     if failed:
         return {**line, "status": "failed", "why": f"not as expected: {'; '.join(failed)}"}
     return {**line, "status": "done"}
+
+
+def log_name(name: str) -> str:
+    """Return the name of a part's log, of characters that every way of copying files takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name) + ".log"
 
 
 def in_child(work: Callable[[], Iterator[Row]], limit_s: float, log: Path) -> tuple[list[Row], str | None]:
@@ -70,9 +77,10 @@ def in_child(work: Callable[[], Iterator[Row]], limit_s: float, log: Path) -> tu
     log.parent.mkdir(parents=True, exist_ok=True)
     read, write = os.pipe()
     sys.stdout.flush()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         os.close(read)
+        die_with(parent)  # a part's own child is in a group of its own, which `_end` of the part does not reach
         _be_child(work, write, log)
     os.close(write)
     deadline, data, end = time.monotonic() + limit_s, b"", "out of time"

@@ -61,7 +61,7 @@ WAYS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     ("packed", "bfloat16", 8192, {"compile": "off"}),
     ("packed and compiled", "bfloat16", 8192, {}),
     ("packed and compiled", "bfloat16", 16384, {}),
-    ("packed and compiled, logits in chunks", "bfloat16", 16384, {"logits_chunk_tokens": 1024}),
+    ("packed and compiled, all logits at once", "bfloat16", 16384, {"logits_chunk_tokens": None}),
     ("packed and compiled, recomputed", "bfloat16", 16384, {"gradient_checkpointing": True}),
     ("ZeRO 1", "bfloat16", 8192, {"backend": "deepspeed", "zero": 1}),
     ("FSDP", "bfloat16", 8192, {"backend": "fsdp"}),
@@ -161,7 +161,7 @@ PARTS = (
         "attention",
         "Attention of new shapes: cuDNN makes a plan for each, and micro-batches nearly always have a new one.",
         "more than 50 ms for a new shape if cuDNN is taken; published: 0.44 s forward and 0.55 s backward on a B200",
-        90,
+        60,
         attention,
     ),
     Part(

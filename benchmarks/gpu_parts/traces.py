@@ -161,14 +161,14 @@ PARTS = (
         "memory",
         "Peaks of an update and of a generation against the parts that `verizero plan` counts.",
         "within 10 % of the plan",
-        60,
+        120,
         memory,
     ),
     Part(
         "traces",
         "Launches and the kernels that take most time, of a micro-batch of 0.6B.",
         "not known",
-        60,
+        90,
         traces,
     ),
     Part(
