@@ -17,6 +17,9 @@ from tests.stages.parity import VERIFIER
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.commands.plan.devices import DEVICES
+from verizero.pipeline.commands.plan.estimate import plans
+from verizero.pipeline.commands.plan.memory import GIB
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.load import load_recipe, read_tree
 from verizero.pipeline.data.prompts import load_prompts
@@ -80,6 +83,30 @@ def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
     said = opening(path)
     assert "# Shows: " in said
     assert "# Hardware: " in said
+
+
+OF_HUB = [p for p in RECIPES if re.search(r"^  path: (?!package:)\S+/", p.read_text(), re.MULTILINE)]
+"""Recipes of a pretrained model that is downloaded: they need a GPU."""
+
+
+@pytest.mark.parametrize("path", OF_HUB, ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_a_recipe_fits_the_gpus_that_it_names_and_says_the_plan(path: Path) -> None:
+    said = " ".join(re.sub(r"\n#\s*", " ", opening(path)).split())
+    found = re.search(
+        r"(\d+ x )?(\d+|one) GPUs? with (\d+) GB.*`verizero plan (\S+) --gpus (\d+) --gpu (\w+)`: (.*? a step)\.", said
+    )
+    assert found is not None, (
+        "name the GPUs, and write what the plan says: `verizero plan ...`: 17 GiB a GPU, 86 s a step."
+    )
+    nodes, number, gigabytes, name, gpus, gpu, written = found.groups()
+    assert name == str(path.relative_to(CONFIGS).with_suffix(""))
+    assert int(gpus) == int((nodes or "1").split()[0]) * (1 if number == "one" else int(number))
+    config = load_recipe(path)
+    assert config.launch.kind == "none" or int(gpus) == config.launch.nodes * config.launch.gpus_per_node
+    assert DEVICES[gpu].memory_gib == int(gigabytes)
+    (made,) = plans(config, int(gpus), gpu).values()
+    assert made.fits
+    assert written == f"{made.total / GIB:.0f} GiB a GPU, {sum(made.phases.values()):,.0f} s a step"
 
 
 @pytest.mark.parametrize(

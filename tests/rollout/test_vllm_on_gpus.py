@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.fake_device_runs import EXPERTS
 from tests.models.families import build, scatter
 from tests.rollout.stub_vllm import StubVllm
+from tests.stages.tiny import tiny
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_engine import VllmEngine, local_rank_of
+from verizero.pipeline.run.build import build_backend, build_engine
 
 REQUESTS = [Request((3, 4), (1,))]
 PLAIN = VllmConfig()
@@ -52,6 +56,62 @@ def test_several_ranks_are_vllms_workers_whatever_an_engine_spans(devices: int) 
     engine, stub, _ = engine_of(VllmConfig(tensor_parallel=devices))
     engine.close()
     assert stub.arguments["distributed_executor_backend"] == "external_launcher"
+
+
+ARGUMENTS = ("dtype", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
+             "enable_sleep_mode", "enforce_eager", "distributed_executor_backend")  # fmt: skip
+TABLE = [
+    # ranks, backend, model, model.dtype, changes of rollout.vllm -> the arguments above
+    (1, "torch", "qwen2", "float32", {}, ("float32", 0.4, 40, 16, 1, 0, True, False, None)),
+    (1, "torch", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
+    (1, "fsdp", "qwen2", "float32", {}, ("float32", 0.4, 40, 16, 1, 0, True, False, None)),
+    (1, "fsdp", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
+    (1, "fsdp", "qwen3_moe", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
+    (1, "deepspeed", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
+    (2, "torch", "qwen3_moe", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, "external_launcher")),
+    (2, "torch", "qwen2", "bfloat16", {"tensor_parallel": 2, "gpu_memory_share": 0.6, "max_model_tokens": 50},
+     ("bfloat16", 0.6, 50, 16, 2, 0, True, False, "external_launcher")),
+    (8, "torch", "qwen2", "float32", {"sleep": False, "enforce_eager": True},
+     ("float32", 0.4, 40, 16, 1, 0, False, True, "external_launcher")),
+    (8, "torch", "qwen3_moe", "bfloat16", {"tensor_parallel": 4},
+     ("bfloat16", 0.4, 40, 16, 4, 0, True, False, "external_launcher")),
+]  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("size", "backend", "model_type", "dtype", "changes", "wanted"), TABLE)
+def test_what_a_recipe_gives_to_vllm(
+    size: int,
+    backend: str,
+    model_type: str,
+    dtype: str,
+    changes: dict[str, Any],
+    wanted: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if size > 1:
+        dist.init_process_group("fake", rank=0, world_size=size, store=dist.HashStore())
+    stub = StubVllm()
+    monkeypatch.setattr("verizero.pipeline.rollout.vllm_engine.import_vllm", lambda: stub)
+    zero = {"zero": 1} if backend == "deepspeed" else {}
+    launch = {"kind": "local", "gpus_per_node": size} if size > 1 else {}
+    config = tiny(
+        {
+            "model": {"dtype": dtype},
+            "rollout": {"engine": "vllm", "max_rows": 16, "vllm": changes},
+            "train": {"backend": backend, "device": "cpu", **zero},
+            "launch": launch,
+        }
+    )
+    try:
+        model = build(model_type, EXPERTS if model_type == "qwen3_moe" else {}, 0, getattr(torch, dtype))
+        engine = build_engine(config, model, SimpleNamespace(eos_token_id=5), build_backend(config, model), longest=40)
+        engine._own_group = False  # type: ignore[attr-defined]
+        engine.close()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert tuple(stub.arguments.get(name) for name in ARGUMENTS) == wanted
 
 
 @pytest.mark.usefixtures("two_ranks")

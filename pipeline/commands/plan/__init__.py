@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser("plan", help="memory, time and cost of a recipe on some GPUs, before it runs there")
     add_recipe(command)
     command.add_argument("--gpus", type=int, default=8, help="default: 8")
-    command.add_argument("--gpu", default="h100", help="l4, rtx4090, a100, h100, h200 or b200; default: h100")
+    command.add_argument("--gpu", default="h100", help="l4, rtx4090, l40s, a100, h100, h200 or b200; default: h100")
     command.add_argument("--price", type=float, help="of one GPU for one hour, for the cost of 1,000 steps")
     command.add_argument(
         "--mean-share", type=float, default=0.5, help="mean length of a response over the longest; default: 0.5"

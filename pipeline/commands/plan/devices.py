@@ -36,6 +36,7 @@ DEVICES = {
     d.name: d
     for d in (
         Device("l4", *PEAKS["L4"], 24, 300, 32, 3),
+        Device("l40s", *PEAKS["L40S"], 48, 864, 32, 3),
         Device("rtx4090", *PEAKS["RTX 4090"], 24, 1008, 32, 3),
         Device("a100", *PEAKS["A100"], 80, 2039, 300, 25),
         Device("h100", *PEAKS["H100"], 80, 3350, 450, 50),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,8 @@ SHAPES = {
         shared=2048, dense_layers=3, dense_intermediate=18432, latent=V3,
     ),
 }  # fmt: skip
-"""Models that recipes name, so that a plan needs no download. Their -Base and -Instruct forms have the same sizes.
+"""Models that recipes name, so that a plan needs no download. Their -Base and -Instruct forms, and Qwen2.5's -Math and
+-Coder, have the same sizes.
 
 DeepSeek-V3 is counted without the layer that predicts a second token, which RL does not train.
 """
@@ -180,7 +182,7 @@ def shape_of(config: RunConfig) -> Shape:
         )
         return from_settings(settings)
     name = str(config.model.path)
-    known = name.removesuffix("-Base").removesuffix("-Instruct")
+    known = re.sub(r"(?<=Qwen2\.5)-(Coder|Math)|-(Base|Instruct)$", "", name)
     if known in SHAPES:
         return SHAPES[known]
     if is_path(name):
