@@ -9,6 +9,7 @@ from typing import Any
 from verizero.sandbox.worker.codec import Members, Pairs, by_key, key_text
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_FLOAT_SIGNS = re.compile(r"\.|[eE][+-]")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-6
 _VALUE_RELATIVE, _VALUE_ABSOLUTE = 1e-9, 1e-12
 _KEY_BITS = 2_000
@@ -18,9 +19,9 @@ _KEY_BITS = 2_000
 def outputs_equal(got: str, expected: str) -> bool:
     """True if the outputs are equal line by line, without trailing whitespace, or else token by token.
 
-    Tokens are compared as numbers only where the expected one is a decimal fraction: within 1e-6 relative, or 1e-6
-    absolute but never more than half a unit of the last place shown. NaN as a number equals nothing. Of `got`, which a
-    program chose, no more lines and tokens are made than the expected output has.
+    Tokens are compared as numbers only where the expected one is written as a float, with a point or a signed exponent
+    (`12e4` may be a name): see `_tolerance`. NaN as a number equals nothing. Of `got`, which a program chose, no more
+    lines and tokens are made than the expected output has.
     """
     got, expected = got.rstrip(), expected.rstrip()
     if got == expected:
@@ -42,15 +43,29 @@ def _lines_equal(got: str, expected: str) -> bool:
 def _token_equal(got: str, expected: str) -> bool:
     if got == expected:
         return True
-    if "." not in expected and "e" not in expected.lower():
+    if not _FLOAT_SIGNS.search(expected):
         return False
     if len(got) > 400 or not _NUMBER.fullmatch(expected) or not _NUMBER.fullmatch(got):
         return False
-    mantissa, _, exponent = expected.lower().partition("e")
-    shown = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    absolute = min(_ABSOLUTE, 0.5 * 10.0 ** -min(shown, 300)) if shown > 0 else _ABSOLUTE
     ours, wanted = float(got), float(expected)
-    return math.isfinite(ours) and math.isclose(ours, wanted, rel_tol=_RELATIVE, abs_tol=absolute)
+    return math.isfinite(ours) and abs(ours - wanted) <= _tolerance(expected, abs(wanted)) * (1 + 1e-9)
+
+
+def _tolerance(expected: str, size: float) -> float:
+    """Return how far a number may be from an expected one of that size.
+
+    1e-6 of its size, as judges of contests have it, but at most 1e-3, or 1e-9 of its size if that is more: no honest
+    computation is further off. Where few decimals are shown, an answer that rounds to another text is another answer.
+    Where at least four decimals and four digits are shown, one that agrees with all of them is right.
+    """
+    mantissa, _, exponent = expected.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    num_digits = len(re.sub(r"\D", "", mantissa).lstrip("0"))
+    half_unit = 0.5 * 10.0 ** -max(-300, min(decimals, 300))
+    relative = max(1e-9 * size, min(_RELATIVE * size, 1e-3))
+    if decimals < 4:
+        return min(max(relative, _ABSOLUTE), half_unit)
+    return max(relative, half_unit if num_digits >= 4 else min(half_unit, _ABSOLUTE))
 
 
 def values_equal(got: Any, expected: Any) -> bool:

@@ -94,7 +94,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"fn": "f", "tests": [{"args": [1], "expected": 1, "kwrags": {}}]}, r"expected the keys args, expected"),
     ({**STDIN, "limits": {"seconds": 1}}, "reference.limits: expected an object with some of cpu_s"),
     ({**STDIN, "limits": {"cpu_s": -1}}, "reference.limits.cpu_s: expected a number above 0"),
-    ({**STDIN, "language": "java"}, "'java' cannot run here; known: python, c, cpp"),
+    ({**STDIN, "language": "cobol"}, "'cobol' cannot run here; known: python, c, cpp"),
     ({"official_tests": [], "interaction_format": "asks"}, "the problem is interactive"),
     ({"official_tests": [], "input_mode": "file"}, "programs read standard input here, got 'file'"),
     ({"test": "def check(candidate): pass", "entry_point": "f"}, "has tests of the verifier 'unit_tests'"),
