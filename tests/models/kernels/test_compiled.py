@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SHARED = {80: 99 << 10, 90: 227 << 10}
-"""Compute capability, times ten, of A100 and of H100; the shared memory of one program, of the smallest GPU with those
-instructions: an L4 or RTX 4090 has 99 KiB, an A100 163. Source: CUDA C++ Programming Guide, table of specifications."""
+SHARED = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Compute capability, times ten, of A100, H100 and B200; the shared memory of one program, of the smallest GPU with
+those instructions: an L4 or RTX 4090 has 99 KiB, an A100 163. Source: CUDA C++ Programming Guide, table of
+specifications."""
 STACK = 16
 """Bytes; more would be registers that are spilled to memory."""
 
@@ -36,7 +37,7 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
     assert {(m["kernel"], m["dtype"], m["capability"]) for m in made} == {
         (kernel, *which)
         for kernel in ("_forward", "_to_logits")
-        for which in (("bfloat16", 80), ("float32", 80), ("bfloat16", 90))
+        for which in (("bfloat16", 80), ("float32", 80), ("bfloat16", 90), ("bfloat16", 100))
     }
     for m in made:
         assert m["shared"] <= SHARED[m["capability"]], m
