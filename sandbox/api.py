@@ -13,7 +13,7 @@ from verizero.sandbox.isolation import WALLS, Isolation
 from verizero.sandbox.languages import run_language
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ERROR_CHARACTERS
-from verizero.sandbox.results import Limits, Mode, RunResult, TestResult, require_tests
+from verizero.sandbox.results import Limits, Mode, RunResult, TestResult, limits_for, require_tests
 from verizero.sandbox.trial import cases, run_tests, run_with_checker
 
 Tests = Sequence[Mapping[str, Any]]
@@ -139,11 +139,11 @@ def refused(trial: Trial, exc: Exception) -> RunResult:
 
 
 def check(trial: Trial) -> None:
-    """Raise ValueError if no sandbox could run the trial: its tests are malformed, or of a mode of Python only."""
+    """Raise ValueError if no sandbox could run the trial: tests malformed or too large, or of a mode of Python only."""
     require_tests(trial.tests, trial.limits)
     if trial.language != "python" and trial.mode != "stdin":
         raise ValueError(f"mode {trial.mode!r} calls Python; for {trial.language} give stdin tests")
-    cases(trial.tests, trial.mode)
+    limits_for(cases(trial.tests, trial.mode), trial.limits)
 
 
 def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:

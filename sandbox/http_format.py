@@ -26,7 +26,10 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-_NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql"}
+_NAMES = {
+    "python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql",
+    "golang": "go", "go_build": "go",
+}  # fmt: skip
 
 
 def language_of(named: object) -> str:

@@ -1,11 +1,10 @@
-"""C, C++, JavaScript, Bash and SQL behind the same walls. For Python, `sandbox.run` is faster."""
+"""C, C++, Java, Go, Rust, JavaScript, Bash and SQL behind the same walls. For Python, `sandbox.run` is faster."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verizero.pipeline.errors import IsolationError
-from verizero.sandbox import canary, compare
+from verizero.sandbox import canary, compare, toolchains
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
@@ -31,20 +30,21 @@ from verizero.sandbox.results import (
 from verizero.sandbox.trial import cases, run_tests
 from verizero.sandbox.worker import frames
 
-TOOLS = (
-    "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",
-    "/usr/local", "/etc/alternatives",
-)  # fmt: skip
-_BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
+TOOLS = toolchains.folders()
+"""Folders of compilers and interpreters, for a pool that runs other languages than Python, or a shell."""
+_BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=256, processes=64)
 _SIGNALS_ABI = 6
 _MAX_KILLS = 2
 """Kills of a program that may have killed itself, after which it is tried again."""
 _KILLED_COMPILER = re.compile(
     rb"^(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*"
-    rb"|Killed)$",
+    rb"|error: linking with .* failed: signal: 9 .*|\S+: signal: killed|Killed)$",
     re.MULTILINE,
 )
 """Messages of gcc and the shell about a compiler or a linker that was killed."""
+_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
+_NO_SUCH_TOOL = (126, 127)
+"""Exit codes of a shell that may not run a program, or does not find it."""
 NO_COMPILE = "does not compile: "
 """Beginning of the error of a test whose program did not compile."""
 
@@ -53,23 +53,57 @@ NO_COMPILE = "does not compile: "
 class Language:
     """The commands that build and start a program of one language.
 
-    `build` is a shell line that ends by printing the binary. Programs without one are interpreted.
+    `tool` is the compiler or interpreter. `start` is the command of the program, which is `prog` if it was built; its
+    first word is a path if it has "/", and {heap} is a heap that fits into the program's memory.
     """
 
     tool: str
     source: str
+    """Name of the program's file."""
     start: tuple[str, ...]
     build: str = ""
-    managed: bool = False
-    """True for a runtime that reserves far more address space than it uses: then resident memory is limited."""
+    """Shell line that makes `prog`, with {tool}, its {folder}, {file} and {main}. Without one, it is interpreted."""
+    has_libraries: bool = False
+    """True if the tool has shared libraries of its own."""
+    threads: int = 0
+    """Threads of the runtime itself. Such a runtime reserves far more address space than it uses, so its resident
+    memory is limited."""
 
 
+_JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=2", "-XX:-UsePerfData", "-Xss64m")
+_JAVAC = "-J-XX:+UseSerialGC -J-XX:-UsePerfData -J-XX:TieredStopAtLevel=1 -J-Xmx768m -nowarn -encoding UTF-8"
+_GO = "GO111MODULE=off CGO_ENABLED=0 GOMAXPROCS=2 GOCACHE=$TMPDIR/.cache"
 LANGUAGES = {
-    "c": Language("gcc", "main.c", ("./prog",), "gcc -O2 -std=gnu17 -DONLINE_JUDGE -o prog main.c -lm && cat prog"),
-    "cpp": Language("g++", "main.cpp", ("./prog",), "g++ -O2 -std=gnu++20 -DONLINE_JUDGE -o prog main.cpp && cat prog"),
-    "javascript": Language("node", "main.js", ("node", "--stack-size=50000", "main.js"), managed=True),
+    "c": Language("gcc", "main.c", ("./prog",), "{tool} -O2 -std=gnu17 -DONLINE_JUDGE -o prog {file} -lm"),
+    "cpp": Language("g++", "main.cpp", ("./prog",), "{tool} -O2 -std=gnu++20 -DONLINE_JUDGE -o prog {file}"),
+    "java": Language(
+        "javac", "Main.java", ("java", *_JAVA, "-Xmx{heap}m", "-jar", "prog"), threads=24, has_libraries=True,
+        build=f"{{tool}} {_JAVAC} -d out {{file}} && {{folder}}/jar -J-XX:+UseSerialGC -cfe prog {{main}} -C out .",
+    ),
+    "go": Language("go", "main.go", ("./prog",), f"{_GO} {{tool}} build -o prog {{file}}", threads=16),
+    "rust": Language(
+        "rustc", "main.rs", ("./prog",), has_libraries=True,
+        # Rust's own linker looks for itself in /proc, which is not there.
+        build="{tool} --edition 2021 -C opt-level=2 -C link-arg=-fuse-ld=bfd -A warnings -o prog {file}",
+    ),
+    "javascript": Language("node", "main.js", ("node", "--stack-size=50000", "main.js"), threads=16),
     "bash": Language("bash", "main.sh", ("bash", "main.sh")),
-}
+}  # fmt: skip
+_JAVA_MAIN = re.compile(r"\b(?:class|interface|enum|record)\s+(\w+)|\bstatic\s+(?:final\s+)?void\s+main\b")
+_JAVA_PUBLIC = re.compile(r"^\s*public\s+(?:[a-z-]+\s+)*(?:class|interface|enum|record)\s+(\w+)", re.MULTILINE)
+_JAVA_PACKAGE = re.compile(r"^\s*package\s+([\w.]+)\s*;", re.MULTILINE)
+
+
+def _java_names(program: str) -> tuple[str, str]:
+    """Return the name that a Java program's file must have, and the name of its main class."""
+    main = last = "Main"
+    for match in _JAVA_MAIN.finditer(program):
+        last = match[1] or last
+        if match[1] is None:
+            main = last
+    public, package = _JAVA_PUBLIC.search(program), _JAVA_PACKAGE.search(program)
+    return f"{public[1] if public else main}.java", f"{package[1]}.{main}" if package else main
+
 
 _SQL = """
 import sqlite3, sys
@@ -95,11 +129,8 @@ _pool: Pool | None = None
 
 def available() -> dict[str, bool]:
     """Return every language, with True if its tool is installed where programs may run it."""
-    return {"python": True, "sql": True} | {name: _tool(language) is not None for name, language in LANGUAGES.items()}
-
-
-def _tool(language: Language) -> str | None:
-    return shutil.which(language.tool, path="/usr/bin:/bin")
+    by_tool = {name: toolchains.find(language.tool) is not None for name, language in LANGUAGES.items()}
+    return {"python": True, "sql": True} | by_tool
 
 
 def run_language(
@@ -121,7 +152,7 @@ def run_language(
         script = f"PROGRAM = {program!r}\n{_SQL}"
         return run_tests(pool or _tool_pool(), script, tests, "stdin", limits, stop_on_failure)
     spec = LANGUAGES.get(language)
-    if spec is None or _tool(spec) is None:
+    if spec is None or toolchains.find(spec.tool) is None:
         known = ", ".join(name for name, is_available in available().items() if is_available)
         raise ValueError(f"language {language!r} is not available here; there are {known}")
     all_cases = cases(tests, "stdin")
@@ -171,20 +202,21 @@ class _BuiltProgram:
         canary.confirm(worker, was_new, frames.STDIN)
 
     def _run(self, worker: Worker) -> None:
-        language, name, content = self.language, self.language.source, self.source
-        if language.build:
+        name, content = self.language.source, self.source
+        if self.language.build:
             built = self._build(worker)
             if isinstance(built, TestResult):
                 self.results = [built] * (1 if self.stop else len(self.tests))
                 return
             name, content = "prog", built
-        path = language.start[0] if language.build else _tool(language) or language.tool
-        command = [path, *language.start[1:]]
+        first, *rest = self.language.start
+        heap = max(16, self.limits.memory_mib * 3 // 4)
+        command = [first if "/" in first else _path(first), *(word.replace("{heap}", str(heap)) for word in rest)]
         for test in self.tests:
             if is_too_slow(self.results):
                 self.results.append(TestResult("timeout", error=NOT_RUN))
                 continue
-            result = _execute(worker, self.limits, command, name, 0o700, test.data, content, language.managed)
+            result = self._execute(worker, self.limits, command, name, 0o700, test.data, content)
             self._require_not_killed(result, worker.level)
             self.results.append(self._result(result, test.expected))
             if self.stop and not self.results[-1].passed:
@@ -192,12 +224,35 @@ class _BuiltProgram:
 
     def _build(self, worker: Worker) -> bytes | TestResult:
         """Return what the program is built to, or the result of a test if it cannot be. Raises: WorkerDied."""
-        command = ["/bin/sh", "-c", self.language.build]
-        result = _execute(worker, _BUILD_LIMITS, command, self.language.source, 0o600, b"", self.source, False)
+        language, file, main = self.language, self.language.source, ""
+        if language.source.endswith(".java"):
+            file, main = _java_names(self.source.decode("utf-8", "surrogateescape"))
+        tool = _path(language.tool)
+        line = language.build.format(tool=tool, folder=os.path.dirname(tool), file=file, main=main)
+        command = ["/bin/sh", "-c", f"{line} && cat prog"]
+        result = self._execute(worker, _BUILD_LIMITS, command, file, 0o600, b"", self.source)
         status, error = _status(result, _BUILD_LIMITS)
-        if result.limit_reached(_BUILD_LIMITS) is None and _is_killed_compiler(result):
-            raise WorkerDied(f"the compiler was killed: {error[-200:]}")
-        return result.out if status == "passed" else TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
+        if result.limit_reached(_BUILD_LIMITS) is None:
+            if _is_killed_compiler(result):
+                raise WorkerDied(f"the compiler was killed: {error[-200:]}")
+            if os.WIFEXITED(result.exit.status) and os.WEXITSTATUS(result.exit.status) in _NO_SUCH_TOOL:
+                raise WorkerDied(f"the compiler cannot be run behind these walls: {error[-200:]}")
+        if status == "passed":
+            return result.out
+        reason = _first_error(result.err) if status == "runtime_error" else status
+        return TestResult("runtime_error", error=f"{NO_COMPILE}{reason}\n{error}")
+
+    def _execute(
+        self, worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes
+    ) -> ProcessResult:
+        job = order(frames.MANAGED if self.language.threads else frames.NATIVE, limits)
+        disk_mib = limits.disk_mib + (len(content) >> 20) + 1  # the program's own file is extra
+        job = job._replace(disk_mib=disk_mib, processes=limits.processes + self.language.threads)
+        # Without /proc, the loader asks this variable where a program is whose libraries are next to it.
+        origin = os.path.dirname(_path(self.language.tool))
+        environment = {"LD_ORIGIN_PATH": origin} if self.language.has_libraries else {}
+        plan = json.dumps({"argv": argv, "file": file, "mode": mode, "environment": environment}).encode()
+        return worker.execute(job, frames.pack_payload(plan, [stdin, content]))
 
     def _result(self, result: ProcessResult, expected: str | None) -> TestResult:
         status, error = _status(result, self.limits)
@@ -205,8 +260,8 @@ class _BuiltProgram:
         if status == "passed" and expected is not None and not compare.outputs_equal(out, expected):
             status = "wrong_answer"
         code = os.waitstatus_to_exitcode(end.status) if end.why == frames.ENDED else None
-        stderr = tail(result.err)
-        return TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024, stderr=stderr, exit_code=code)
+        stderr, peak_mib = tail(result.err), end.peak_kib / 1024
+        return TestResult(status, out, error, end.cpu_s, end.wall_s, peak_mib, stderr=stderr, exit_code=code)
 
     def _require_not_killed(self, result: ProcessResult, level: int) -> None:
         """Raise WorkerDied if the program was killed, at no limit of its own; another worker then repeats all of it.
@@ -220,20 +275,22 @@ class _BuiltProgram:
 
 
 def _is_killed_compiler(result: ProcessResult) -> bool:
-    return _ended_by(result, signal.SIGKILL) or bool(_KILLED_COMPILER.search(result.err))
+    code = os.waitstatus_to_exitcode(result.exit.status)
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(_KILLED_COMPILER.search(result.err))
 
 
 def _ended_by(result: ProcessResult, number: int) -> bool:
     return os.WIFSIGNALED(result.exit.status) and os.WTERMSIG(result.exit.status) == number
 
 
-def _execute(
-    worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes, managed: bool
-) -> ProcessResult:
-    job = order(frames.MANAGED if managed else frames.NATIVE, limits)
-    job = job._replace(disk_mib=limits.disk_mib + (len(content) >> 20) + 1)  # the program's own file is extra
-    plan = json.dumps({"argv": argv, "file": file, "mode": mode}).encode()
-    return worker.execute(job, frames.pack_payload(plan, [stdin, content]))
+def _first_error(messages: bytes) -> str:
+    """Return the first line with an error among a compiler's messages: its last lines say only how many there are."""
+    lines = messages[:1_000_000].decode("utf-8", "replace").splitlines()
+    return next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "no message").strip()[:300]
+
+
+def _path(tool: str) -> str:
+    return toolchains.find(tool) or tool
 
 
 def _status(result: ProcessResult, limits: Limits) -> tuple[Status, str]:

@@ -15,6 +15,7 @@ from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.types import Verdict
 from verizero.sandbox import settings as sandbox_settings
 from verizero.sandbox.api import check as sandbox_check
+from verizero.sandbox.languages import NO_COMPILE
 from verizero.verifiers._prelude import with_prelude
 from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.layouts.base import Language
@@ -192,8 +193,11 @@ def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
     detail = ""
     if failed is not None:
         number, test = failed
-        last = test.error.strip().rsplit("\n", 1)[-1]
-        detail = f"test {number + 1}" + (f": {last}" if last else "")
+        lines = test.error.strip().splitlines()
+        if test.error.startswith(NO_COMPILE):
+            detail = lines[0]
+        else:
+            detail = f"test {number + 1}" + (f": {lines[-1]}" if lines else "")
         if test.status == "wrong_answer":
             detail += f": {_difference(job, job.tests[number], test)}"
     return Outcome(result.status, result.share_passed, detail, result.wall_s, tests)

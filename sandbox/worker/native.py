@@ -16,7 +16,7 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPE
 def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], None]) -> None:
     """Write the program's file and its input, put up the last `wall`, and execute. Never returns.
 
-    `program` is JSON: argv, and the name and mode of the file; `items` are standard input and the file's bytes.
+    `program` is JSON: argv, more environment, and the file's name and mode; `items` are standard input and its bytes.
     """
     plan = json.loads(program)
     stdin, content = items
@@ -31,7 +31,7 @@ def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], Non
     wall()
     try:
         os.closerange(streams.IN, 64)
-        os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT | {"TMPDIR": scratch})
+        os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT | {"TMPDIR": scratch} | plan["environment"])
     except OSError as exc:
         sys.stderr.write(f"sandbox: {plan['argv'][0]}: {exc}\n")
         os._exit(127)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.sandbox.doubling import DOUBLE, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import descendants, family, wait_gone, wait_until, worker_pids
 from tests.sandbox.scene import Scene
 from verizero import sandbox
-from verizero.sandbox import languages
+from verizero.sandbox import languages, toolchains
 
 pytestmark = pytest.mark.integration  # compilers and other interpreters
 
@@ -28,8 +29,16 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
         yield made
 
 
+def skip_where_closed(pool: sandbox.Pool, language: str) -> None:
+    """Skip where the compiler is in a folder of root's that the user of programs cannot read: below level 3."""
+    tool = toolchains.find(languages.LANGUAGES[language].tool)
+    if tool is not None and pool.isolation.level < 3 and not all(p.stat().st_mode & 1 for p in Path(tool).parents):
+        pytest.skip(f"{tool} is closed to other users")
+
+
 @pytest.mark.parametrize("language", list(DOUBLE))
 def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
+    skip_where_closed(pool, language)
     if not sandbox.available()[language]:
         with pytest.raises(ValueError, match=language):
             sandbox.run_language(language, DOUBLE[language], TESTS, pool=pool)
@@ -57,6 +66,9 @@ BREAKS = (
     ("bash", "while true; do :; done", "cpu_limit"),
     ("javascript", "throw new Error('x')", "runtime_error"),
     ("javascript", "for (;;);", "cpu_limit"),
+    ("java", "class Main { public static void main(String[] a) { for (;;); } }", "cpu_limit"),
+    ("java", "class Main { public static void main(String[] a) { System.exit(3); } }", "runtime_error"),
+    ("rust", 'fn main() { let v: Vec<i32> = vec![]; println!("{}", v[std::env::args().count()]); }', "runtime_error"),
     ("javascript", "const a = []; for (;;) a.push(new Array(1e5).fill(1.5));", "memory_limit"),
 )
 
@@ -66,6 +78,7 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
     """Time is short only where it must stop the program: on a busy machine the others take long to end."""
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
+    skip_where_closed(pool, language)
     limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
     result = sandbox.run_language(language, program, TESTS[:1], limits=limits, pool=pool)
     assert result.status == status, result
@@ -83,6 +96,37 @@ def test_sizes_and_times_are_those_of_python(pool: sandbox.Pool) -> None:
     assert [t.status for t in stopped.tests] == ["passed", "cpu_limit"]
     noted = sandbox.run_language("bash", "echo note >&2; exit 3", numbers[:1], limits=LIMITS, pool=pool).tests[0]
     assert (noted.exit_code, noted.stderr) == (3, "note")
+
+
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        ("class A { static void main2() {} }\npublic final class Sum {\n public static void main(String[] a) {} }", ("Sum.java", "Sum")),
+        ("package a.b;\nclass Node { }\nclass Go { static class In {} static void main(String... a) {} }", ("In.java", "a.b.In")),
+        ("public interface I { }\nclass Main { public static final void main(String[] a) {} }", ("I.java", "Main")),
+        ("int x;", ("Main.java", "Main")),
+    ],
+)  # fmt: skip
+def test_java_is_told_file_and_class(program: str, names: tuple[str, str]) -> None:
+    assert languages._java_names(program) == names
+
+
+@pytest.mark.parametrize(
+    ("language", "broken", "named"),
+    [
+        ("cpp", "#include <map>\nint main() { std::map<int, int> m; m.push(1); return y; }", "main.cpp:2:"),
+        ("java", DOUBLE["java"].replace("2 * n", "m"), "Solution.java:2: error: cannot find symbol"),
+        ("rust", DOUBLE["rust"].replace("2 * n", "m"), "error[E0425]"),
+    ],
+)
+def test_the_first_error_of_the_compiler_is_named(pool: sandbox.Pool, language: str, broken: str, named: str) -> None:
+    if not sandbox.available()[language]:
+        pytest.skip(f"{language} is not installed")
+    skip_where_closed(pool, language)
+    result = sandbox.run_language(language, broken, TESTS, limits=LIMITS, pool=pool)
+    assert [t.status for t in result.tests] == ["runtime_error"] * len(TESTS)
+    assert result.error.splitlines()[0].startswith(f"does not compile: {named}"), result.error
+    assert "error" in result.error.splitlines()[0]
 
 
 def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:

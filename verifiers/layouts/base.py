@@ -19,7 +19,7 @@ from verizero.pipeline.fences import language_named
 from verizero.pipeline.near import did_you_mean
 
 Mode = Literal["stdin", "function"]
-Language = Literal["python", "c", "cpp", "javascript", "bash"]
+Language = Literal["python", "c", "cpp", "java", "go", "rust", "javascript", "bash"]
 Test = dict[str, Any]
 Reference = Mapping[str, Any]
 FOR_CODE = ("checker", "language", "limits", "setup")
