@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.library.program_columns import mapping_of_programs
 
 Kind = Literal["prompts", "demonstrations", "pairs"]
 QUESTIONS = ("problem", "question", "question_content", "prompt", "instruction", "query", "input", "messages")
 ANSWERS = ("answer", "final_answer", "ground_truth", "target", "label", "output", "answers", "solution", "expected")
 DEMONSTRATIONS = ("completion", "response", "chosen", "output", "solution")
 CONVERSATIONS = ("messages", "conversations", "conversation")
-CONTEXTS = {"instruction": ("input",), "question": ("starter_code",), "question_content": ("starter_code",)}
+CONTEXTS = {"instruction": ("input",)}
 """Columns that belong to the question, by the question's column."""
 PLAIN_NUMBER = re.compile(r"\s*[-+]?\$?[\d,]*\.?\d+(?:/\d+)?\s*%?\s*")
 
@@ -45,6 +45,10 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
         prompt = next((name for name in QUESTIONS if _is_question(rows, name)), None)
         line = f"{label}: pairs of 'chosen' and 'rejected'" + (f", prompt is {prompt!r}" if prompt else "")
         return Guess("pairs", {"prompt": prompt} if prompt else {}, None, line)
+    if (programs := mapping_of_programs(rows)) is not None:
+        name, mapping = programs
+        line = f"{label}: programs in the columns of {name}, question is {mapping['question']!r}"
+        return Guess("prompts", {**mapping, "id": None}, mapping["default_verifier"], line)
     question = next((name for name in QUESTIONS if _is_question(rows, name)), None)
     conversation = next((name for name in CONVERSATIONS if _is_conversation(rows, name)), None)
     if question is None and conversation is not None:
@@ -54,9 +58,9 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
             f"{label}: no column looks like a question; columns: {', '.join(columns)}. Call one of them "
             f"{', '.join(QUESTIONS[:4])} or messages, or write a recipe with a mapping (docs/data.md)"
         )
-    answer, verifier = _answer(rows, columns, question)
+    answer, verifier = _answer(rows, question)
     context = [name for name in CONTEXTS.get(question, ()) if _has_text(rows, name)]
-    mapping: dict[str, Any] = {"question": question, "id": None}
+    mapping = {"question": question, "id": None}
     mapping |= {"context": context} if context else {}
     if answer is None:
         imitated = next((n for n in DEMONSTRATIONS if n != question and _has_response(rows, n)), None)
@@ -76,7 +80,7 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
 def _how(answer: Mapping[str, Any]) -> str:
     if answer.get("boxed"):
         return r"in \boxed{}"
-    return f"after {answer['after']!r}" if "after" in answer else "tests, as JSON"
+    return f"after {answer['after']!r}"
 
 
 def _imitated(label: str, conversation: str, columns: Sequence[str]) -> Guess:
@@ -113,13 +117,8 @@ def _is_conversation(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     )
 
 
-def _answer(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], question: str) -> tuple[Any, str | None]:
+def _answer(rows: Sequence[Mapping[str, Any]], question: str) -> tuple[Any, str | None]:
     """Return the column of the answer, with what is cut out of it, and the verifier for it; (None, None): no answer."""
-    if "input_output" in columns:
-        return {"column": "input_output", "parse": "tests"}, "code"
-    for name in ("private_test_cases", "public_test_cases"):
-        if name in columns and all(_is_json(row.get(name)) for row in rows):
-            return {"column": name, "parse": "json"}, "code"
     if all(isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"] for row in rows):
         values = [row["reward_model"]["ground_truth"] for row in rows]
         return "reward_model.ground_truth", _verifier(values)
@@ -145,10 +144,3 @@ def _verifier(values: Sequence[Any]) -> str | None:
         return None
     formulas = sum(bool(PLAIN_NUMBER.fullmatch(t)) or (("\\" in t or "$" in t) and len(t) < 200) for t in texts)
     return "math" if formulas >= 0.7 * len(texts) else None
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return isinstance(value, list) or isinstance(json.loads(value), list)
-    except (TypeError, ValueError):
-        return False

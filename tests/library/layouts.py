@@ -69,38 +69,6 @@ def alpaca(i: int) -> Row:
     return {"instruction": "Add the numbers.", "input": f"{i}, 2", "output": f"The sum of both is {i + 2}, of course."}
 
 
-def apps(i: int) -> Row:
-    tests = {"inputs": [f"{i}\n"], "outputs": [f"{i}\n"]}
-    return {
-        "problem_id": i,
-        "question": f"Print the number, task {i}.",
-        "solutions": json.dumps(["print(input())"]),
-        "input_output": json.dumps(tests),
-        "difficulty": "introductory",
-        "url": "",
-        "starter_code": "",
-    }
-
-
-def taco(i: int) -> Row:
-    return {k: v for k, v in apps(i).items() if k != "problem_id"} | {"tags": "['math']", "source": "codeforces"}
-
-
-def livecodebench(i: int) -> Row:
-    tests = json.dumps([{"input": f"{i}\n", "output": f"{i}\n", "testtype": "stdin"}])
-    return {
-        "question_title": "Echo",
-        "question_content": f"Print the number, task {i}.",
-        "platform": "atcoder",
-        "question_id": f"abc{i}",
-        "starter_code": "",
-        "difficulty": "easy",
-        "public_test_cases": tests,
-        "private_test_cases": "eJxrYJ",  # packed in the published files
-        "metadata": "{}",
-    }
-
-
 def tool_calls(i: int) -> Row:
     tool = {"name": "add", "description": "Add.", "parameters": {"a": {"type": "int"}, "b": {"type": "int"}}}
     call = [{"name": "add", "arguments": {"a": i, "b": 2}}]
@@ -168,9 +136,6 @@ PROMPTS = {
     open_r1: ("math", "problem"),
     verl: ("math", "prompt"),
     trl: ("math", "prompt"),
-    apps: ("code", "question"),
-    taco: ("code", "question"),
-    livecodebench: ("code", "question_content"),
     tool_calls: (None, "query"),
 }
 """Layout -> the verifier that fits, and the column of the question."""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.library import layouts
 from tests.library.layouts import PROMPTS, Row
+from tests.verifiers.program_rows import FAMILIES
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.data.demonstrated_episodes import as_value
@@ -19,6 +20,7 @@ from verizero.pipeline.data.prompts import load_demonstrations, part_of, read_pr
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.library.columns import guess
 from verizero.pipeline.library.given import first_rows, place_of
+from verizero.verifiers.layouts.base import layout_of
 
 
 def rows(layout: Callable[[int], Row], count: int = 20) -> list[Row]:
@@ -43,6 +45,20 @@ def test_prompts(layout: Callable[[int], Row], tmp_path: Path) -> None:
         assert [str(p.reference).strip("$") for p in prompts] == [str(i + 2) for i in range(20)]
     if layout is layouts.verl:
         assert prompts[0].system == "Answer."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_programs(name: str, tmp_path: Path) -> None:
+    """Rows of every public layout get the mapping that is shipped for them, also where one row cannot be read."""
+    family = FAMILIES[name]
+    some = [made.row for made in family.rows(6)]
+    meaning = guess(some, "rows")
+    assert f"programs in the columns of {family.mapping}, question is" in meaning.line
+    prompts, _ = read_prompts([source(tmp_path, some)], 0, tmp_path)
+    assert {layout_of(p.reference)[0] for p in prompts} == {family.layout}
+    assert {p.verifier for p in prompts} == {meaning.verifier}
+    bad = {key: None for key in some[0] if key not in ("prompt", "question")}
+    assert guess([{**some[0], **bad, meaning.mapping["question"]: "?"}, *some], "rows").mapping == meaning.mapping
 
 
 @pytest.mark.parametrize("layout", layouts.IMITATED, ids=lambda f: f.__name__)

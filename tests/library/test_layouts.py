@@ -14,13 +14,23 @@ from tests.data.chat_templates import TEMPLATES
 from tests.library import layouts
 from tests.library.layouts import Row
 from tests.library.tiny import save_tiny, weights
+from tests.verifiers import program_rows
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe
 
 MATHS = (layouts.gsm8k, layouts.math, layouts.dapo_math, layouts.open_r1, layouts.verl, layouts.trl)
-PROGRAMS = (layouts.apps, layouts.taco, layouts.livecodebench)
+
+
+def humaneval(i: int) -> Row:
+    return program_rows.humaneval(i).row
+
+
+def livecodebench(i: int) -> Row:
+    return program_rows.livecodebench(i).row
+
+
 KINDS: dict[Callable[[int], Row], str] = {
-    **dict.fromkeys((*MATHS, *PROGRAMS), "rl"),
+    **dict.fromkeys((*MATHS, humaneval, livecodebench), "rl"),
     **dict.fromkeys(layouts.IMITATED, "sft"),
     **dict.fromkeys(layouts.PAIRS, "preference"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from verizero.pipeline.errors import DataError
 from verizero.verifiers.layouts._sources import function_name, parsed
 from verizero.verifiers.layouts.base import Asserts, Reference, text_of
@@ -18,9 +20,11 @@ def read(reference: Reference) -> Asserts | None:
         tests = "\n".join(tests)
     if not isinstance(tests, str) or not tests.strip():
         return None
-    if "from solution import" in tests:
+    tree = parsed(tests, "reference.tests")
+    if not any(isinstance(n, ast.Assert | ast.FunctionDef | ast.ClassDef) for n in ast.walk(tree)):
         return None
-    parsed(tests, "reference.tests")
+    if any(isinstance(n, ast.ImportFrom) and n.module == "solution" for n in tree.body):
+        return None
     setup, prompt = (text_of(reference.get(key, ""), f"reference.{key}") for key in ("setup", "prompt"))
     for key, source in (("setup", setup), ("prompt", prompt)):
         parsed(source, f"reference.{key}")

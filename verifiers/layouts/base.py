@@ -197,6 +197,8 @@ def _unknown(reference: Reference) -> str:
 
 def suite_of(reference: Any) -> Suite:
     """Return the tests of a reference of `code`. Raises: DataError as `layout_of`, or naming the right verifier."""
+    if isinstance(reference, str) and reference.strip()[:1] not in ("{", "["):
+        raise DataError(f"reference: expected JSON of tests, got {reference.strip()!r:.60}")
     name, tests = layout_of(reference)
     if not isinstance(tests, Suite):
         raise DataError(f"reference: the layout {name} has tests of the verifier 'unit_tests', not 'code'; name that")
