@@ -30,6 +30,7 @@ Kind = Literal[
     "call_forms",
     "servers",
     "stages",
+    "trackers",
 ]
 
 PACKAGES: dict[Kind, str] = {
@@ -43,6 +44,7 @@ PACKAGES: dict[Kind, str] = {
     "call_forms": "verizero.pipeline.data.calls",
     "servers": "verizero.pipeline.rollout.servers",
     "stages": "verizero.pipeline.stages",
+    "trackers": "verizero.pipeline.report.trackers",
 }
 PICKLED = ".pkl"
 """Ending of the files of functions that were passed as objects."""

@@ -49,7 +49,7 @@ ONE_IMPORTER: dict[str, str | None] = {
     "deepspeed": "pipeline/train/sharded.py",
     "peft": "pipeline/models/lora.py",
     "matplotlib": "pipeline/report/plots.py",
-    "tensorboard": "pipeline/report/trackers.py",
+    "tensorboard": "pipeline/report/trackers/tensorboard.py",
     "math_verify": None,
 }
 """library -> the one module that may import it; None: whichever it is."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from verizero.pipeline import registry
 
 DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
@@ -237,7 +240,11 @@ class CheckpointConfig(Section):
 class ReportConfig(Section):
     """Reports and trackers."""
 
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
+    trackers: tuple[str, ...] = Field(
+        ("tensorboard",),
+        description="names: tensorboard, wandb, mlflow, trackio, those of plug-ins; or file.py:Class from the recipe's "
+        "folder",
+    )
     samples_per_step: int = Field(
         4, ge=0, description="groups of each step whose responses are written to rollouts.jsonl"
     )
@@ -247,6 +254,16 @@ class ReportConfig(Section):
         le=65535,
         description="port on loopback that serves /metrics for Prometheus during the run; null: none",
     )
+
+    @field_validator("trackers")
+    @classmethod
+    def _known(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        base = (info.context or {}).get("base") or Path.cwd()
+        for name in value:
+            if ".py:" not in name:
+                registry.find("trackers", name)
+        # Absolute, so that it is right in the run's own recipe.yaml too.
+        return tuple(str(base / name) if ".py:" in name else name for name in value)
 
 
 class PrefectConfig(Section):

@@ -19,7 +19,7 @@ from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.engine_model import EngineModel, Records
 from verizero.pipeline.rollout.generate import Generation

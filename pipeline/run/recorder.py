@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from verizero.pipeline.report.memory import DevicePeaks
 from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.report.row_types import RolloutRow
 from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.rollout.generate import Count
 from verizero.pipeline.run.callbacks import Callbacks
 from verizero.pipeline.train.deadline import WATCH
@@ -108,6 +109,15 @@ class Recorder:
     def track(self, numbers: Mapping[str, float], step: int) -> None:
         """Send numbers to the recipe's trackers. A tracker that fails is reported and does not end the run."""
         self.trackers.log(numbers, step)
+        self._say_failures()
+
+    def track_samples(self, name: str, rows: Sequence[RolloutRow], step: int) -> None:
+        """Send some samples to the recipe's trackers, as a table that is called `name`."""
+        shown = [[r.domain, r.prompt, r.response, r.reward, r.status, r.reason] for r in rows]
+        self.trackers.table(name, shown, step)
+        self._say_failures()
+
+    def _say_failures(self) -> None:
         while self.trackers.failures:
             self.say(self.trackers.failures.pop())
 

@@ -10,7 +10,8 @@ from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
-from verizero.pipeline.report.row_types import EvaluationRow
+from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow
+from verizero.pipeline.report.trackers.base import MOST_SAMPLES
 from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.collapse import num_roll_backs
@@ -41,7 +42,9 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     fate = "they are left out of what is measured, none was counted as wrong"
     report_failures(recorder, setup, (state.stage.name, state.rl_step), tally, [*sampled, *greedy], fate)
     domains: dict[str, Any] = {}
-    for domain in sorted({g.prompt.domain for g in sampled}):
+    in_table: list[RolloutRow] = []
+    names = sorted({g.prompt.domain for g in sampled})
+    for domain in names:
         of_domain = [pair for pair in zip(sampled, greedy, strict=True) if pair[0].prompt.domain == domain]
         samples = [prompt_samples(group, greedy_group) for group, greedy_group in of_domain]
         domains[domain] = {
@@ -50,9 +53,9 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
         }
         shown, stage = [group for group, _ in of_domain[:SHOWN_PROMPTS]], f"evaluation/{item.label}"
         times = num_roll_backs(state)
-        recorder.store.rollouts(
-            row for g in shown for row in sample_rows(g, stage, item.round, state.rl_step, roll_backs=times)
-        )
+        rows = [sample_rows(g, stage, item.round, state.rl_step, roll_backs=times) for g in shown]
+        recorder.store.rollouts(row for of_prompt in rows for row in of_prompt)
+        in_table += [of_prompt[0] for of_prompt in rows[: max(1, MOST_SAMPLES // len(names))]]
     evaluation_row = EvaluationRow(
         stage=item.stage,
         stage_kind=None if item.stage == BASE else setup.kind,
@@ -69,6 +72,7 @@ def evaluate(session: Session, item: Item, wrap: PhaseWrapper) -> dict[str, Any]
     for domain in domains:
         own_groups = [g for g in (*sampled, *greedy) if g.prompt.domain == domain]
         require_verdicts(f"{recorder.step_label}, domain {domain!r}", own_groups)
+    recorder.track_samples(item.label, in_table, state.rl_step)
     measures = [(d, m, v) for d, row in domains.items() for m, v in row.items() if isinstance(v, dict)]
     recorder.track({f"evaluation/{domain}/{measure}": v["value"] for domain, measure, v in measures}, state.rl_step)
     pass_rates = {

@@ -17,7 +17,7 @@ from verizero.pipeline.diagnosis import end_token_missing
 from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.schedule import Item

@@ -13,7 +13,7 @@ import pytest
 from tests.processes import until
 from verizero.pipeline.report.progress import Bars, Lines, Logged, Silent, for_terminal
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.recorder import Recorder
 
 

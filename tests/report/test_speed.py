@@ -12,7 +12,7 @@ from verizero.pipeline.report.memory import DevicePeaks
 from verizero.pipeline.report.row_types import StepRow, metrics_row, to_json
 from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
-from verizero.pipeline.report.trackers import Trackers
+from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.recorder import Recorder
 
 GIB = 2.0**30
