@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError, RunError, boundary
+from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.files import read_rollouts, read_run, require_run
 from verizero.pipeline.report.result import result_lines
 from verizero.pipeline.report.row_types import to_json
@@ -92,6 +93,33 @@ class TrainedRun:
         if isinstance(answer, Refused):
             raise ConfigError(str(answer))
         return str(answer.message.content)
+
+    def push(self, name: str, private: bool = True) -> str:
+        """Publish the trained model on the Hugging Face hub with a model card, and return its address.
+
+        name: "me/my-model"; a repository of that name gets a new commit. private: whether a new repository is private.
+        The card is README.md of the model's folder: base model, results with intervals, recipe; one that is there is
+        left as it is, so write your own, or change it and push again. It names no licence.
+
+        Raises: ConfigError for a run without a trained model; RunError if the hub refuses, with its reason.
+        """
+        from verizero.pipeline.config.load import load_recipe
+        from verizero.pipeline.report.card import CARD, model_card
+
+        if not (self.model / "config.json").is_file():
+            raise ConfigError(f"{self.folder} has no trained model yet; let the run end, then push")
+        card = self.model / CARD
+        if not card.is_file():
+            recipe = load_recipe(self.folder / "recipe.yaml")
+            versions = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["versions"]
+            write_atomic(card, model_card(name, recipe, self.summary, versions).encode())
+        with boundary(RunError, f"{name!r} was not pushed (`hf auth login`, or HF_TOKEN with the right to write)"):
+            from huggingface_hub import HfApi
+
+            hub = HfApi()
+            address = hub.create_repo(name, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=name, folder_path=self.model, commit_message="Add the model of a Verizero run")
+        return str(address)
 
     def _served(self) -> tuple[Any, str | None]:
         """Return the model, loaded once, and the system message that it was trained with."""

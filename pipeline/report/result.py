@@ -17,7 +17,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     measures = _measures(summary)
     for domain, before, after in _rows(summary):
-        shown = "  ".join(f"{_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in measures)
+        shown = "  ".join(f"{measure_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in measures)
         lines.append(f"{domain:<12} {shown}")
     if not lines:
         lines.append("no evaluation: the recipe has no data.evaluation")
@@ -29,7 +29,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
     """Return `result_lines` as a markdown table, with the path of the page."""
     measures = _measures(summary)
-    head = ["domain", *(_name(m, summary) for m in measures)]
+    head = ["domain", *(measure_name(m, summary) for m in measures)]
     rows = [
         [in_markdown(domain), *(f"{_number(before, m)} → {_number(after, m)}" for m in measures)]
         for domain, before, after in _rows(summary)
@@ -83,7 +83,8 @@ def _measures(summary: Mapping[str, Any]) -> list[str]:
     return [m for m in MEASURES if m not in left_out]
 
 
-def _name(measure: str, summary: Mapping[str, Any]) -> str:
+def measure_name(measure: str, summary: Mapping[str, Any]) -> str:
+    """Return a measure's name for people, with its k."""
     if measure == "score":
         return "mean score"
     return measure.replace("@k", f"@{summary.get('k', 'k')}")

@@ -22,6 +22,7 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
 from verizero.pipeline.registry import PICKLED
+from verizero.pipeline.report.card import CARD
 from verizero.pipeline.run.aside import STAGES_FILE
 from verizero.pipeline.run.data import RunData
 
@@ -195,7 +196,8 @@ def _model_files(config: RunConfig) -> dict[str, str]:
 
 def _hash_files(folder: Path) -> str:
     whole = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    # The card may be written later, and says nothing to the model.
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != CARD):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{path.relative_to(folder)} {digest}\n".encode())

@@ -26,12 +26,13 @@ SIGNATURES = {
     "TrainedRun": "(folder)",
     "TrainedRun.chat": "(self, message, system=None)",
     "TrainedRun.diagnose": "(self)",
+    "TrainedRun.push": "(self, name, private=True)",
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
     "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=())",
     "open": "(model, data=None, *, resume='auto', quiet=False, callbacks=(), **arguments)",
     "train": "(model, data=None, *, reward=None, evaluation=None, name=None, algorithm=None, steps=None, weights=None, "
     "success=None, output=None, resume='auto', quiet=False, callbacks=(), **fields)",
-    "verifier": "(function=None, /, *, name=None, batch=False)",
+    "verifier": "(function=None, /, *, name=None, batch=False, reads=None)",
 }
 """What users call. A change here changes their programs: say it in the commit."""
 PROPERTIES = {

@@ -1,4 +1,4 @@
-"""What a tracker is, and all trackers of a run as one.
+"""The protocol of trackers, and all trackers of a run as one.
 
 A tracker is imported when it is opened, never before. It must not slow a step or end a run: TensorBoard's writer only
 queues (a thread of its own writes), and a service that fails later is reported once and left.
