@@ -55,12 +55,13 @@ def look(recipe: LocalParts) -> Checked:
         return not_tried(NAME, "no row is graded by tests of a program")
     # By object: rows of the evaluation may have the ids of training rows.
     places = {id(p): rows.places[p.id] for rows in (recipe.train, recipe.evaluation) for p in rows.prompts}
+    made = {s.label for s in recipe.config.data.sources if s.generator is not None}
     results: list[str] = []
     findings: list[Finding] = []
     is_any = False
     for (key, layout), prompts in by_layout.items():
         try:
-            tried = _try(recipe, key, layout, prompts)
+            tried = _try(recipe, key, layout, prompts, [p for p in prompts if _has_canonical(p, made, places)])
         except (IsolationError, ConfigError) as exc:
             results.append(f"{len(prompts)} rows of {key} in the layout {layout}: {exc}")
             continue
@@ -70,8 +71,13 @@ def look(recipe: LocalParts) -> Checked:
     return Checked(NAME, is_any, "; ".join(results), tuple(findings))
 
 
-def _try(recipe: LocalParts, key: str, layout: str, prompts: Sequence[Prompt]) -> Tried:
-    answered = [p for p in prompts if isinstance(p.demonstration, str)]
+def _has_canonical(prompt: Prompt, made: set[str], places: dict[int, str]) -> bool:
+    """True if the row shows an answer. Those that generators make may be wrong on purpose; `made`: their labels."""
+    label = places[id(prompt)].rsplit(" ", 2)[0]
+    return isinstance(prompt.demonstration, str) and label not in made
+
+
+def _try(recipe: LocalParts, key: str, layout: str, prompts: Sequence[Prompt], answered: Sequence[Prompt]) -> Tried:
     some = spread(answered or prompts, MOST)
     attempts = [Attempt(str(p.demonstration) if answered else NOTHING, p.reference, p.question) for p in some]
     verdicts = grader_of(recipe, key, some).score(attempts)
