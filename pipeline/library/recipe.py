@@ -58,6 +58,8 @@ class Wish:
     output: str = "runs"
     fields: Mapping[str, Any] | None = None
     """Values of fields by dotted name, {"rl.group_size": 4}."""
+    meaning: Guess | None = None
+    """The meaning of the columns of `data`; None: guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     folder = Path(wish.output) / name / FOLDER
     place = place_of(wish.data, folder, "train")
     label = place.get("file") or place["hub"]["id"]
-    meaning = guess(first_rows(place, folder), Path(str(label)).name)
+    meaning = wish.meaning or guess(first_rows(place, folder), Path(str(label)).name)
     tree = tree_of(wish, name, place, meaning, folder, facts_of(wish.model))
     config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
     path = folder / FILE

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.library.columns import guess
+from verizero.pipeline.library.columns import Guess, guess
 from verizero.pipeline.library.functions import verifier_of
 from verizero.verifiers._reward_functions import RewardFunction
 
 PROMPT = "prompt"
 """The column of questions in data sets of TRL."""
 LOOKED_AT = 50
+NO_MEANING = ("id", "system", "demonstration", "domain", "verifier", "environment")
+"""Columns that mean something in other data of this project, and nothing in that of a script of TRL."""
 STATE = frozenset({"trainer_state", "environments"})
 """Arguments that TRL's trainer gives a reward function, and graders here cannot."""
 
@@ -62,13 +64,17 @@ def rewards_of(functions: Any, weights: Sequence[float] | None) -> list[Any]:
     return rewards
 
 
-def mapping_of(rows: list[dict[str, Any]], rewards: list[Any]) -> dict[str, Any]:
-    """Return the meaning of the columns. Rows need no answer unless a function of another form than TRL's asks."""
-    answer: Any = PROMPT
+def meaning_of(rows: list[dict[str, Any]], rewards: list[Any]) -> Guess:
+    """Return the meaning of the columns: the question is `prompt`, and all others are for reward functions.
+
+    Rows need no answer unless a function of another form than TRL's asks for it.
+    """
+    answer: Any = None
     functions: list[Callable[..., Any]] = [r for r in rewards if not isinstance(r, str)]
     if len(functions) < len(rewards) or any(RewardFunction.of(f).reads_reference for f in functions):
         answer = guess(rows[:LOOKED_AT], "train_dataset").mapping["answer"]
-    return {"question": PROMPT, "answer": answer, "id": None}
+    mapping = {"question": PROMPT, "answer": answer, **dict.fromkeys(NO_MEANING)}
+    return Guess("prompts", mapping, None, f"train_dataset: {len(rows)} rows, question is {PROMPT!r}")
 
 
 def grading_of(rewards: list[Any], folder: Path, weights: Sequence[float] | None) -> dict[str, Any]:

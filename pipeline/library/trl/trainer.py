@@ -19,14 +19,14 @@ from verizero.pipeline.library.train import run_recipe
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.library.trl.config import GRPOConfig
 from verizero.pipeline.library.trl.fields import fields_of, place
-from verizero.pipeline.library.trl.history import TrainerState, TrainOutput, held_out_of, history_of
-from verizero.pipeline.library.trl.inputs import PROMPT, grading_of, mapping_of, rewards_of, rows_of
+from verizero.pipeline.library.trl.history import TrainOutput, Watchers, held_out_of
+from verizero.pipeline.library.trl.inputs import PROMPT, grading_of, meaning_of, rewards_of, rows_of
 from verizero.pipeline.library.trl.models import lora_of, model_folder
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Progress, Silent, for_terminal
+from verizero.pipeline.report.row_types import EvaluationRow, StepRow
 
 REMEDIES = {
-    "callbacks": "metrics.jsonl in the run's folder has every step; drop it",
     "optimizers": "the optimiser is AdamW; set learning_rate, lr_scheduler_type and weight_decay in GRPOConfig",
     "quantization_config": "policies train in float32 or bfloat16; use peft_config to train fewer weights",
     "tools": "tools are part of an environment here: docs/episodes.md",
@@ -66,7 +66,6 @@ class GRPOTrainer:
         Raises: ConfigError, DataError naming the argument and the remedy.
         """
         refused = {
-            "callbacks": callbacks or None,
             "optimizers": None if tuple(optimizers) == (None, None) else optimizers,
             "quantization_config": quantization_config,
             "tools": tools or None,
@@ -81,12 +80,14 @@ class GRPOTrainer:
         if not isinstance(self.args, GRPOConfig):
             raise ConfigError(f"args is {type(self.args).__name__}; import GRPOConfig from verizero.trl too")
         self.args.check()
-        self.state = TrainerState()
         self.run: TrainedRun | None = None
         """The run, with its report, samples and diagnosis, once `train` has been called."""
         self._recipe, self._lines = self._write(
             model, reward_funcs, train_dataset, eval_dataset, processing_class, peft_config
         )
+        self.state: Any = None
+        """transformers' TrainerState, of which the steps and the log are kept."""
+        self._watchers = self._fresh(list(callbacks or ()))
 
     def _write(
         self, model: Any, reward_funcs: Any, train_dataset: Any, eval_dataset: Any, tokenizer: Any, peft_config: Any
@@ -103,14 +104,14 @@ class GRPOTrainer:
         )
         path, more = model_folder(model, tokenizer, folder)
         fields |= more | ({} if peft_config is None else {"train.lora": lora_of(peft_config, path)})
-        mapping = mapping_of(rows, rewards)
+        meaning = meaning_of(rows, rewards)
         verifier = grading_of(rewards, folder, args.reward_weights)
-        fields |= {"data.train.0.part": None, "data.train.0.mapping": mapping}
+        fields["data.train.0.part"] = None
         fields["data.evaluation"] = [
             {
                 **place_of(data, folder, f"evaluation-{key}", "test"),
                 "name": key,
-                "mapping": mapping,
+                "mapping": meaning.mapping,
                 "verifier": verifier,
                 **({"domain": key} if isinstance(eval_dataset, Mapping) else {}),
             }
@@ -127,10 +128,9 @@ class GRPOTrainer:
         graded = rewards[0] if len(rewards) == 1 and args.reward_weights is None else rewards
         wish = Wish(
             path, rows, graded, None, name, steps=self._schedule.steps, weights=args.reward_weights, output=output,
-            fields=fields,
+            fields=fields, meaning=meaning,
         )  # fmt: skip
-        recipe, lines = write_recipe(wish)
-        return recipe, lines[1:]  # without the guess of columns: the mapping is given
+        return write_recipe(wish)
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train, and return the number of updates, the mean loss and the last metrics.
@@ -152,13 +152,28 @@ class GRPOTrainer:
         with closing(progress):
             for line in self._lines:
                 progress.say(line)
-            self.run = run_recipe(self._recipe, [], resume, progress)
+            self._watchers.tell("on_train_begin")
+            watching = [self._watchers] if self._watchers.watchers else []
+            self.run = run_recipe(self._recipe, [], resume, progress, [*watching, *self._watchers.functions])
         self.__dict__.pop("model", None)
-        self.state.global_step = self._schedule.total_updates
-        rows = history_of(self.run.folder, self.args, self._schedule)
-        self.state.log_history = [row for row in rows if self.args.logging_strategy != "no" or "loss" not in row]
-        losses = [row["loss"] for row in rows if "loss" in row]
-        return TrainOutput(self.state.global_step, sum(losses) / max(1, len(losses)), dict(rows[-1]) if rows else {})
+        # From the files: a run that was continued has steps that this call has not seen.
+        seen = self._fresh([])
+        files = read_run(self.run.folder)
+        rows: list[StepRow | EvaluationRow] = [*files.steps, *files.evaluations]
+        for row in sorted(rows, key=lambda r: (r.step, isinstance(r, EvaluationRow))):
+            seen.add(row)
+        self._watchers.state = self.state
+        self._watchers.tell("on_train_end")
+        losses = [row["loss"] for row in self.state.log_history if "loss" in row]
+        last = dict(self.state.log_history[-1]) if self.state.log_history else {}
+        return TrainOutput(self.state.global_step, sum(losses) / max(1, len(losses)), last)
+
+    def _fresh(self, callbacks: list[Any]) -> Watchers:
+        """Return watchers of a run that has not begun, and set the state that they share."""
+        from transformers import TrainerState
+
+        self.state = TrainerState(max_steps=self._schedule.total_updates, num_train_epochs=self.args.num_train_epochs)
+        return Watchers(callbacks, self.args, self.state, self._schedule)
 
     def evaluate(self) -> dict[str, float]:
         """Return the held-out measures of the trained model, which the run took when it ended.

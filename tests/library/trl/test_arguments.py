@@ -336,7 +336,7 @@ def test_what_cannot_be_is_refused_before_anything_trains(folder: str, arguments
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["callbacks", "tools", "rollout_func", "environment_factory", "optimizers"])
+@pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory", "optimizers"])
 def test_arguments_of_the_trainer_are_refused_by_name(name: str) -> None:
     value: Any = (object(), None) if name == "optimizers" else [length]
     with pytest.raises(ConfigError, match=rf"GRPOTrainer\({name}=...\) is not possible"):

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import verizero as vz
 from tests.library.trl.tiny import save_tiny
 from tests.trl_classes import trl_class
 from verizero.pipeline.errors import ConfigError
+from verizero.trl import GRPOTrainer
 
 SCRIPTS = {file.stem: file for file in (Path(__file__).parent / "scripts").glob("*.py")}
 pytestmark = pytest.mark.integration
@@ -102,3 +104,50 @@ def test_a_run_is_continued_and_not_repeated() -> None:
     assert again.train(resume_from_checkpoint=True) == first.train()
     with pytest.raises(ConfigError, match="is not in tiny-GRPO"):
         again.train(resume_from_checkpoint="elsewhere/checkpoint-1")
+
+
+def test_callbacks_of_transformers_watch_a_run_and_end_it() -> None:
+    from transformers import TrainerCallback
+
+    seen: list[Any] = []
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seen.append((args.output_dir, state.max_steps))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            seen.append(state.global_step)
+            control.should_training_stop = state.global_step == 4
+            return control
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            seen.append(("log", logs["step"], "reward" in logs))
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+            seen.append(("eval", "eval_reward" in metrics))
+
+    def own(event: vz.Event) -> None:
+        seen.append(event.kind)
+
+    script = run("unique_characters")
+    data, args = script["dataset"].select(range(12)), script["training_args"]
+    args.output_dir = "watched"
+
+    def trainer(*callbacks: Any) -> GRPOTrainer:
+        rewards = script["reward_num_unique_chars"]
+        return GRPOTrainer("tiny", rewards, args, data, data.select(range(4)), callbacks=list(callbacks))
+
+    stopped = trainer(Watch, own)
+    assert stopped.train().global_step == 4
+    step = [[1, "step"], [2, ("log", 2, True), "step"], [3, "step", ("eval", True), "evaluation"]]
+    assert seen[: len(seen) - 3] == [("watched", 6), *step[0], *step[1], *step[2]]
+    assert seen[-3:] == [4, ("log", 4, True), "step"]
+    assert trainer().train().global_step == 6
+    for name, reason in {"on_save": "has on_save, which is not called", "on_step_end": "control.should_save"}.items():
+
+        def asks(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = True
+
+        args.output_dir = name
+        with pytest.raises(vz.VerizeroError, match=reason):
+            trainer(type("Asks", (TrainerCallback,), {name: asks})).train()
