@@ -131,12 +131,29 @@ class Worker:
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 
+    def greeting(self) -> bytes:
+        """Return the first message, and take over the output file that may come with it.
+
+        Raises: OSError; WorkerDied.
+        """
+        self._set_timeout(_START_S)
+        packet, files, _, _ = socket.recv_fds(self.sock, 4096, 1)
+        for file in files:  # a file that programs find by its path
+            os.close(self.files[1])
+            self.files[1] = file
+        return self._checked(packet)
+
     def _answer(self, timeout_s: float) -> bytes:
+        self._set_timeout(timeout_s)
+        return self._checked(self.sock.recv(4096))
+
+    def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s != self.answer_timeout_s:
             # The kernel keeps the time: a timeout of Python's socket would cost two more calls for each packet.
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", math.ceil(timeout_s), 0))
             self.answer_timeout_s = timeout_s
-        packet = self.sock.recv(4096)
+
+    def _checked(self, packet: bytes) -> bytes:
         if not packet:
             raise WorkerDied(f"worker {self.process.pid} ended: {self.last_words()}")
         return packet
@@ -287,7 +304,7 @@ def start(
             )
             undo.pop_all()
             undo.callback(worker.close)
-            hello: dict[str, Any] = json.loads(worker._answer(_START_S))
+            hello: dict[str, Any] = json.loads(worker.greeting())
         except OSError as exc:
             raise WorkerDied(f"{interpreter}: {exc}") from exc
         if "failed" in hello:

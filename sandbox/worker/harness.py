@@ -9,6 +9,7 @@ from __future__ import annotations
 import _sitebuiltins
 import atexit
 import builtins
+import errno
 import gc
 import linecache
 import os
@@ -23,7 +24,7 @@ from posix import _exit, lseek, write
 from time import monotonic, process_time
 from typing import Any
 
-from . import codec, streams
+from . import codec, semaphores, streams
 from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 from .streams import ERR, LOG, OUT
 
@@ -31,6 +32,7 @@ NAME = "main.py"
 _HARNESS_FILES = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
 """Files whose lines a traceback leaves out."""
 _MAX_FRAMES = 6
+_REFUSED = "the sandbox refused it: a program has threads and files, but no other processes, sockets or rights"
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
@@ -60,6 +62,7 @@ def prepare(scratch: str) -> None:
         os.environ.pop(ours, None)
     sys.set_int_max_str_digits(0)
     _add_names_of_site()
+    semaphores.install()
     sys.argv[:] = [NAME]
     sys.dont_write_bytecode = True
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
@@ -117,6 +120,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> Non
     code: types.CodeType | None = None
     budget = _Budget(order) if len(items) > 1 else None
     callbacks, has_destructors = atexit._ncallbacks(), "__del__" in source
+    empties_output = "/dev/stdout" in source  # to open it is to empty it, with what tests before have printed
     num_items = len(items)
     items.reverse()
     while items:
@@ -140,7 +144,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> Non
         if not (streams.flush(stdout) and is_flushed):
             state, status = max(state, RAISED), status or 120
         _write_record(state, status, b"")
-        if items and budget is not None and (is_unfit or budget.is_spent(streams.output_sizes()[0])):
+        if items and budget is not None and (is_unfit or empties_output or budget.is_spent(streams.output_sizes()[0])):
             _exit(LEAVE)
 
 
@@ -222,6 +226,8 @@ def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
         frames_of_program = exc.__traceback__
         while frames_of_program is not None and frames_of_program.tb_frame.f_code.co_filename in _HARNESS_FILES:
             frames_of_program = frames_of_program.tb_next
+        if isinstance(exc, PermissionError) and exc.errno == errno.EPERM:
+            exc.add_note(_REFUSED)
         lines = traceback.format_exception(type(exc), exc, frames_of_program, limit=-_MAX_FRAMES, chain=False)
         write(errors, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
     except BaseException:  # no memory or no stack left, or a hostile __str__

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import sys
 import time
 from functools import partial
@@ -34,6 +35,8 @@ def main() -> None:
         jail = walls.enter(
             config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None
         )
+        if jail.stdout >= 0:
+            os.dup2(jail.stdout, streams.OUT, False)
         streams.open_on(jail.stdin)
         harness.prepare(jail.scratch)
         if bounds is not None:
@@ -43,12 +46,22 @@ def main() -> None:
     except walls.WallFailed as exc:
         _answer({"failed": exc.wall, "why": str(exc), "errno": exc.errno})
         return
-    _answer({"notes": jail.notes, "python": sys.version.split()[0]})
+    _answer({"notes": jail.notes, "python": sys.version.split()[0]}, jail.stdout)
     Worker(caller, jail, program_forker).serve()
 
 
-def _answer(message: dict[str, Any]) -> None:
-    os.write(streams.CONTROL, json.dumps(message).encode())
+def _answer(message: dict[str, Any], file: int = -1) -> None:
+    """Send the caller a message, with a descriptor if there is one."""
+    data = json.dumps(message).encode()
+    if file < 0:
+        os.write(streams.CONTROL, data)
+        return
+    import _socket  # the forker has started: each library would make its children slower
+
+    sock = _socket.socket(fileno=os.dup(streams.CONTROL))
+    sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", file))])
+    sock.close()
+    os.close(file)
 
 
 class Worker:

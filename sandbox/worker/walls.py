@@ -14,8 +14,8 @@ from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, U
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
-_INPUT = "/in/stdin"
-"""Path of standard input, in a folder where no program can put another file."""
+_INPUT, _OUTPUT = "/in/stdin", "/in/stdout"
+"""Paths of standard input and output, in a folder where no program can put another file."""
 DECOY = "decoy"
 """A file in the jail that only Landlock keeps closed. The self-test tries to open it."""
 _MAX_DESCRIPTORS = 64
@@ -42,8 +42,9 @@ class Jail:
         """The only folder that a run may write to. It is empty when a run starts."""
         self.disk_mib = 0
         """Present size of the scratch file system."""
-        self.stdin = self.proc = -1
-        """`proc`: a descriptor of the host's /proc, for the worker only. It shows how long a run waited for a CPU."""
+        self.stdin = self.stdout = self.proc = -1
+        """`stdout`: -1 where programs find the caller's file by /proc. `proc`: a descriptor of the host's /proc, for
+        the worker only. It shows how long a run waited for a CPU."""
         self.rules_fd: int | None = None
         """Descriptor of the Landlock rules; None without that wall."""
         self.cgroup: cgroup.CGroup | None = None
@@ -136,11 +137,11 @@ def landlock_rules(jail: Jail, scratch: str) -> int:
     # The scratch file system is mounted later. A rule covers what is mounted below its folder, but not on the folder.
     allowed = os.path.dirname(scratch) if jail.has_namespaces else scratch
     runnable = [*jail.tools, allowed] if jail.tools else []
-    stdin = [_INPUT] if jail.has_namespaces else []
+    files = [_INPUT, _OUTPUT] if jail.has_namespaces else []
     writable = [allowed, "/dev/null"]
     if not jail.has_sessions:  # sessions share the input; otherwise only one run at a time has it
-        writable += stdin
-    return landlock.ruleset([*jail.readable, *DEVICES, *stdin], writable, runnable)
+        writable += files
+    return landlock.ruleset([*jail.readable, *DEVICES, *files], writable, runnable)
 
 
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
@@ -158,7 +159,7 @@ def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> N
     kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
     jail.scratch, jail.has_own_uid = "/box/tmp", True
     if not jail.has_sessions:
-        jail.stdin = os.open(_INPUT, os.O_RDWR | os.O_CLOEXEC)
+        jail.stdin, jail.stdout = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in (_INPUT, _OUTPUT))
     jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
 
 
@@ -180,9 +181,9 @@ def _write(path: str, text: str) -> None:
 
 
 def _build_root(home: str, readable: Sequence[str], has_sessions: bool) -> None:
-    """Make a small read-only tree of libraries, four devices and an input, and move into it.
+    """Make a small read-only tree of libraries, four devices, an input and an output, and move into it.
 
-    No program can put a file next to the input. Sessions share it, so they cannot write to it.
+    No program can put a file next to these two. Sessions share them, so they cannot write to them.
     """
     root = f"{home}/box"
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -196,9 +197,11 @@ def _build_root(home: str, readable: Sequence[str], has_sessions: bool) -> None:
     os.makedirs(f"{root}/box/tmp")
     os.mkdir(f"{root}/in")
     kernel.mount("tmpfs", f"{root}/in", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=555")
-    os.close(os.open(root + _INPUT, os.O_CREAT | os.O_WRONLY))
-    os.chmod(root + _INPUT, 0o444 if has_sessions else 0o666)
-    for link, target in (("/tmp", "/box/tmp"), ("/dev/stdin", _INPUT)):
+    for path in (_INPUT, _OUTPUT):
+        os.close(os.open(root + path, os.O_CREAT | os.O_WRONLY))
+        os.chmod(root + path, 0o444 if has_sessions else 0o666)
+    links = {"/tmp": "/box/tmp", "/dev/shm": "/box/tmp", "/dev/stdin": _INPUT, "/dev/stdout": _OUTPUT}
+    for link, target in (links | {"/dev/stderr": "/dev/null"}).items():
         if not os.path.lexists(root + link):  # the interpreter itself may live under /tmp
             os.symlink(target, root + link)
     os.close(os.open(f"{root}/{DECOY}", os.O_CREAT | os.O_WRONLY, 0o644))

@@ -53,6 +53,23 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "",
     ),
     "a file at the end": ("out = open(1, 'w', closefd=False)\nprint('first')\nout.write('second')", ""),
+    "paths of streams": (
+        "a = open('/dev/stdin').read()\nprint('to be seen', file=open('/dev/stderr', 'w'))\n"
+        "with open('/dev/stdout', 'w') as f: f.write(a[::-1])",
+        "abc",
+    ),
+    "locks of processes": (
+        "import multiprocessing as m, multiprocessing.dummy, multiprocessing.pool\n"
+        "lock, again, few = m.Lock(), m.RLock(), m.BoundedSemaphore(2)\n"
+        "with lock: print(lock, lock.acquire(False), lock.acquire(timeout=0.01))\n"
+        "with again, again: print(again, few.acquire(), few.acquire(block=False), few.acquire(False), few)\n"
+        "for release in (lock.release, again.release):\n"
+        "    try: release()\n"
+        "    except (ValueError, AssertionError) as e: print(type(e), e)\n"
+        "event, queue = m.Event(), m.Queue()\nqueue.put(5); event.set(); print(queue.get(), event.wait(1))\n"
+        "with m.dummy.Pool(3) as pool: print(sum(pool.map(abs, range(-9, 0))))",
+        "",
+    ),
     "a mark at the begin": ("\ufeffprint('marked')", ""),
     "sets": ("print({'a', 'b', 'c'}, sorted(set('hello world')), hash('verizero'), {frozenset('ab'), 'x'})", ""),
 }
@@ -81,6 +98,17 @@ def test_a_program_prints_what_it_prints_elsewhere(pool: sandbox.Pool, name: str
     assert expected, "the plain interpreter must run it"
     result = sandbox.run(program, [{"input": stdin, "output": expected}] * 3, pool=pool)
     assert result.passed, (result.tests[0], expected)
+
+
+def test_values_that_processes_would_share_need_a_folder_of_the_runs_own(pool: sandbox.Pool) -> None:
+    program = "import multiprocessing as m\nv = m.Value('i', 3)\nwith v.get_lock(): v.value += 1\nprint(v.value)"
+    result = sandbox.run(program, [{"input": "", "output": "4"}] * 2, pool=pool)
+    assert result.passed if pool.isolation.level == 3 else "/dev/shm" in result.error, result
+
+
+def test_what_is_refused_says_that_the_sandbox_did_it(pool: sandbox.Pool) -> None:
+    program = "import multiprocessing as m\nwith m.Pool(2) as p: print(p.map(abs, [-1]))"
+    assert "no other processes" in sandbox.execute(program, pool=pool).error.splitlines()[-1]
 
 
 def test_equal_runs_agree_in_every_worker() -> None:

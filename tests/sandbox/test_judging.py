@@ -139,7 +139,7 @@ def test_one_row_costs_no_other_its_verdict() -> None:
     long = Attempt(rows[0].response, {"fn": "f", "tests": reference["tests"] * 1001})  # type: ignore[operator]
     verdicts = load("code").bind().score([*rows, deep, long])
     assert [(v.status, v.score) for v in verdicts[:3]] == [("graded", 1.0), ("graded", 0.0), ("graded", 1.0)]
-    assert [v.status for v in verdicts[3:]] == ["verifier_error", "sandbox_error"]
+    assert [v.status for v in verdicts[3:]] == ["verifier_error"] * 2
 
 
 def test_what_a_program_returns_to_an_assert_is_no_fault_of_the_assert() -> None:
