@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from verizero.sandbox import suites
 from verizero.sandbox.process import Worker, WorkerDied, order
 from verizero.sandbox.results import Limits
 from verizero.sandbox.worker import codec, frames
@@ -16,6 +17,7 @@ _PROGRAMS = {
     frames.STDIN: f"{_SHOW}show(sys.stdin.read())",
     frames.FUNCTION: f"{_SHOW}def f(text):\n    show(text)\n    return [text, len(text)]",
 }
+_SUITE_PROGRAM = b"def f(text): return text[::-1]"
 
 
 def confirm(worker: Worker, was_new: bool, kind: int) -> None:
@@ -41,6 +43,8 @@ def check(worker: Worker, *kinds: int) -> bool:
 def _is_right(worker: Worker, kind: int) -> bool:
     """True if a run gives exactly the known output, errors and value. Raises: WorkerDied."""
     text = secrets.token_hex(8 + secrets.randbelow(24))
+    if kind == frames.SUITE:
+        return _runs_suite_rightly(worker, text)
     out, err, item, value = f"{text[::-1]} []\n".encode(), f"{text}\n".encode(), text.encode(), b""
     if kind == frames.FUNCTION:
         item, value = codec.encode({"fn": "f", "args": [text], "kwargs": {}}), codec.encode([text, len(text)])
@@ -48,3 +52,13 @@ def _is_right(worker: Worker, kind: int) -> bool:
     record = frames.Record(0, frames.FINISHED, len(out), len(err), value)
     end = (result.exit.status, result.exit.why)
     return (end, result.out, result.err, result.records) == ((0, frames.ENDED), out, err, [record])
+
+
+def _runs_suite_rightly(worker: Worker, text: str) -> bool:
+    """True if a right test passes and a wrong one fails. Raises: WorkerDied."""
+    tests = [{"source": f"assert f({text!r}) == {wanted!r}", "names": ["f"]} for wanted in (text[::-1], text)]
+    payload = frames.pack_suite(_SUITE_PROGRAM, [suites.case(test).data for test in tests])
+    result = worker.execute(order(frames.SUITE, _LIMITS, len(tests)), payload)
+    if (result.exit.status, result.exit.why, result.out, result.err) != (0, frames.ENDED, b"..", b""):
+        return False
+    return [suites.status_of(record) for record in result.records] == ["passed", "wrong_answer"]

@@ -59,6 +59,16 @@ class ProcessResult:
     out: bytes
     err: bytes
     records: list[frames.Record]
+    program: frames.Exit | None = None
+    """The end of a suite's program; the other numbers are then of the process that ran the tests."""
+
+    def of_program(self) -> ProcessResult:
+        """Return the end of a suite's program as a result of its own; this one if there is no second process."""
+        return self if self.program is None else ProcessResult(self.program, b"", self.err, [])
+
+    def was_killed(self) -> bool:
+        """True if the process was killed, and at no limit that the worker knows."""
+        return os.WIFSIGNALED(self.exit.status) and os.WTERMSIG(self.exit.status) == signal.SIGKILL
 
     def limit_reached(self, limits: Limits) -> tuple[Status, str] | None:
         """Return status and reason of a process that went over a limit, else None.
@@ -122,12 +132,14 @@ class Worker:
                 os.ftruncate(payload_fd, len(payload))
             self.payload_bytes = len(payload)
             self.sock.send(order.pack())
-            exit = frames.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
+            packet = self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S)
             max_bytes = (order.output_kib << 10) * 2 + 1
             log = _read(log_fd, max_bytes + order.tests * frames.RECORD_BYTES)
             err = _read(err_fd, max_bytes)
             self.has_errors = bool(err)
-            return ProcessResult(exit, _read(out_fd, max_bytes), err, frames.read_records(log, order.tests))
+            records = frames.read_records(log, order.tests)
+            ends = frames.Exit.unpack(packet), frames.Exit.unpack_second(packet)
+            return ProcessResult(ends[0], _read(out_fd, max_bytes), err, records, ends[1])
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from verizero.sandbox.worker import codec
 
-Mode = Literal["stdin", "function"]
+Mode = Literal["stdin", "function", "suite"]
 Status = Literal[
     "passed", "wrong_answer", "runtime_error", "timeout", "cpu_limit", "memory_limit", "output_limit", "bad_output",
-    "sandbox_error",
+    "bad_test", "sandbox_error",
 ]  # fmt: skip
 
 
@@ -118,7 +118,10 @@ class RunResult:
 
     @property
     def status(self) -> Status:
-        """The status "passed", else "sandbox_error" if any test has it, else that of the first test that failed."""
+        """The status "passed", else "sandbox_error" if any test has it, else that of the first test that failed.
+
+        "bad_test" means that the test itself is at fault; only a suite has it.
+        """
         bad = [t.status for t in self.tests if not t.passed]
         if "sandbox_error" in bad:
             return "sandbox_error"

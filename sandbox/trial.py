@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from verizero.sandbox import canary, compare
+from verizero.sandbox import canary, compare, suites
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
@@ -34,24 +34,25 @@ _MAX_KILLS = 2
 """Kills of one test's process by an unknown hand after which it is tried again."""
 ANYTHING = object()
 """Expected value of a test that accepts every output."""
-_KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION}
+_KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION, "suite": frames.SUITE}
+_FORMS = {"stdin": '{"input", "output"}', "function": '{"fn", "args", "expected"}', "suite": suites.FORM}
 
 
 def cases(tests: Sequence[Mapping[str, Any]], mode: Mode) -> list[Case]:
     """Return the tests as cases: the bytes for the child, and the expected value.
 
     stdin: {"input": text, "output": text, or None for any}. function: {"fn": name, "args": list, "expected": value}
-    and optionally "kwargs". Raises: ValueError naming the test and its fault.
+    and optionally "kwargs". suite: `suites.case`. Raises: ValueError naming the test and its fault.
     """
     if mode not in _KINDS:
-        raise ValueError(f"mode must be 'stdin' or 'function', got {mode!r}")
+        raise ValueError(f"mode must be 'stdin', 'function' or 'suite', got {mode!r}")
+    make = {"stdin": _stdin_case, "function": _function_case, "suite": suites.case}[mode]
     new_cases = []
     for number, test in enumerate(tests):
         try:
-            new_cases.append(_stdin_case(test) if mode == "stdin" else _function_case(test))
+            new_cases.append(make(test))
         except (KeyError, TypeError, ValueError) as exc:
-            expected_key = '{"input", "output"}' if mode == "stdin" else '{"fn", "args", "expected"}'
-            raise ValueError(f"test {number}: {type(exc).__name__} {exc}; a {mode} test is {expected_key}") from exc
+            raise ValueError(f"test {number}: {type(exc).__name__} {exc}; a {mode} test is {_FORMS[mode]}") from exc
     return new_cases
 
 
@@ -187,7 +188,8 @@ class _Progress:
                 self.results = {i: TestResult("timeout", error=NOT_RUN) for i in range(len(self.cases))} | self.results
                 return
             start = time.monotonic()
-            payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
+            pack = frames.pack_suite if self.mode == "suite" else frames.pack_payload
+            payload = pack(self.program, [self.cases[i].data for i in batch])
             ended = worker.execute(order(_KINDS[self.mode], self.limits, len(batch)), payload)
             self.wall_s += time.monotonic() - start
             self._record_results(batch, ended)
@@ -211,13 +213,19 @@ class _Progress:
     def _record_results(self, batch: list[int], ended: ProcessResult) -> None:
         """Record the results that a process decides: all passes, and any result of its first test."""
         records = ended.records
-        peak_mib = ended.exit.peak_kib / 1024
+        peak_mib = ended.of_program().exit.peak_kib / 1024
         is_over_memory = peak_mib > self.limits.memory_mib
         out_at = err_at = 0
         for index, record in enumerate(records[: len(batch)]):
             out, err = ended.out[out_at : record.out_end], ended.err[err_at : record.err_end]
             out_at, err_at = record.out_end, record.err_end
-            result = self._verdict(batch[index], record, out, err, ended.exit)
+            result = (
+                self._result_of_suite(batch[index], record, ended)
+                if self.mode == "suite"
+                else self._verdict(batch[index], record, out, err, ended.exit)
+            )
+            if result is None:
+                continue
             # The peak is of the whole process: it is the test's own only where no other has run in it.
             if is_over_memory and index == 0 and len(records) == 1:
                 error = f"{tail(err)}\nused {peak_mib:.0f} MiB of {self.limits.memory_mib}"
@@ -228,10 +236,21 @@ class _Progress:
                 self.to_run_alone.add(batch[index])
         if len(records) >= len(batch):
             return
-        if not records:
+        if not records and self.mode == "suite":
+            result = suites.result_without_record(ended, self.limits, bool(ended.out))
+            if result is not None or not self._may_run_again(batch[0]):
+                self.results[batch[0]] = result or TestResult("runtime_error", error="killed by SIGKILL")
+        elif not records:
             self._record_end(batch[0], ended, peak_mib)
         elif not (os.WIFEXITED(status := ended.exit.status) and os.WEXITSTATUS(status) == frames.LEAVE):
             self.to_run_alone.add(batch[len(records)])
+
+    def _result_of_suite(self, number: int, record: frames.Record, ended: ProcessResult) -> TestResult | None:
+        """Return the result of a suite's test; None if it runs again, since its program was killed from outside."""
+        result = suites.result_of(record, ended, self.limits)
+        if result is None and not self._may_run_again(number):
+            return TestResult("runtime_error", error="the program was killed by SIGKILL")
+        return result
 
     def _record_end(self, number: int, ended: ProcessResult, peak_mib: float) -> None:
         """Record how a process without records ended, as the result of its first test."""

@@ -53,7 +53,7 @@ class Job:
 
     program: str
     tests: tuple[Mapping[str, Any], ...]
-    mode: Literal["stdin", "function"]
+    mode: Literal["stdin", "function", "suite"]
     language: Language = "python"
     stop: bool = False
     needs_values: bool = False
@@ -82,6 +82,7 @@ class Ran(Timed):
 
     stdout: str = ""
     value: Any = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def programs_of(params: VerifierParams) -> list[SandboxParams]:
 
 
 def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
-    tests = tuple(Ran(t.status, t.stdout, t.value if job.needs_values else None) for t in result.tests)
+    tests = tuple(Ran(t.status, t.stdout, t.value if job.needs_values else None, t.error) for t in result.tests)
     failed = next(((i, t) for i, t in enumerate(result.tests) if not t.passed), None)
     if result.status == "sandbox_error":
         return _failed(result, job)
@@ -198,7 +199,7 @@ def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
             detail = lines[0]
         else:
             detail = f"test {number + 1}" + (f": {lines[-1]}" if lines else "")
-        if test.status == "wrong_answer":
+        if test.status == "wrong_answer" and job.mode != "suite":
             detail += f": {_difference(job, job.tests[number], test)}"
     return Outcome(result.status, result.share_passed, detail, result.wall_s, tests)
 

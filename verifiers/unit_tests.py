@@ -11,8 +11,8 @@ from pydantic import Field
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._prelude import missing_imports, with_prelude
 from verizero.verifiers._programs import grade_distinct, program_of
-from verizero.verifiers._replay import AssertSuite, Replay, assert_suite_of, replay
-from verizero.verifiers._sandbox_jobs import Run, SandboxParams, runner
+from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner
+from verizero.verifiers._test_suites import TestSuite, suite_of
 from verizero.verifiers.base import verifier
 from verizero.verifiers.layouts.base import asserts_of
 
@@ -27,11 +27,10 @@ class UnitTestsParams(SandboxParams):
 def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Verdict]:
     """Return 1 for a program that passes every test of the reference (or the share that it passes).
 
-    Reference: {"tests": source or [asserts], "setup"?: source, "fn"?: name}; HumanEval's {"test", "entry_point"} and
-    MBPP's {"test_list", "test_setup_code"} too. Tests may hold asserts, test_ functions, check(candidate), and of
-    pytest `raises`, `approx` and `mark.parametrize`. They never share a process with the program, so it can neither see
-    nor replace them; in return, tests can use only what functions return as plain values, raise, or change in their
-    arguments.
+    Reference: {"tests": source or [asserts], "setup"?: source, "fn"?: name, "prompt"?: source}, or one of the layouts
+    of data sets. Tests may hold asserts, test_ functions, check(candidate), classes of unittest, and of pytest
+    `raises`, `approx`, `parametrize`, `fixture`, `capsys` and `monkeypatch`. They never share a process with the
+    program, which can neither see nor replace them.
     """
     return grade(attempts, params, runner(params))
 
@@ -39,36 +38,43 @@ def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Ver
 def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> list[Verdict]:
     """Return one verdict per attempt, in order, with `run` in the sandbox's place."""
 
-    def prepare(attempt: Attempt) -> tuple[str, AssertSuite] | Verdict:
+    def prepare(attempt: Attempt) -> tuple[str, TestSuite] | Verdict:
         asserts = asserts_of(attempt.reference)
-        setup = f"{asserts.prompt}\n{asserts.setup}"
-        suite = assert_suite_of(asserts.tests, setup, asserts.fn)
-        program = program_of(attempt, "python", suite.names)
+        suite = suite_of(asserts.tests, f"{asserts.prompt}\n{asserts.setup}", asserts.fn)
+        called = suite.names + suite.imported
+        program = program_of(attempt, "python", called)
         if program.text is None:
             return program.no_answer()
-        return with_prelude(program.text, missing_imports(program.text, suite.names), asserts.prompt), suite
+        return with_prelude(program.text, missing_imports(program.text, called), asserts.prompt), suite
 
-    def key(work: tuple[str, AssertSuite]) -> str:
+    def key(work: tuple[str, TestSuite]) -> str:
         return json.dumps([work[0], work[1].tests, work[1].names])
 
-    def run_distinct(work: list[tuple[str, AssertSuite]]) -> list[Verdict]:
-        return [_verdict(r, params) for r in replay(work, run, stop=params.grading == "all")]
+    def run_distinct(work: list[tuple[str, TestSuite]]) -> list[Verdict]:
+        stop = params.grading == "all"
+        jobs = [Job(program, suite.jobs(), "suite", stop=stop, needs_values=True) for program, suite in work]
+        return [_verdict(o, job.program, params) for o, job in zip(run_or_fail(jobs, run), jobs, strict=True)]
 
     return grade_distinct(attempts, prepare, key, run_distinct)
 
 
-def _verdict(replayed: Replay, params: UnitTestsParams) -> Verdict:
-    program, seconds = replayed.program, replayed.seconds
-    if replayed.failure is not None:
-        return Verdict("sandbox_error", 0.0, replayed.failure.detail[:300], program, seconds)
-    broken = [end for end in replayed.ends if end and end.startswith("broken")]
-    if broken:
-        return Verdict("verifier_error", 0.0, f"bad_reference: test {broken[0]}"[:300], program, seconds)
-    passed = sum(end == "passed" for end in replayed.ends)
-    if passed == len(replayed.ends):
+def _verdict(outcome: Outcome, program: str, params: UnitTestsParams) -> Verdict:
+    seconds = outcome.seconds
+    if outcome.status == "sandbox_error":
+        return Verdict("sandbox_error", 0.0, outcome.detail[:300], program, seconds)
+    for number, test in enumerate(outcome.tests, 1):
+        if test.status == "bad_test":
+            return Verdict("verifier_error", 0.0, f"bad_reference: test {number}: {test.error}"[:300], program, seconds)
+    # A test that calls nothing of the program says nothing about it.
+    counted = [(n, test) for n, test in enumerate(outcome.tests, 1) if test.value is not False]
+    if not counted:
+        return Verdict("verifier_error", 0.0, "bad_reference: no test calls the program", program, seconds)
+    failed = [(n, test) for n, test in counted if test.status != "passed"]
+    if not failed:
         return Verdict("graded", 1.0, "passed", program, seconds)
-    score = passed / len(replayed.ends) if params.grading == "fraction" else 0.0
-    first = next(f"test {i + 1} {end}" for i, end in enumerate(replayed.ends) if end not in (None, "passed"))
-    if score == 0.0 and "timeout" in replayed.ends:
-        return Verdict("timeout", 0.0, first[:300], program, seconds)
-    return Verdict("graded", score, first[:300], program, seconds)
+    number, first = failed[0]
+    reason = f"test {number}: {first.error or first.status}"[:300]
+    score = 1 - len(failed) / len(counted) if params.grading == "fraction" else 0.0
+    if score == 0.0 and any(test.is_over_budget for _, test in failed):
+        return Verdict("timeout", 0.0, reason, program, seconds)
+    return Verdict("graded", score, reason, program, seconds)

@@ -1,6 +1,8 @@
 """The forker: a warm interpreter that makes one child per order, behind all walls that can be put up once.
 
-A child is made when the one before is dead. It waits for its order behind all walls but those that need the order.
+A child is made when the one before is dead. It waits for its order behind all walls but those that need the order. A
+suite of tests takes two: the child that waits runs the tests, and a second, made on demand, has the program. Two pipes
+join them, and they have no other file in common but the input and the scratch folder.
 
 Waiting, watching and mounting are done by the worker, whose memory no child has.
 """
@@ -15,12 +17,12 @@ import signal
 import sys
 from collections.abc import Callable
 
-from . import cells, frames, harness, kernel, landlock, native, selftest, streams, walls
+from . import cells, frames, harness, kernel, landlock, native, selftest, streams, suite_program, suite_tests, walls
 
 _PACKET = 64
 _NICENESS = 10
 """Niceness of runs whose processes the worker itself counts: so it still gets CPU during a fork bomb."""
-_GO = b"1"
+_GO, _PARTNER = b"1", b"2"
 _LAST_OF_PYTHON = max(frames.STDIN, frames.FUNCTION)
 
 
@@ -46,6 +48,14 @@ class Forker:
         pid = self._answer()
         if pid <= 0:
             self.request_child()
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+    def make_partner(self) -> int:
+        """Return the pid of a second child, our own too, which the waiting child can talk to. Raises: OSError."""
+        os.write(self.calls, _PARTNER)
+        pid = self._answer()
+        if pid <= 0:
             raise OSError(-pid, os.strerror(-pid))
         return pid
 
@@ -124,22 +134,28 @@ def _serve(
     worker: int,
     works_without: dict[str, bool],
     host_file: str,
-    reopen: Callable[[], None] | None,
+    reopen: Callable[[bool], None] | None,
 ) -> None:
     """Make a child whenever the worker asks for one; it runs the program of one order. Ends when `calls` is closed."""
     orders, calls, pids = pipes
     worker_ended = select.poll()
     worker_ended.register(worker, select.POLLIN)
     wall, has_capabilities = walls.last_wall(jail), jail.has_namespaces or os.geteuid() == 0
-    while os.read(calls, 1):
+    link = _Link()
+    while request := os.read(calls, 1):
+        is_partner = request == _PARTNER
         if reopen is not None:
-            reopen()
+            reopen(is_partner)
+            if not is_partner:
+                link.renew()
         try:
             pid = kernel.fork(jail.clone_flags | kernel.CLONE_PARENT)
         except OSError as exc:
             pid = -(exc.errno or errno.EAGAIN)
         if pid == 0:
             break
+        if is_partner:
+            link.close()
         os.write(pids, frames.PID.pack(pid))
     else:
         os._exit(0)
@@ -154,12 +170,42 @@ def _serve(
         os._exit(frames.SETUP_FAILED)  # it died before PR_SET_PDEATHSIG was set
     if jail.has_sessions:
         cells.begin(orders, refused, jail, works_without, host_file, wall)
-    _begin(orders, pids, refused, jail, works_without, host_file, wall)
+    _begin(link.first_order if is_partner else orders, pids, refused, jail, works_without, host_file, wall, link)
+
+
+class _Link:
+    """Two pipes between the waiting child and its partner, which the forker makes, and closes when both have them."""
+
+    def __init__(self) -> None:
+        self.tests: list[int] = []
+        """Ends of the child that runs tests: to read and to write."""
+        self.program: list[int] = []
+
+    def renew(self) -> None:
+        """Make the pipes of the next child."""
+        self.close()
+        (to_tests, from_program), (to_program, from_tests) = os.pipe(), os.pipe()
+        self.tests, self.program = [to_tests, from_tests], [to_program, from_program]
+
+    def close(self) -> None:
+        """Close this process's ends."""
+        for fd in (*self.tests, *self.program):
+            os.close(fd)
+        self.tests, self.program = [], []
+
+    @property
+    def first_order(self) -> int:
+        """The descriptor from which the partner reads its order: the other child passes its own on."""
+        return self.program[0]
+
+    def pass_on(self, packet: bytes) -> None:
+        """Send the order to the partner. The worker has set the limits of both by then."""
+        os.write(self.tests[1], packet)
 
 
 def _begin(
     orders: int, pids: int, refused: OSError | None, jail: walls.Jail, works_without: dict[str, bool], host_file: str,
-    wall: Callable[[], None],
+    wall: Callable[[], None], link: _Link,
 ) -> None:  # fmt: skip
     """Wait for an order, put up the last walls, and run its program. Never returns."""
     packet = os.read(orders, _PACKET)
@@ -169,21 +215,32 @@ def _begin(
         if refused is not None:
             raise refused
         order = frames.ORDER.unpack(packet)
-        program, items = frames.unpack_payload(os.pread(streams.PAYLOAD, os.lseek(streams.PAYLOAD, 0, 2), 0))
+        has_program = orders in link.program
+        if order[0] == frames.SUITE:
+            program, items = b"", frames.read_suite(streams.PAYLOAD, of_tests=not has_program)
+            if not has_program:
+                link.pass_on(packet)
+        else:
+            program, items = frames.unpack_payload(os.pread(streams.PAYLOAD, os.lseek(streams.PAYLOAD, 0, 2), 0))
         os.chdir(jail.scratch)
         if jail.tools:
             os.setpgid(0, 0)  # in this process group the worker finds all that the run starts
         if jail.needs_own_domain:
             assert jail.rules_fd is not None
             landlock.restrict(jail.rules_fd)
-        if order[0] > _LAST_OF_PYTHON:
+        if order[0] > _LAST_OF_PYTHON and order[0] != frames.SUITE:
             if order[0] == frames.SELF_TEST:
                 selftest.run(jail, works_without, order[3], host_file, wall, streams.LOG)
             native.run(program, items, jail.scratch, wall)
         wall()
-        os.closerange(streams.PAYLOAD, streams.LAST)
+        if order[0] == frames.SUITE:
+            for fd, number in zip(link.program if has_program else link.tests, frames.LINK, strict=True):
+                os.dup2(fd, number)
+        os.closerange(frames.LINK[1] + 1 if order[0] == frames.SUITE else streams.PAYLOAD, streams.LAST)
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
         os.write(pids, frames.PID.pack(-(getattr(exc, "errno", None) or errno.EIO)))
         os._exit(frames.SETUP_FAILED)
+    if order[0] == frames.SUITE:
+        (suite_program if has_program else suite_tests).run(order, items)
     harness.run(order, program, items)

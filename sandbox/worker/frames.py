@@ -9,14 +9,18 @@ log. Records come from an untrusted process: a program can forge them.
 from __future__ import annotations
 
 import marshal
+import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 """The walls, as they are named in settings and reports."""
 
-STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED = range(5)
+STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED, SUITE = range(6)
+
+LINK = (7, 8)
+"""Descriptors of the two processes of a suite, by which they talk: to read from, and to write to."""
 
 LEAVE = 213
 """Exit code of a child that stops between two tests, so that the rest runs in a fresh process."""
@@ -30,6 +34,7 @@ ORDER = struct.Struct("<BddIIIIH")
 PID = struct.Struct("<i")
 _EXIT = struct.Struct("<iBddQ")
 RECORD = struct.Struct("<IBQQI")
+_SIZE = struct.Struct("<Q")
 RECORD_BYTES = RECORD.size
 
 
@@ -78,7 +83,12 @@ class Exit(NamedTuple):
     @staticmethod
     def unpack(packet: bytes) -> Exit:
         """Return the exit in a packet."""
-        return Exit(*_EXIT.unpack(packet))
+        return Exit(*_EXIT.unpack_from(packet))
+
+    @staticmethod
+    def unpack_second(packet: bytes) -> Exit | None:
+        """Return the second exit in a packet, that of a suite's program; None if there is one only."""
+        return Exit(*_EXIT.unpack_from(packet, _EXIT.size)) if len(packet) > _EXIT.size else None
 
 
 FINISHED, RAISED, NO_MEMORY, BAD_VALUE = range(4)
@@ -117,6 +127,20 @@ def read_records(data: bytes, max_records: int) -> list[Record]:
 def pack_payload(program: bytes, items: Sequence[bytes]) -> bytes:
     """Return the program and its inputs as the bytes that the child reads."""
     return marshal.dumps((program, list(items)), 2)
+
+
+def pack_suite(program: bytes, tests: Sequence[bytes]) -> bytes:
+    """Return a payload of two parts: the program, which only its own process reads, and the tests likewise."""
+    return _SIZE.pack(len(program)) + program + marshal.dumps(list(tests), 2)
+
+
+def read_suite(fd: int, of_tests: bool) -> Any:
+    """Return the program of a suite, or its tests, from an open payload. The other part is not read."""
+    (size,) = _SIZE.unpack(os.pread(fd, _SIZE.size, 0))
+    begin = _SIZE.size + size
+    if not of_tests:
+        return os.pread(fd, size, _SIZE.size)
+    return marshal.loads(os.pread(fd, os.fstat(fd).st_size - begin, begin))
 
 
 unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads

@@ -18,10 +18,11 @@ import time
 from functools import partial
 from typing import Any
 
-from . import disk, forker, frames, harness, keeper, kernel, process_group, streams, walls
+from . import disk, forker, frames, harness, keeper, kernel, process_group, streams, suite_watch, walls
 from .watching import RunLimits, Watch
 
 _HIGHEST_PRIORITY = -20
+_EXTRA_WALL_S = 1.0
 
 
 def main() -> None:
@@ -90,28 +91,60 @@ class Worker:
             if not packet:
                 return
             order = frames.Order.unpack(packet)
+            is_suite = order.kind == frames.SUITE
             try:
                 if self.jail.disk_mib != order.disk_mib:
                     walls.clear(self.jail, order.disk_mib)
                 input_mib = os.fstat(streams.PAYLOAD).st_size >> 20
                 if self.jail.cgroup is not None:
-                    memory_mib = order.memory_mib + 2 * input_mib
-                    self.jail.cgroup.bound(memory_mib, order.disk_mib, order.output_kib, order.processes)
+                    memory_mib = order.memory_mib * (2 if is_suite else 1) + 2 * input_mib
+                    self.jail.cgroup.bound(memory_mib, order.disk_mib, order.output_kib, order.processes + is_suite)
                 pid = self.forker.waiting_child()
             except OSError as exc:
                 os.write(self.control, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
-            walls.limit(pid, order, self.jail, input_mib)
-            os.write(self.forker.orders, packet)
-            report = self.watch(pid, order)
-            if failure := self.forker.failure(report.status):
-                report = report._replace(status=-1, why=failure)
+            run = self.run_suite if is_suite else self.run_one
+            reports = run(pid, order, packet, input_mib)
+            for index, report in enumerate(reports):
+                if failure := self.forker.failure(report.status):
+                    reports[index] = report._replace(status=-1, why=failure)
             walls.clear(self.jail, order.disk_mib)
-            os.write(self.control, report.pack())
+            os.write(self.control, b"".join(report.pack() for report in reports))
             # The next child is made while the caller reads this result.
             self.forker.request_child()
 
-    def watch(self, pid: int, order: frames.Order) -> frames.Exit:
+    def run_one(self, pid: int, order: frames.Order, packet: bytes, input_mib: int) -> list[frames.Exit]:
+        """Have the waiting child carry out the order; return how it ended."""
+        walls.limit(pid, order, self.jail, input_mib)
+        os.write(self.forker.orders, packet)
+        return [self.watch(pid, order)]
+
+    def run_suite(self, pid: int, order: frames.Order, packet: bytes, input_mib: int) -> list[frames.Exit]:
+        """Have the waiting child run the tests of a suite, and a second one its program; return how both ended.
+
+        The program is killed at a limit, or when the tests have ended. The tests have as much CPU time and memory, and
+        a little more wall time: so they can still say in which test the program was killed.
+        """
+        walls.limit(pid, order, self.jail, input_mib)
+        try:
+            partner = self.forker.make_partner()
+        except OSError as exc:
+            os.kill(pid, signal.SIGKILL)
+            self.reap(pid)
+            return [frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0)]
+        walls.limit(partner, order, self.jail, input_mib)
+        watcher = suite_watch.SuiteWatch(self.jail, partner, order, partial(self.is_full, order.disk_mib))
+        os.write(self.forker.orders, packet)
+        tests = self.watch(pid, order._replace(wall_s=order.wall_s + _EXTRA_WALL_S), watcher)
+        watcher.end()
+        status, usage = self.reap(partner)
+        for fd in (streams.PROGRAM_OUT, streams.PROGRAM_ERR):
+            os.ftruncate(fd, 0)
+        cpu = usage.ru_utime + usage.ru_stime
+        why = watcher.why if watcher.why != frames.ENDED else self._kernels_reason(order, status, cpu)
+        return [tests, frames.Exit(status, why, cpu, watcher.wall_s, usage.ru_maxrss)]
+
+    def watch(self, pid: int, order: frames.Order, partner: suite_watch.SuiteWatch | None = None) -> frames.Exit:
         """Return how the child ended. It is killed at a limit, or when the caller is gone."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
@@ -121,13 +154,18 @@ class Worker:
         outputs = (streams.OUT,) if is_jit_runtime or order.kind == frames.NATIVE else ()
         watch = Watch(pid, limits, self.jail, partial(self.is_full, order.disk_mib), outputs, is_jit_runtime)
         while True:
-            ready = {fd for fd, _ in self.poll.poll(max(0.0, watch.next_look - time.monotonic()) * 1000 + 1)}
+            next_look = watch.next_look if partner is None else min(watch.next_look, partner.next_look)
+            ready = {fd for fd, _ in self.poll.poll(max(0.0, next_look - time.monotonic()) * 1000 + 1)}
             if child in ready:
                 break
             if self.caller in ready or self.control in ready:  # no order comes during a run: the caller is gone
                 os.kill(pid, signal.SIGKILL)
                 self.reap(pid)
                 os._exit(0)
+            if partner is not None:
+                partner.look()
+                if watch.next_look > time.monotonic():
+                    continue
             if watch.look():
                 break
         self.poll.unregister(child)

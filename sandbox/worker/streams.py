@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from posix import closerange, dup2, ftruncate, lseek, open, pwrite
 
-IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
+IN, OUT, ERR, LOG, PAYLOAD, CONTROL, PROGRAM_OUT, PROGRAM_ERR = range(3, 11)
 LAST = 64
 """Above the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
 _NAMES = ("<stdin>", "<stdout>", "<stderr>")
@@ -25,6 +25,11 @@ def move_descriptors(control: int, out: int, err: int, log: int, payload: int) -
     for fd, number in zip(moved, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):
         dup2(fd, number, False)
         os.close(fd)
+    for number, name in ((PROGRAM_OUT, "program-out"), (PROGRAM_ERR, "program-err")):
+        made = os.memfd_create(name, os.MFD_CLOEXEC)
+        if made != number:
+            dup2(made, number, False)
+            os.close(made)
 
 
 def open_on(stdin: int) -> None:
@@ -34,18 +39,23 @@ def open_on(stdin: int) -> None:
     _open()
 
 
-def opener(proc: int) -> Callable[[], None]:
+def opener(proc: int) -> Callable[[bool], None]:
     """Return a function that opens the files of the next run and closes those of the last. `proc`: descriptor of /proc.
+
+    For the program of a suite (`of_suite`) it opens two others for output and errors, and none for records.
 
     All runs use the same four files, which the caller empties. But each run opens them again. Flags, offsets, locks and
     leases belong to an open file, so no run finds those that another has set. Both raise OSError.
     """
     folder = os.open("self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    names = [str(os.dup(fd)) for fd in (IN, OUT, ERR, LOG)]
+    names, of_program = (
+        [str(os.dup(fd)) for fd in files]
+        for files in ((IN, OUT, ERR, LOG), (IN, PROGRAM_OUT, PROGRAM_ERR, PROGRAM_ERR))
+    )
 
-    def reopen() -> None:
+    def reopen(of_suite: bool = False) -> None:
         closerange(IN, PAYLOAD)
-        for name in names:  # each gets the lowest number that is free, from IN on
+        for name in of_program if of_suite else names:  # each gets the lowest number that is free, from IN on
             open(name, os.O_RDWR, dir_fd=folder)
         dup2(IN, 0)
         dup2(OUT, 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from . import cgroup, disk, kernel, landlock, process_group, seccomp, uid_map
-from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, UID, Order
+from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, SUITE, UID, Order
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
@@ -323,7 +323,8 @@ def limit(pid: int, order: Order, jail: Jail, input_mib: int) -> None:
         limits.append((resource.RLIMIT_AS, (order.memory_mib + BASE_MIB + 2 * input_mib) << 20))
     if order.kind != SELF_TEST:  # the self-test proves that the control group alone bounds processes
         if jail.has_own_uid:
-            limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # the worker and its forker count too
+            others = 3 if order.kind == SUITE else 2  # the worker and its forker count too, and a suite's tests
+            limits.append((resource.RLIMIT_NPROC, order.processes + others))
         elif jail.worker_must_count_processes:
             limits.append((resource.RLIMIT_NPROC, max_processes(jail, order.processes)))
     for name, value in limits:

@@ -8,7 +8,7 @@ import pytest
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._replay import assert_suite_of
+from verizero.verifiers._test_suites import suite_of
 from verizero.verifiers.unit_tests import unit_tests
 
 
@@ -153,14 +153,36 @@ def test_a_test_that_fails_by_itself_is_the_references_fault() -> None:
 
 
 def test_splitting_keeps_every_assert() -> None:
-    suite = assert_suite_of(
-        "import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n", "", None
-    )
+    source = "import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n"
+    suite = suite_of(source, "", None)
     assert suite.names == ("f",)
-    assert [t.count("assert") for t in suite.tests] == [1, 1, 1]
-    assert "y = 2" in suite.tests[1]
+    assert [function for _, function in suite.tests] == [None, None, "test_a"]
+    assert ["y = 2" in text for text, _ in suite.tests] == [False, True, True]
     with pytest.raises(DataError, match=r"reference\.tests"):
-        assert_suite_of("f(1)", "", "f")
+        suite_of("f(1)", "", "f")
+
+
+@pytest.mark.parametrize(
+    ("tests", "fn", "names"),
+    [
+        ("assert f(lambda g: g(x), g=3)", None, ("f", "x")),
+        ("def helper(f):\n    return f(1)\nassert helper(f)", None, ("helper", "f")[1:]),
+        ("assert sum(1, 2) == 3", None, ("sum",)),
+        ("assert sorted(filter([1])) == [1]", "filter", ("filter",)),
+        ("from solution import add\nassert add(1)", None, ()),
+        ("def check(c):\n    assert c(1) == poly(1)", "Solution().f", ("Solution", "poly")),
+        ("def check(c):\n    assert c(1)\ncheck(f)", None, ("f",)),
+        ("for i in [1]:\n    global z\n    z = f(i)\nassert z", None, ("f",)),
+        ("class TestT:\n    y = 1\n    def test_a(self):\n        assert g(self.y, __name__)", None, ("g",)),
+    ],
+)
+def test_the_names_that_a_program_must_define(tests: str, fn: str | None, names: tuple[str, ...]) -> None:
+    assert suite_of(tests, "", fn).names == names
+
+
+def test_only_builtins_need_a_name() -> None:
+    with pytest.raises(DataError, match=r"reference\.fn"):
+        suite_of("assert sorted(filter([1])) == [1]", "", None)
 
 
 def test_equal_programs_run_once_and_in_order() -> None:

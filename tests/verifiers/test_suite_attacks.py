@@ -1,0 +1,112 @@
+"""Programs that want the reward of unit tests without the work: none gets it, whatever it does to its own process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.verifiers.suites import lines_of, rows_of
+from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers.unit_tests import unit_tests
+
+_DUNDERS = (
+    "eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv mod rmod pow rpow and rand or ror xor rxor "
+    "iadd isub contains"
+)
+LIAR = f"""
+class Liar:
+    def __init__(self, *a): pass
+    def __repr__(self): return '4'
+    __str__ = __repr__
+    def __hash__(self): return hash(4)
+    def __bool__(self): return True
+    def __abs__(self): return 0
+    def __neg__(self): return self
+    def __len__(self): return 1
+    def __getattr__(self, name):
+        if name.startswith('__'): raise AttributeError(name)
+        return lambda *a, **k: a[0] if a else True
+for _n in '{_DUNDERS}'.split():
+    setattr(Liar, f'__{{_n}}__', (lambda n: lambda s, o: s if 'sub' in n else o if 'add' in n else True)(_n))
+def f(x): return Liar()
+def g(x): return Liar()
+"""
+COMPARED = [line.replace("\\n", "\n") for line in lines_of("compared")]
+"""Tests that only a program which returns 4 passes."""
+SUBCLASSES = (
+    "class A({base}):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n"
+    "    __hash__ = {base}.__hash__\n"
+    "    def __sub__(s, o): return 0\n    def __abs__(s): return 0\n    def __ge__(s, o): return True\n"
+    "    def __contains__(s, o): return True\n    def __len__(s): return 1\n    def __iter__(s): return iter([4])\n"
+    "    def startswith(s, o): return True\ndef f(x): return A({value})"
+)
+BASES = {"int": 3, "float": 3.0, "str": "'3'", "list": "[3]", "tuple": "(3,)", "set": "{3}", "dict": "{3: 3}"}
+DESERVED = ("isinstance", "is_integer", "list(f(2))", "sorted", "CountEqual", "4 in f(2)")
+"""Parts of tests that an object of such a subclass may pass: by its base, or by the items that it gives."""
+ON_CIRCLE = (
+    "import math\nclass Circle:\n    def __init__(self, r): self.r = r\n    def area(self): return {area}\n"
+    "    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__\n    def __abs__(self): return 0.0\n"
+    "    def __eq__(self, o): return True\n    def __lt__(self, o): return True\n"
+)
+CIRCLE = [
+    "assert abs(Circle(2).area() - 12.566) < 1e-2",
+    "assert Circle(1).area() < 3.2",
+    "assert Circle(2).area() == 12.6",
+]
+_SEND = (
+    "import os, struct, json\ndef send(x):\n    data = x if isinstance(x, bytes) else json.dumps(x).encode()\n"
+    "    os.write(8, struct.pack('<I', len(data)) + data)\nENDS = [[], '', '']\n"
+)
+DOUBLE = ["assert f(2) == 4", "assert f(3) == 6"]
+FRAMES, LEAKS = (dict(line.split(" | ", 1) for line in lines_of(name)) for name in ("frames", "leaks"))
+ALONE, SLOW = rows_of("attacks"), rows_of("slow_attacks")
+ASKS, CATCHES = rows_of("leak").values()
+
+
+@cache
+def verdicts() -> dict[str, Verdict]:
+    """All attacks but the slow ones, graded in one batch, with tests that an honest program could pass."""
+    rows: dict[str, tuple[str, Any]] = {f"liar: {test}": (LIAR, [test]) for test in COMPARED}
+    for base, value in BASES.items():
+        program = SUBCLASSES.format(base=base, value=value)
+        rows |= {f"{base}: {t}": (program, [t]) for t in COMPARED if not any(each in t for each in DESERVED)}
+    rows |= {
+        f"circle {area}: {t}": (ON_CIRCLE.format(area=area), [t])
+        for area in ("self", "Circle(1)", "Liar()")
+        for t in CIRCLE
+    }
+    for name, act in FRAMES.items():
+        rows[f"frame in a call: {name}"] = (f"{_SEND}def f(x):\n    {act}\n    return 0", DOUBLE)
+        rows[f"frame at load: {name}"] = (f"{_SEND}{act}\ndef f(x): return 0", DOUBLE)
+    rows |= {f"alone: {name}": row[:2] for name, row in ALONE.items()}
+    rows |= {f"leak: {name}": (ASKS.program.replace("HOW", how), ASKS.reference) for name, how in LEAKS.items()}
+    rows["stop in a map"] = (ALONE["stops"].program, ["assert all(map(lambda c: f(c) == 2 * c, [1, 2]))"])
+    rows["assertion in a callback"] = CATCHES[:2]
+    said = unit_tests.bind({"cpu_s": 3}).score([Attempt(program, reference) for program, reference in rows.values()])
+    return dict(zip(rows, said, strict=True))
+
+
+@pytest.mark.integration
+def test_no_attack_earns_anything() -> None:
+    earned = {name: (v.status, v.reason) for name, v in verdicts().items() if v.score}
+    assert not earned
+
+
+@pytest.mark.integration
+def test_no_attack_looks_like_a_failure_of_the_grader() -> None:
+    """An attack must cost its author the reward: only what compares an object of a class under test is left open."""
+    failed = {name: v.reason for name, v in verdicts().items() if v.status not in ("graded", "timeout")}
+    assert {name for name in failed if not name.startswith("circle")} == set(), failed
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_attacks_end_in_time(name: str) -> None:
+    params = {"cpu_s": 0.5, "wall_s": 2, "memory_mib": 128}
+    said = unit_tests.bind(params).score([Attempt(SLOW[name].program, SLOW[name].reference)])[0]
+    assert said.score == 0.0
+    assert said.status in ("graded", "timeout"), said.reason
+    assert SLOW[name].reason in said.status
+    assert said.seconds < 20
