@@ -14,7 +14,10 @@ from verizero.pipeline.config.pairs import (
     judges_stage,
 )
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import MODEL, StageSection, check_one_length
+from verizero.pipeline.config.stages import MODEL, Recipe, StageSection, check_one_length
+
+REPLAY = 0.1
+"""Share of earlier pairs in DeepSeekMath's iterations (2402.03300, algorithm 1)."""
 
 
 class RewardModelConfig(StageSection):
@@ -31,6 +34,18 @@ class RewardModelConfig(StageSection):
     )
     on_wrong_chosen: Literal["keep", "drop", "swap"] = Field("keep", description=ON_WRONG_CHOSEN)
     sampled: SampledPairsConfig = SampledPairsConfig()
+    continues: str | None = Field(
+        None,
+        min_length=1,
+        description="an earlier stage whose reward model is trained on; null: a new head on the policy's blocks",
+    )
+    replay: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="with `continues`: pairs of that stage that are trained on again, as a share of the new ones; "
+        "null: 0.1 (2402.03300, algorithm 1)",
+    )
     held_out: float = Field(
         0.1, gt=0, lt=1, description="share of the prompts whose pairs are not trained on, only measured"
     )
@@ -49,6 +64,11 @@ class RewardModelConfig(StageSection):
     def _fits(self) -> RewardModelConfig:
         check_one_length("reward_model", self.steps, self.epochs)
         check_wrong_chosen("reward_model", self.on_wrong_chosen, self.pairs)
+        if self.replay is not None and self.continues is None:
+            raise ValueError(
+                f"reward_model.replay={self.replay:g} without reward_model.continues, and there are no earlier pairs; "
+                "name the stage whose reward model is continued, or drop replay"
+            )
         if self.sampled.every_part:
             raise ValueError("reward_model.sampled.every_part: a reward model has one part; drop it")
         return self
@@ -59,5 +79,25 @@ class RewardModelConfig(StageSection):
         return not self.pairs
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return the stage whose reward model ranks the samples."""
-        return judges_stage("sampled.judge", self.sampled.judge)
+        """Return the stages whose reward models rank the samples, and are continued."""
+        before = {} if self.continues is None else {"continues": (self.continues, MODEL)}
+        return judges_stage("sampled.judge", self.sampled.judge) | before
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ValueError for a model that would read other texts than the one that it continues."""
+        section = next((recipe.section_of(s) for s in recipe.stages if s.name == self.continues), None)
+        if not isinstance(section, RewardModelConfig):
+            return  # a name of no such stage is refused with the names that there are
+        for name in ("chat", "include_thinking"):
+            if getattr(section, name) != getattr(self, name):
+                raise ValueError(
+                    f"reward_model.{name}={getattr(self, name)} with continues: {self.continues}, whose model was "
+                    f"trained with {name}={getattr(section, name)}; make them equal"
+                )
+
+    @property
+    def replay_share(self) -> float:
+        """Earlier pairs that are trained on again, as a share of the new ones."""
+        if self.continues is None:
+            return 0.0
+        return REPLAY if self.replay is None else self.replay

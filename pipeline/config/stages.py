@@ -68,7 +68,14 @@ class Stage(Section):
 
 
 class Recipe(Protocol):
-    """The sections of a recipe that all stages share."""
+    """The stages of a recipe, and the sections that all of them share."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages, in order."""
+
+    def section_of(self, stage: Stage) -> StageSection:
+        """Return the section of a stage, with the stage's changes."""
 
     @property
     def model(self) -> ModelConfig:

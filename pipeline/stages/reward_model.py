@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +43,8 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     run, workers, state = session.run, session.workers, session.state
     path = run.stage_folder(item.stage) / "pairs.jsonl"
     if state.step == 0:
-        write_lines(run, path, pair_lines(session, item, section, wrap))
+        lines = pair_lines(session, item, section, wrap)
+        write_lines(run, path, [*lines, *replayed_lines(session, item, section, len(lines))])
         run.ranks.barrier()
     pairs = divide(session, item, section, read_jsonl(path))
     total = num_steps(section.steps, section.epochs, len(pairs.trained), section.batch_size)
@@ -57,17 +59,29 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
 
 
 def open_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
-    """Return a new model on the policy's blocks, or the one of the checkpoint that this process resumed from.
+    """Return a new model on the policy's blocks, that of an earlier stage, or the one of the checkpoint resumed from.
 
     Raise RunError if that checkpoint has none.
     """
     backend, start = session.workers.backend, session.run.resumed_from
     if session.state.step == 0:
-        return backend.reward_model(section.optimizer, total)
+        before = None if section.continues is None else session.run.stage_folder(section.continues) / MODEL
+        return backend.reward_model(section.optimizer, total, start=before)
     folder = None if start is None else start / FOLDER
     if folder is None or not folder.is_dir():
         raise RunError(f"{folder} is missing, and the stage cannot continue without it; start under another name")
     return backend.reward_model(section.optimizer, total, folder)
+
+
+def replayed_lines(session: Session, item: Item, section: RewardModelConfig, num_new: int) -> list[dict[str, Any]]:
+    """Return pairs of the stage whose model is continued, drawn by the seed, each with that stage's name."""
+    if section.continues is None:
+        return []
+    earlier = read_jsonl(session.run.stage_folder(section.continues) / "pairs.jsonl")
+    number = min(len(earlier), math.ceil(section.replay_share * num_new))
+    chosen = stream(session.run.seed, "replayed pairs", item.stage).sample(range(len(earlier)), number)
+    session.recorder.say(f"{item.label}: {number} of {len(earlier)} pairs of {section.continues} are trained on again")
+    return [{"replayed_from": section.continues, **earlier[i]} for i in sorted(chosen)]
 
 
 def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequence[dict[str, Any]]) -> Divided:

@@ -183,11 +183,16 @@ class Backend(Protocol):
         """Set the policy's weights to those of `model`, which was built as the first policy was."""
         self.model.load_state_dict(model.state_dict())
 
-    def reward_model(self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None) -> RewardModel:
+    def reward_model(
+        self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None, start: Path | None = None
+    ) -> RewardModel:
         """Return an untrained reward model on the policy's blocks, or the one saved in `folder`.
 
-        Every rank must call it. Raises: ConfigError if transformers has no such classifier; CheckpointError.
+        `start`: a Hugging Face folder whose classifier is continued with a fresh optimiser. Every rank must call it.
+        Raises: ConfigError if transformers has no such classifier; CheckpointError.
         """
+        if start is not None:
+            return RewardModel.continued(start, optimizer, total_steps, self.model.device)
         if folder is None:
             return RewardModel.of(self.whole_model(), optimizer, total_steps)
         return RewardModel.restored(folder, optimizer, total_steps, self.model.device)

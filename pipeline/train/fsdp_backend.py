@@ -151,9 +151,13 @@ class FsdpBackend(Backend):
         self.sharded.take(model)
         self._whole_is_fresh = False
 
-    def reward_model(self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None) -> RewardModel:
+    def reward_model(
+        self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None, start: Path | None = None
+    ) -> RewardModel:
         """Return a divided reward model; see `Backend.reward_model`."""
         model = FsdpRewardModel(self.sharded, self._divided, self._copy_to, self.dtype, optimizer, total_steps)
+        if start is not None:
+            model.take(start)
         if folder is not None:
             model.load(folder)
         return model

@@ -19,7 +19,7 @@ from verizero.pipeline.models.streamed import Streamed
 from verizero.pipeline.models.unloaded import on_meta
 from verizero.pipeline.train.critic import DividedCritic, no_critic_message
 from verizero.pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
-from verizero.pipeline.train.reward_model import NORM, RewardModel, no_reward_model_message
+from verizero.pipeline.train.reward_model import NORM, RewardModel, classifier_in, no_reward_model_message
 
 Divide = Callable[[str, Any], FsdpShards]
 """Divides a model on `meta`; the first argument begins error messages about its gradient."""
@@ -84,6 +84,11 @@ class FsdpRewardModel(RewardModel):
         self.sharded = divide(NORM, model)
         begin(self.sharded, fill)
         super().__init__(self.sharded.model, optimizer, total_steps)
+
+    def take(self, folder: Path) -> None:
+        """Set the weights to those of a Hugging Face folder; the optimiser is fresh. Raises: CheckpointError."""
+        self.sharded.take(classifier_in(folder))
+        self._start()
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; any number of ranks may have written it. Raises: CheckpointError."""

@@ -49,13 +49,15 @@ class RewardModel:
         return cls(classifier_of(policy), optimizer, total_steps)
 
     @classmethod
+    def continued(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
+        """Return the reward model of a Hugging Face folder, with a fresh optimiser. Raises: CheckpointError."""
+        return cls(ready(classifier_in(folder)).to(device), optimizer, total_steps)
+
+    @classmethod
     def restored(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
         """Return the reward model that `save` wrote. Raises: CheckpointError if it does not load."""
-        import transformers
-
-        with boundary(CheckpointError, f"the reward model of {folder} does not load"):
-            model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
-            reward_model = cls(ready(model).to(device), optimizer, total_steps)
+        reward_model = cls.continued(folder / "model", optimizer, total_steps, device)
+        with boundary(CheckpointError, f"the optimiser of the reward model of {folder} does not load"):
             state = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
             reward_model.optimizer.load_state_dict(state["optimizer"])
             reward_model.num_updates = state["num_updates"]
@@ -185,6 +187,14 @@ class RewardModel:
         # One forward for both sides: all better ones, then all worse ones.
         rewards = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
         return rewards[: len(rows)], rewards[len(rows) :]
+
+
+def classifier_in(folder: Path) -> Any:
+    """Return the sequence classifier of a Hugging Face folder. Raises: CheckpointError if it does not load."""
+    import transformers
+
+    with boundary(CheckpointError, f"the reward model of {folder} does not load"):
+        return transformers.AutoModelForSequenceClassification.from_pretrained(folder)
 
 
 def classifier_of(policy: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.pairs import JudgedConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
-from verizero.pipeline.errors import DataError
+from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
 from verizero.pipeline.run.graders import Graders
@@ -63,6 +64,46 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert not any(r["reason"].startswith("model_score") for r in judged)
     other = tmp_path / "broken" / "stages" / "reward_model" / "model" / "model.safetensors"
     assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
+
+
+AGAIN = {"name": "reward_again", "kind": "reward_model", "with": {"continues": "reward_model", "steps": 2}}
+RL_AGAIN = {"name": "rl_again", "kind": "rl", "with": {"reward": {**REWARD, "params": {"model": "stage:reward_again"}}}}
+
+
+@pytest.mark.integration
+def test_policy_and_reward_model_move_together(tmp_path: Path) -> None:
+    """As in algorithm 1 of 2402.03300: the reward model continues with new pairs and a tenth of the earlier ones."""
+    rl = {"rounds": 1, "steps_per_round": 1, "reward": REWARD, "select": {"keep": "all"}}
+    config = recipe(["sft", "reward_model", "rl", AGAIN, RL_AGAIN], {"replay": None}, rl=rl)
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("update", 2)])
+    stages = tmp_path / "whole" / "stages"
+    before, lines = (read_jsonl(stages / name / "pairs.jsonl") for name in ("reward_model", "reward_again"))
+    replayed = [line for line in lines if line.get("replayed_from") == "reward_model"]
+    assert len(replayed) == math.ceil(0.1 * (len(lines) - len(replayed))) > 0
+    assert all({k: v for k, v in line.items() if k != "replayed_from"} in before for line in replayed)
+    heads = [
+        transformers.AutoModelForSequenceClassification.from_pretrained(stages / name / "model").score.weight.detach()
+        for name in ("reward_model", "reward_again")
+    ]
+    # A head that began at zero would not be near the first one's after two steps.
+    assert 0 < float((heads[1] - heads[0]).norm()) < 0.5 * float(heads[0].norm())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"with": {"continues": "sft"}}, r"continues names 'sft', which leaves no model; name reward_model"),
+        ({"with": {"continues": "reward_again"}}, r"continues names 'reward_again', which is no stage before it"),
+        (
+            {"with": {"continues": "reward_model", "chat": True}},
+            r"chat=True with continues: reward_model, .*chat=False",
+        ),
+        ({"with": {"replay": 0.2}}, r"replay=0\.2 without reward_model\.continues"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipe(["sft", "reward_model", {**AGAIN, **changes}])
 
 
 @pytest.mark.integration

@@ -10,10 +10,13 @@ import torch
 import transformers
 
 from tests.models.families import VOCAB, tiny
-from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.reward_model import RewardModel, Sides
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
 
@@ -95,6 +98,24 @@ def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
         again.update(pairs(seed=step), 100)
     for ours, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("backend", ["torch", "fsdp"])
+def test_an_earlier_model_continues_with_a_fresh_optimiser(backend: str, tmp_path: Path) -> None:
+    first = model_of()
+    first.update(pairs(), 100)
+    first.write(tmp_path, character_tokenizer("abc"))
+    config = TrainConfig(backend=backend, device="cpu")  # type: ignore[arg-type]
+    own = tiny("qwen2 tied")
+    policy: Backend = FsdpBackend(own, config) if backend == "fsdp" else TorchBackend(own)
+    later = policy.reward_model(OPTIMIZER, 50, start=tmp_path)
+    rows = [ids for sides in pairs(seed=3) for ids in sides]
+    torch.testing.assert_close(later.rewards(rows).detach(), first.rewards(rows).detach())
+    fresh = RewardModel(first.model, OPTIMIZER, 50)
+    ours, theirs = later.update(pairs(seed=1), 100), fresh.update(pairs(seed=1), 100)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    torch.testing.assert_close(later.rewards(rows).detach(), fresh.rewards(rows).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_finite_is_refused_and_changes_nothing() -> None:
