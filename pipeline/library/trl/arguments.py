@@ -55,7 +55,10 @@ TRANSLATED: dict[str, tuple[Any, str]] = {
     "logging_steps": (10, "`trainer.state.log_history`: a mean over so many steps; metrics.jsonl has each step"),
     "logging_first_step": (False, "`trainer.state.log_history`"),
     "disable_tqdm": (None, "True: no output"),
-    "report_to": ("none", "`report.trackers`: tensorboard, wandb, mlflow, trackio or none"),
+    "report_to": (
+        "none",
+        "`report.trackers`: tensorboard, wandb, mlflow, trackio, those of plug-ins, or none",
+    ),
     "log_completions": (False, "`report.samples_per_step`; True: all groups of a step, else its default"),
     "eval_strategy": (
         "no",
@@ -67,6 +70,10 @@ TRANSLATED: dict[str, tuple[Any, str]] = {
     "save_strategy": ("steps", "`checkpoint.every_steps`: steps, epoch, or no: at the end of the run alone"),
     "save_steps": (500, "`checkpoint.every_steps`"),
     "save_total_limit": (None, "`checkpoint.keep`; None: all"),
+    "push_to_hub": (False, "True: `trainer.push_to_hub()` when the run has ended"),
+    "hub_model_id": (None, "the name of the repository, owner/name"),
+    "hub_private_repo": (None, "False: a new repository is public; else it is private"),
+    "hub_strategy": ("every_save", "every_save or end: once, when the run has ended"),
     "model_init_kwargs": (None, "`model.dtype` from dtype, `model.revision` from revision"),
     "shuffle_dataset": (True, "`data.sampling.order`"),
     "chat_template_kwargs": (None, "`data.template.chat_arguments`"),
@@ -126,7 +133,7 @@ AS_THEY_ARE: dict[str, tuple[Any, str]] = {
 """Argument -> (default, the field of a recipe that takes its value)."""
 
 _SEVERAL = "a script trains in one process; for several, `verizero train` of the recipe in the run's folder, given/"
-_HUB = "nothing is uploaded during training; upload the folder of the trained model when the run has ended"
+_HUB = "the model is uploaded once, to the main branch, when the run has ended; leave it out"
 REFUSED: dict[str, tuple[Any, str]] = {
     "optim_args": (None, "AdamW takes adam_beta1, adam_beta2, adam_epsilon and weight_decay alone; set these"),
     "optim_target_modules": (None, "the optimiser is AdamW; set peft_config to train less of the model"),
@@ -143,11 +150,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "eval_delay": (0, "evaluations begin with the first round; leave it out"),
     "batch_eval_metrics": (False, "held-out measures are those of rewards; write them into a reward function"),
     "save_only_model": (False, "a checkpoint that resumes to the same bytes needs all of its state; leave it out"),
-    "push_to_hub": (False, _HUB),
-    "hub_token": (None, _HUB),
-    "hub_private_repo": (None, _HUB),
-    "hub_model_id": (None, _HUB),
-    "hub_strategy": ("every_save", _HUB),
+    "hub_token": (None, "no secret is written to a recipe; use `hf auth login` or HF_TOKEN"),
     "hub_always_push": (False, _HUB),
     "hub_revision": (None, _HUB),
     "log_completions_hub_repo": (None, "responses stay in rollouts.jsonl of the run's folder; upload that file"),

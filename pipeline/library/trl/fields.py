@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.library.trl.arguments import AS_THEY_ARE
 from verizero.pipeline.library.trl.config import GRPOConfig
 from verizero.pipeline.library.trl.objective import algorithm_of, choice
 from verizero.pipeline.library.trl.schedule import Schedule, schedule_fields
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 FOLDER = "trainer_output"
 """The output folder of scripts that name none."""
 
@@ -29,6 +29,9 @@ def fields_of(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}: GRPOTrainer trains in one process; start the script with "
             "python, or train on several with `verizero train` and the recipe that it writes"
         )
+    if args.push_to_hub:  # the name is refused before the training
+        repository(args)
+        choice(args, "hub_strategy", ("every_save", "end"))
     schedule = Schedule.of(args, num_rows)
     plain = {to: getattr(args, name) for name, (_, to) in AS_THEY_ARE.items()}
     fields: dict[str, Any] = {to: value for to, value in plain.items() if args.use_vllm or "vllm" not in to}
@@ -54,6 +57,14 @@ def place(args: GRPOConfig) -> tuple[str, str]:
     if args.run_name is not None:
         return str(folder), str(args.run_name)
     return str(folder.parent), folder.name or folder.resolve().name
+
+
+def repository(args: GRPOConfig) -> str:
+    """Return the name of the repository that is published. Raises: ConfigError without owner and name."""
+    name = args.hub_model_id
+    if not isinstance(name, str) or name.count("/") != 1:
+        raise ConfigError(f"hub_model_id={name!r} is no repository; give owner and name, e.g. 'me/my-model'")
+    return name
 
 
 def _engine(args: GRPOConfig) -> dict[str, Any]:
@@ -101,7 +112,8 @@ def _data(args: GRPOConfig, is_chat: bool) -> dict[str, Any]:
 def _trackers(asked: Any) -> list[str]:
     names = [asked] if isinstance(asked, str) else list(asked or [])
     names = [name for name in names if name != "none"]
+    known = registry.names("trackers")
     for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"report_to={asked!r}: there is no tracker {name!r}; name {', '.join(TRACKERS)} or none")
+        if name not in known:
+            raise ConfigError(f"report_to={asked!r}: there is no tracker {name!r}; name {', '.join(known)} or none")
     return names

@@ -18,7 +18,7 @@ from verizero.pipeline.library.recipe import FOLDER, Wish, write_recipe
 from verizero.pipeline.library.train import run_recipe
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.library.trl.config import GRPOConfig
-from verizero.pipeline.library.trl.fields import fields_of, place
+from verizero.pipeline.library.trl.fields import fields_of, place, repository
 from verizero.pipeline.library.trl.history import TrainOutput, Watchers, held_out_of
 from verizero.pipeline.library.trl.inputs import PROMPT, grading_of, meaning_of, rewards_of, rows_of
 from verizero.pipeline.library.trl.models import lora_of, model_folder
@@ -164,6 +164,8 @@ class GRPOTrainer:
             seen.add(row)
         self._watchers.state = self.state
         self._watchers.tell("on_train_end")
+        if self.args.push_to_hub:
+            self.push_to_hub()
         losses = [row["loss"] for row in self.state.log_history if "loss" in row]
         last = dict(self.state.log_history[-1]) if self.state.log_history else {}
         return TrainOutput(self.state.global_step, sum(losses) / max(1, len(losses)), last)
@@ -209,12 +211,15 @@ class GRPOTrainer:
         """The recipe that the script was translated to."""
         return load_recipe(self._recipe)
 
-    def push_to_hub(self, *_: Any, **__: Any) -> None:
-        """Raise ConfigError: nothing is uploaded here."""
-        raise ConfigError(
-            f"push_to_hub() is not here; upload the folder {self._recipe.parent.parent / 'model'} by "
-            "`huggingface_hub.upload_folder`"
-        )
+    def push_to_hub(self, **more: Any) -> str:
+        """Publish the trained model with its card as `args.hub_model_id`, and return its address: `TrainedRun.push`.
+
+        more: `dataset_name` is allowed, as TRL's scripts give it; the card names the data of the recipe.
+        Raises: ConfigError before `train`, or without a name; RunError if the hub refuses.
+        """
+        for name in more.keys() - {"dataset_name"}:
+            raise ConfigError(f"push_to_hub({name}=...) is not possible: the card and the commit are made of the run")
+        return self._ended("push_to_hub").push(repository(self.args), self.args.hub_private_repo is not False)
 
     def _ended(self, what: str) -> TrainedRun:
         if self.run is None:

@@ -137,6 +137,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "save_strategy": ({"save_strategy": "no"}, {"checkpoint.every_steps": 12}),
     "save_steps": ({"save_steps": 5}, {"checkpoint.every_steps": 5, "checkpoint.keep": 3}),
     "save_total_limit": ({"save_steps": 5, "save_total_limit": 1}, {"checkpoint.keep": 1}),
+    "push_to_hub": ({"push_to_hub": True, "hub_model_id": "me/my-model"}, {}),
+    "hub_model_id": ({"hub_model_id": "me/my-model"}, {}),
+    "hub_private_repo": ({"hub_private_repo": False}, {}),
+    "hub_strategy": ({"hub_strategy": "end"}, {}),
     "model_init_kwargs": ({"model_init_kwargs": {"dtype": "bfloat16"}}, {"model.dtype": "bfloat16"}),
     "shuffle_dataset": ({"shuffle_dataset": False}, {"data.sampling.order": "sequential"}),
     "chat_template_kwargs": (
@@ -231,6 +235,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Argument -> (arguments, the fields of the recipe that they give). Without fields: the recipe stays as it is."""
 NOT_OF_THE_RECIPE = {
     *("gradient_checkpointing_kwargs", "full_determinism", "disable_dropout", "logging_strategy", "logging_steps"),
+    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
     *("logging_first_step", "disable_tqdm", "bf16", "optim", "vllm_tensor_parallel_size", "output_dir", "run_name"),
 }
 """Arguments whose example leaves the recipe as it is, or changes its name alone."""
@@ -317,6 +322,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sync_ref_model": True}, "sync_ref_model=True with beta=0.0"),
     ({"model_init_kwargs": {"attn_implementation": "sdpa"}}, "attn_implementation='sdpa'"),
+    ({"push_to_hub": True}, "hub_model_id=None is no repository"),
+    ({"push_to_hub": True, "hub_model_id": "me/it", "hub_strategy": "checkpoint"}, "hub_strategy='checkpoint'"),
     ({"report_to": "comet_ml"}, "no tracker 'comet_ml'"),
     ({"max_completion_length": None}, "max_completion_length=None"),
     ({"rows": [{"question": "1+1="}]}, "no column 'prompt' in row 1; its columns are question"),

@@ -71,6 +71,23 @@ def test_texts_an_evaluation_and_the_saved_model(here: Path) -> None:
     assert trainer.processing_class("1+1=")["input_ids"]
 
 
+def test_the_model_is_published_when_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(vz.TrainedRun, "push", lambda run, *where: pushed.append((run.model, *where)) or "address")
+    script = run("unique_characters")
+    args = script["training_args"]
+    args.output_dir, args.push_to_hub, args.hub_model_id, args.hub_private_repo = "out", True, "me/it", False
+    args.eval_strategy, args.max_steps = "no", 1
+    trainer = GRPOTrainer("tiny", script["reward_num_unique_chars"], args, script["dataset"])
+    with pytest.raises(ConfigError, match="call train"):
+        trainer.push_to_hub()
+    trainer.train()
+    assert pushed == [(Path("out/model").absolute(), "me/it", False)]
+    assert trainer.push_to_hub(dataset_name="sums") == "address"
+    with pytest.raises(ConfigError, match=r"push_to_hub\(tags=...\) is not possible"):
+        trainer.push_to_hub(tags=["grpo"])
+
+
 def test_several_rewards() -> None:
     trainer = run("several_rewards")["trainer"]
     samples = trainer.run.samples()
