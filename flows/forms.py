@@ -48,7 +48,7 @@ def train(
         rounds: RL rounds, 1 or more. Empty: as the recipe says.
         stages: Only these stages of the recipe, by name, in this order. Empty: all.
         resume: auto: continue the run in this folder from its newest checkpoint, or begin a new one. never: fail if
-            there is a run in it. must: fail if there is none.
+            there is a run in it. must: fail if there is none. changed: as auto, also with a verifier that changed.
         folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
             and . _ - only. Empty: the recipe's name. A finished run in that folder is not repeated.
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md lists
@@ -71,7 +71,7 @@ def sft(
     Args:
         recipe: A recipe of configs/ or of your own folder; it must have a section `sft`.
         resume: auto: continue the run in this folder from its newest checkpoint, or begin a new one. never: fail if
-            there is a run in it. must: fail if there is none.
+            there is a run in it. must: fail if there is none. changed: as auto, also with a verifier that changed.
         folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
             and . _ - only. Empty: the recipe's name and -sft.
         overrides: Any other field of the recipe by its dotted name, e.g. {"sft.steps": 200}.

@@ -7,12 +7,12 @@ import json
 import os
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.recipes import find_recipe, run_folder
+from verizero.pipeline.config.recipes import Resume, find_recipe, run_folder
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.gguf_file import check_model_is_there
 from verizero.pipeline.report.progress import for_terminal
@@ -38,7 +38,10 @@ def add(commands: Any) -> None:
     command.add_argument("--name", help="with DATA: the run's name, default: of model and data")
     command.add_argument("--stages", help="only these stages of the recipe, e.g. sft,rl")
     command.add_argument(
-        "--resume", choices=("auto", "never", "must"), default="auto", help="continue a run of this name; default: auto"
+        "--resume",
+        choices=get_args(Resume),
+        default="auto",
+        help="continue a run of this name; changed: also with a reward function that changed; default: auto",
     )
     command.add_argument("--no-prefect", action="store_true", help="run in this process, without an orchestrator")
     command.set_defaults(run=run)

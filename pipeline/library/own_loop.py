@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, run_folder
 from verizero.pipeline.errors import ConfigError, RunError, Stopped
 from verizero.pipeline.library.given import Data
-from verizero.pipeline.library.train import asked_run, recipe_for_one_process
+from verizero.pipeline.library.recipe import refuse_ranks
+from verizero.pipeline.library.train import asked_run
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.loop import batch as batches
 from verizero.pipeline.loop import rounds
@@ -64,7 +66,8 @@ def open(
     """
     wish = {name: arguments.pop(name, None) for name in WISHES}
     with asked_run(model, data, wish, arguments, quiet) as asked:
-        config = recipe_for_one_process(asked.path, asked.overrides)
+        config = load_recipe(asked.path, asked.overrides)
+        refuse_ranks(config, asked.path)
         if not any(stage.kind == KIND for stage in config.stages):
             raise ConfigError(
                 f"vz.open gives the steps of stages of kind rl, and the recipe's are {', '.join(config.stage_names)}; "

@@ -85,6 +85,8 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     label = place.get("file") or place["hub"]["id"]
     meaning = wish.meaning or guess(first_rows(place, folder), Path(str(label)).name)
     tree = tree_of(wish, name, place, meaning, folder, facts_of(wish.model))
+    if "rl" in tree:
+        tree["rl"] |= rounds_of(wish.steps, folder.parent)
     config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
     path = folder / FILE
     text = yaml.safe_dump(
@@ -95,6 +97,21 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     return path, [meaning.line, *_lines(for_machine(config, 1, existing_device(config.train.device, "train.device")))]
 
 
+def rounds_of(steps: int, run: Path) -> dict[str, int]:
+    """Return the number of rounds and their steps: four rounds at most, of ten steps at least if there are several.
+
+    An earlier run in the folder `run` keeps the steps of its rounds where that is possible, so that it can continue.
+    """
+    try:
+        earlier = int(yaml.safe_load((run / FILE).read_text(encoding="utf-8"))["rl"]["steps_per_round"])
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # there is none
+        earlier = 0
+    if earlier and steps % earlier == 0:
+        return {"rounds": steps // earlier, "steps_per_round": earlier}
+    rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (steps % n == 0 and steps >= 10 * n))
+    return {"rounds": rounds, "steps_per_round": steps // rounds}
+
+
 def _lines(config: RunConfig) -> list[str]:
     """Return what a person should know of the defaults that were chosen."""
     (stage,) = config.stages
@@ -103,6 +120,15 @@ def _lines(config: RunConfig) -> list[str]:
     if any(s.part for s in config.data.evaluation):
         lines.append("evaluation: a tenth of the questions is held out, by a hash of each")
     return lines
+
+
+def refuse_ranks(config: RunConfig, path: Path) -> None:
+    """Raise ConfigError if the recipe at `path` is for a group of ranks."""
+    if config.launch.kind != "none":
+        raise ConfigError(
+            f"launch.kind={config.launch.kind}: a group of ranks is started by the command `verizero train {path}`, "
+            "not from Python; drop it"
+        )
 
 
 def name_of(model: str, data: Data) -> str:
@@ -191,12 +217,8 @@ def _section(wish: Wish, stage: StageKind, source: dict[str, Any], rate: float) 
         # Of conversations of several turns, and of rows without a prompt, no pair can be made.
         pairs = [{**source, "on_bad_row": "skip"}]
         return {"loss": {"name": "dpo"}, "pairs": pairs, "steps": wish.steps, "optimizer": {"learning_rate": rate}}
-    # Whole rounds, of ten steps at least where there are several.
-    rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
     return {
         **_objective(wish.algorithm),
-        "rounds": rounds,
-        "steps_per_round": wish.steps // rounds,
         "prompts_per_step": PROMPTS,
         "group_size": GROUP,
         "optimizer": {"learning_rate": rate},

@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, find_recipe, override_texts, run_folder
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.library.functions import Rewards
 from verizero.pipeline.library.given import Data
-from verizero.pipeline.library.recipe import FILE, FOLDER, Wish, write_recipe
+from verizero.pipeline.library.recipe import FILE, FOLDER, Wish, refuse_ranks, write_recipe
 from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.report.progress import Progress, Silent, for_terminal
-from verizero.pipeline.run.callbacks import Callback
+
+if TYPE_CHECKING:
+    from verizero.pipeline.run.callbacks import Callback
 
 
 def train(
@@ -51,8 +52,9 @@ def train(
     evaluation: held-out data; None: a tenth of the questions of `data`.
     algorithm: None: "grpo" without a KL term. steps: None: 100. weights: of several rewards. success: the reward from
         which on a response counts as right. output: the folder of runs; None: "runs".
-    name: the run's name; None: of model and data. resume: "auto" continues a run of this name, "never" refuses one, and
-        "must" refuses to start a new one. quiet: True: no output.
+    name: the run's name; None: of model and data. resume: "auto" continues a run of this name, "never" refuses one,
+        "must" refuses to start a new one, and "changed" continues one whose reward function has changed. quiet: True:
+        no output.
     callbacks: functions f(event), or "file.py:function", called after each step and each evaluation; one that returns
         `vz.STOP` ends the run. They are no part of the recipe.
     fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
@@ -112,21 +114,11 @@ def run_recipe(
     """Run the recipe at `path` in this process, without an orchestrator; return the run."""
     from verizero.pipeline.whole_run import train as train_all
 
-    config = recipe_for_one_process(path, overrides)
+    config = load_recipe(path, overrides)
+    refuse_ranks(config, path)
     folder = run_folder(config)
     train_all(config, path.resolve().parent, folder, resume, progress, callbacks=callbacks)
     return TrainedRun(folder)
-
-
-def recipe_for_one_process(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the recipe at `path`. Raises: ConfigError if it is for a group of ranks."""
-    config = load_recipe(path, overrides)
-    if config.launch.kind != "none":
-        raise ConfigError(
-            f"launch.kind={config.launch.kind}: a group of ranks is started by the command `verizero train {path}`, "
-            "not from Python; drop it"
-        )
-    return config
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from verizero.pipeline.config.load import parse, read_tree
+from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.errors import ConfigError, RunError, boundary
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.files import read_rollouts, read_run, require_run
+from verizero.pipeline.report.progress import Progress, Silent, for_terminal
 from verizero.pipeline.report.result import result_lines
 from verizero.pipeline.report.row_types import to_json
+
+if TYPE_CHECKING:
+    from verizero.pipeline.run.callbacks import Callback
 
 MOST_TOKENS, TEMPERATURE = 512, 0.7
 """Settings of the sampling of `chat`."""
@@ -76,6 +84,47 @@ class TrainedRun:
         from verizero.pipeline.diagnosis.run_facts import read
 
         return diagnose(read(self.folder))
+
+    def train(
+        self,
+        steps: int | None = None,
+        *,
+        resume: Resume = "auto",
+        quiet: bool = False,
+        callbacks: Sequence[str | Callback] = (),
+    ) -> TrainedRun:
+        """Continue the run, and return it: with more steps of its last stage, or, if it is not done, to its end.
+
+        steps: how many more than the recipe asks for, of a run that is done; of RL whole rounds, where it has several.
+            The run then equals one that had as many from the start. None: those that are left. It is refused where
+            earlier steps depend on their number, as with a learning rate that has fallen. resume, quiet, callbacks: as
+            for `train`; "changed" continues with a reward function that changed.
+
+        Raises: ConfigError, RunError before training, with the remedy; else what the run raises.
+        """
+        from verizero.pipeline.library.recipe import refuse_ranks
+        from verizero.pipeline.run.choose_checkpoint import newest_whole
+        from verizero.pipeline.run.lengths import with_more_steps
+        from verizero.pipeline.run.origin import recipe_folder
+        from verizero.pipeline.run.schedule import schedule
+        from verizero.pipeline.run.state import read_state
+        from verizero.pipeline.whole_run import train
+
+        base = recipe_folder(self.folder) or self.folder
+        path = self.folder / "recipe.yaml"
+        config = parse(read_tree(path), source=str(path), base=base)
+        refuse_ranks(config, path)
+        if steps is not None:
+            newest, _ = newest_whole(self.folder / "checkpoints")
+            left = schedule(config) if newest is None else read_state(newest).items_left(schedule(config))
+            if any(not item.is_evaluation for item in left):
+                raise ConfigError(f"steps={steps}: the run is not done; call run.train() first, for the rest")
+            config = with_more_steps(config, steps, base)
+        progress: Progress = Silent() if quiet else for_terminal(beats=True)
+        with closing(progress):
+            train(config, base, self.folder, resume, progress, callbacks=callbacks)
+        self._loaded = None
+        return self
 
     def chat(self, message: str, system: str | None = None) -> str:
         """Return the trained model's answer to a message, sampled; system: the system message, None: as in training.

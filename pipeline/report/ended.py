@@ -117,6 +117,13 @@ def record_end(folder: Path, ended: Ended) -> None:
         os.fsync(file.fileno())
 
 
+def end_reason(folder: Path) -> str | None:
+    """Return the reason for which the run in `folder` ended last; None while it goes, and if it was killed."""
+    with suppress(OSError, ValueError):
+        return (_info(folder / INFO).get("ended") or {}).get("reason")
+    return None
+
+
 def has_ended(folder: Path) -> bool:
     """True if run.json says how the run ended."""
     with suppress(OSError, ValueError):

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verizero.pipeline.errors import ConfigError, RunError, Stopped, exception_text
 from verizero.pipeline.registry import at_path
 from verizero.pipeline.report.row_types import EvaluationRow, Numbers, SampleRow, StepRow
-from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Group
+
+if TYPE_CHECKING:
+    from verizero.pipeline.train.ranks import Ranks
 
 
 class Stop(Enum):

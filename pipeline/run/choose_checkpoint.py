@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
 from verizero.pipeline.files import disk_errors, restore_folders
+from verizero.pipeline.report.ended import end_reason
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.aside import put_aside
-from verizero.pipeline.run.fingerprints import Fingerprint, differences, read_stages_file, write_stages_file
+from verizero.pipeline.run.changes import note_change
+from verizero.pipeline.run.fingerprints import Fingerprint, differences, is_code, read_stages_file, write_stages_file
 from verizero.pipeline.run.lengths import differs_only_in_length, why_not_longer
 from verizero.pipeline.run.state import read_state
 from verizero.pipeline.train import checkpoint
@@ -51,7 +54,7 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
         for bad in damaged:
             progress.say(f"refused checkpoint {bad}; using the one before it")
         progress.say(f"continues from the older checkpoint {path.name}; what came after it is kept in {stale_folder}")
-    return checkpoint_before_changes(folder, prints, path, progress)
+    return checkpoint_before_changes(folder, prints, path, progress, resume == "changed")
 
 
 def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Unusable]]:
@@ -93,12 +96,15 @@ def _unusable(root: Path, refused: Sequence[checkpoint.Unusable], older: Path | 
     )
 
 
-def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
+def checkpoint_before_changes(
+    folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress, accepts_code: bool = False
+) -> Path | None:
     """Return `newest` if no stage changed that it depends on, else the checkpoint at the end of the last unchanged one.
 
     `now`: the stages' fingerprints as the recipe and the data are now. Results of the other stages are moved to
     `folder`/stale/N, and the reason is reported. A stage that only became longer continues from its own last checkpoint
-    if nothing in it depended on its length.
+    if nothing in it depended on its length; so does one of which only files of verifiers and environments changed, if
+    the run ended in it because graders failed, or if `accepts_code`. None: the run begins again, as it trained nothing.
     Raise RunError if the first stage changed, so that there is nothing to resume from.
     """
     started = read_stages_file(folder)
@@ -110,28 +116,62 @@ def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: 
     ends = {name: newest.parent / f"{number:08d}" for name, number in state.stage_ends.items()}
     if state.stage.name == before.name:
         ends[before.name] = newest
-    is_longer = False
-    if after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends:
-        is_longer = differs_only_in_length(before.kind, before.fields, after.fields)
+    is_same = after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends
+    code, others = _changed_fields(before, after) if after is not None and is_same else (set[str](), set[str]())
+    could_continue = is_same and differs_only_in_length(before.kind, _part(before, others), _part(after, others))
+    failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
+    has_trained = bool(state.num_done or state.step)  # else the evaluation before training is done again too
+    continues = could_continue and (not code or (has_trained and (accepts_code or failed_here)))
     # The stages whose end has a checkpoint, up to the first change.
-    good = _whole([f.name for f in started[: index + is_longer] if f.name in ends], ends, progress)
-    if after is not None and is_longer and good and good[-1] == before.name:
-        reason = why_not_longer(before.kind, before.fields, after.fields, read_state(ends[before.name]))
+    good = _whole([f.name for f in started[: index + continues] if f.name in ends], ends, progress)
+    if after is not None and continues and good and good[-1] == before.name:
+        end = ends[after.name]
+        is_longer = bool(others) or not code
+        reason = why_not_longer(before.kind, before.fields, after.fields, read_state(end)) if is_longer else None
         if reason is None:
-            return _continue_longer(folder, started, after, ends[after.name], why, progress)
+            if code:
+                note_change(folder, before.name, end, sorted(code), "resume" if accepts_code else "graders_failed")
+            return _continue_stage(folder, started, after, end, why, progress)
         good.pop()
         why += f"; {before.name} cannot continue with that, as {reason}"
-    if not good:
+    if good:
+        return _begin_again(folder, started, good, ends[good[-1]], why, progress)
+    if not has_trained:
+        if (stale_folder := put_aside(folder, None, ())) is not None:
+            kept = stale_folder.relative_to(folder)
+            progress.say(f"begins again: {why}, and nothing was trained; what was written is kept in {kept}")
+        return None
+    remedy = "Undo the change"
+    if continues:
         old_values = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
-        model = folder / "model" if (folder / "model").is_dir() else newest / "model"
-        remedy = f"Keep {old_values}" if is_longer else "Undo the change"
-        raise RunError(
-            f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-            f"resume from. {remedy}, or start a new run from the model of this one (--set name=… --set "
-            f"model.path={model}), or from the beginning (--set name=…)"
-        )
+        remedy = f"Keep {old_values}"
+    elif could_continue:
+        remedy += ", continue with it from where the run is (resume='changed', --resume changed)"
+    model = folder / "model" if (folder / "model").is_dir() else newest / "model"
+    raise RunError(
+        f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
+        f"resume from. {remedy}, or start a new run from the model of this one (--set name=… --set "
+        f"model.path={model}), or from the beginning (--set name=…)"
+    )
+
+
+def _changed_fields(before: Fingerprint, after: Fingerprint) -> tuple[set[str], set[str]]:
+    """Return the names of the fields that differ: those of code, and the others."""
+    names = {n for n in before.fields.keys() | after.fields.keys() if before.fields.get(n) != after.fields.get(n)}
+    code = set(filter(is_code, names))
+    return code, names - code
+
+
+def _part(fingerprint: Fingerprint | None, names: set[str]) -> dict[str, Any]:
+    return {} if fingerprint is None else {n: v for n, v in fingerprint.fields.items() if n in names}
+
+
+def _begin_again(
+    folder: Path, started: Sequence[Fingerprint], good: Sequence[str], end: Path, why: str, progress: Progress
+) -> Path:
+    """Put aside the stages after the `good` ones, which run again, and return the checkpoint `end` of the last one."""
     stale = [f.name for f in started[len(good) :]]
-    stale_folder = put_aside(folder, ends[good[-1]], stale)
+    stale_folder = put_aside(folder, end, stale)
     # After the move: if killed before, the next start finds the same difference and moves the rest.
     write_stages_file(folder, started[: len(good)])
     if stale_folder is not None:
@@ -141,7 +181,7 @@ def checkpoint_before_changes(folder: Path, now: Sequence[Fingerprint], newest: 
             f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
             f"{stale_folder.relative_to(folder)}"
         )
-    return ends[good[-1]]
+    return end
 
 
 def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
@@ -154,21 +194,21 @@ def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[
     return names
 
 
-def _continue_longer(
-    folder: Path, started: Sequence[Fingerprint], longer: Fingerprint, end: Path, why: str, progress: Progress
+def _continue_stage(
+    folder: Path, started: Sequence[Fingerprint], stage: Fingerprint, end: Path, why: str, progress: Progress
 ) -> Path:
-    """Put aside the stages after the one that is longer now, note its new length, and return its checkpoint `end`."""
+    """Put aside the stages after the one that continues, note its fingerprint, and return its checkpoint `end`."""
     names = [f.name for f in started]
-    index = names.index(longer.name)
+    index = names.index(stage.name)
     later = names[index + 1 :]
     stale_folder = put_aside(folder, end, later) if later else None
-    write_stages_file(folder, [*started[:index], longer])
+    write_stages_file(folder, [*started[:index], stage])
     aside = (
         f"; {_listed(later)} stale, and the earlier results are kept in {stale_folder.relative_to(folder)}"
         if stale_folder
         else ""
     )
-    progress.say(f"{longer.name} continues: {why}{aside}")
+    progress.say(f"{stage.name} continues: {why}{aside}")
     return end
 
 

@@ -36,6 +36,10 @@ ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retri
 """Fields of `endpoint` and of teachers that may change on resume: where and how often one is asked, not which one."""
 
 
+CODE = ("verifier ", "environment ", "agent ")
+"""Beginnings of the names of fields that are hashes of code."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The inputs of a stage, and a hash of them and of all stages before it."""
@@ -110,6 +114,11 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the changes between the fields of two fingerprints, in words."""
     names = [*before, *(n for n in now if n not in before)]
     return [_change(n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n)]
+
+
+def is_code(field: str) -> bool:
+    """True if a field of a fingerprint is the hash of a file with code of the user's: of a verifier or environment."""
+    return field.startswith(CODE)
 
 
 def read_stages_file(folder: Path) -> list[Fingerprint]:

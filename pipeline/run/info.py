@@ -13,6 +13,7 @@ from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import disk_errors
 from verizero.pipeline.models.gguf_file import provenance
 from verizero.pipeline.run.build import first_model_path
+from verizero.pipeline.run.changes import changes_of
 from verizero.pipeline.run.origin import write_origin
 from verizero.pipeline.run.saving import TEMPLATE_FILE
 from verizero.pipeline.run.session import Run, StageSetup, Workers
@@ -62,6 +63,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         if workers.rollouts.generation.episode_setup is None
         else time_dependent_settings(run.recipe.episodes),
         "model_template": template_of(run.recipe.model.path),
+        "changes": [] if run.resumed_from is None else changes_of(run.folder),
         "ended": None,
     }
     with disk_errors(f"writing into {run.rank_folder}"):

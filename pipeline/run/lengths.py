@@ -6,11 +6,14 @@ does a temperature that goes to `temperature_end`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import optimizer
@@ -62,6 +65,42 @@ def _has_fallen(config: OptimizerConfig, done: int, totals: list[int | None]) ->
     if numbers.schedule == "constant":
         return False
     return any(total is None or optimizer.schedule(numbers, done, total) < numbers.learning_rate for total in totals)
+
+
+def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
+    """Return the recipe with `steps` more steps in its last stage; `base` is its folder.
+
+    Raises: ConfigError if the stage has no steps of its own, or consists of rounds of which they are no multiple.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
+    stage = config.stages[-1]
+    section: Any = config.section_of(stage)
+    if isinstance(section, RoundsConfig):
+        num_rounds, rest = divmod(steps, section.steps_per_round)
+        more = {"rounds": section.rounds + num_rounds}
+        if rest:
+            more = {"steps_per_round": section.steps_per_round + steps}
+        if rest and section.rounds > 1:
+            raise ConfigError(
+                f"steps={steps}: stage {stage.name} consists of rounds of {section.steps_per_round} steps; give a "
+                f"multiple, e.g. {steps - rest + section.steps_per_round}"
+            )
+    elif "steps" in section.lengths and section.steps is not None:
+        more = {"steps": section.steps + steps}
+    else:
+        raise ConfigError(
+            f"steps={steps}: the last stage, {stage.name}, does not count its length in steps; raise "
+            f"{', '.join(f'{stage.kind}.{name}' for name in section.lengths) or 'another'} and start it again"
+        )
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    if stage.changes or sum(s.kind == stage.kind for s in config.stages) > 1:
+        # In the stage alone: others of its kind share the section.
+        changed = stage.model_copy(update={"changes": {**stage.changes, **more}})
+        tree["stages"][-1] = changed.model_dump(mode="json")
+    else:
+        tree[stage.kind] |= more
+    return parse(tree, source=f"{config.name} with more steps", base=base)
 
 
 def reopen_longer_stage(config: RunConfig, state: RunState) -> None:

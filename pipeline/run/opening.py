@@ -24,6 +24,7 @@ from verizero.pipeline.run.build import (
     context_of,
     device_of,
 )
+from verizero.pipeline.run.changes import changed_at
 from verizero.pipeline.run.choose_checkpoint import choose_checkpoint
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
@@ -134,6 +135,8 @@ def open_session(
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
     reopen_longer_stage(config, state)
+    if start is not None and changed_at(folder, start):
+        state.stage.carried = []  # graded by the function that was changed
     tokenizer = data.renderer.tokenizer
     progress.under_way("loads the model")
     backend = build_backend(config, load_policy(config, tokenizer, start), ranks)

@@ -27,6 +27,7 @@ SIGNATURES = {
     "TrainedRun.chat": "(self, message, system=None)",
     "TrainedRun.diagnose": "(self)",
     "TrainedRun.push": "(self, name, private=True)",
+    "TrainedRun.train": "(self, steps=None, *, resume='auto', quiet=False, callbacks=())",
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
     "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=())",
     "open": "(model, data=None, *, resume='auto', quiet=False, callbacks=(), **arguments)",
