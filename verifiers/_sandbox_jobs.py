@@ -16,6 +16,7 @@ from verizero.pipeline.types import Verdict
 from verizero.sandbox import settings as sandbox_settings
 from verizero.sandbox.api import check as sandbox_check
 from verizero.sandbox.languages import NO_COMPILE
+from verizero.sandbox.worker import codec
 from verizero.verifiers._prelude import with_prelude
 from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.layouts.base import Language
@@ -246,7 +247,10 @@ def run_or_fail(jobs: Sequence[Job], run: Run) -> Sequence[Outcome]:
 def same_tests(job: Job) -> str:
     """Return a key that is equal for jobs of equal program and equal tests."""
     parts = [job.program, job.mode, job.language, list(job.tests), job.checker, dict(job.limits)]
-    return json.dumps(parts, default=_exact)
+    try:
+        return json.dumps(parts, default=_exact)
+    except ValueError:  # an integer of more digits than Python writes
+        return codec.encode(parts).decode("ascii")
 
 
 def _exact(value: Any) -> str:

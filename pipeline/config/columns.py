@@ -16,9 +16,7 @@ class OneColumn(Section):
 
     column: str = Field(min_length=1, description="name of the column; a.b.0 steps into objects and lists")
     then: tuple[str, ...] = Field((), description="columns whose texts are added directly behind the column's own text")
-    parse: Literal["json", "tests"] | None = Field(
-        None, description="json: the text is JSON; tests: JSON in the form of APPS, {inputs, outputs, fn_name?}"
-    )
+    parse: Literal["json"] | None = Field(None, description="json: the text is JSON, which a key steps into")
     key: str | None = Field(None, description="path such as a.b.0 within the parsed value")
     after: str | None = Field(None, min_length=1, description="keep only the text after the last occurrence of this")
     before: str | None = Field(None, min_length=1, description="keep only the text before the first occurrence of this")

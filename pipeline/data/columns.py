@@ -42,8 +42,6 @@ def _part(value: Any, column: OneColumn, name: str) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{name} is not JSON ({exc}), got {value!r:.80}") from exc
-    if column.parse == "tests":
-        _check_tests(value, name)
     if column.key is not None:
         value = _step(value, column.key, name)
     if column.after is not None or column.before is not None or column.boxed or column.replace:
@@ -115,16 +113,6 @@ def _step(value: Any, path: str, name: str) -> Any:
         else:
             raise Missing(f"{name} is {value!r:.80}, which has no key {key!r}")
     return value
-
-
-def _check_tests(value: Any, name: str) -> None:
-    """Raise DataError unless the value is {inputs, outputs, fn_name?} as in APPS and TACO, of equal numbers."""
-    inputs, outputs = (value.get("inputs"), value.get("outputs")) if isinstance(value, Mapping) else (None, None)
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise DataError(f"{name} must be an object with the lists 'inputs' and 'outputs', got {value!r:.80}")
-    if len(inputs) != len(outputs):
-        raise DataError(f"{name} has {len(inputs)} inputs for {len(outputs)} outputs")
-    _require(bool(inputs), f"{name} has no tests")
 
 
 def _require(condition: object, message: str) -> None:

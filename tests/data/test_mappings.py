@@ -94,9 +94,13 @@ def test_apps_and_taco(tmp_path: Path, mapping: str) -> None:
         },
     ]
     first, second = load(tmp_path, file=parquet(tmp_path, rows), mapping=mapping)
-    assert (first.question, first.reference, first.verifier) == ("Sum.", stdin, "code")
+    assert (first.question, first.reference, first.verifier) == ("Sum.", json.dumps(stdin), "code")
     assert first.demonstration.startswith("print(")
-    assert (second.question, second.reference, second.demonstration) == ("Add.\n\ndef add(a, b):", call, None)
+    assert (second.question, second.reference, second.demonstration) == (
+        "Add.\n\ndef add(a, b):",
+        json.dumps(call),
+        None,
+    )
     assert [suite_of(p.reference).mode for p in (first, second)] == ["stdin", "function"]
 
 
@@ -104,11 +108,11 @@ def test_apps_and_taco(tmp_path: Path, mapping: str) -> None:
     ("tests", "said"),
     [
         ("", "column 'input_output' is empty"),
-        ('{"inputs": [], "outputs": []}', "has no tests"),
-        ('{"inputs": ["1"], "outputs": []}', "has 1 inputs for 0 outputs"),
-        ("[1]", "must be an object with the lists 'inputs' and 'outputs'"),
-        ("{", "column 'input_output' is not JSON"),
-        ('{"inputs": [' + "9" * 5000 + '], "outputs": [1]}', "column 'input_output' is not JSON"),
+        ('{"inputs": [], "outputs": []}', "it holds no test"),
+        ('{"inputs": ["1"], "outputs": []}', "two lists of equal length"),
+        ("[1]", r"tests\[0\]: expected an object, got 1"),
+        ("{", "reference: not JSON"),
+        ("none", "expected JSON of tests, got 'none'"),
     ],
 )
 def test_a_program_without_good_tests_is_a_bad_row(tmp_path: Path, tests: str, said: str) -> None:
@@ -119,4 +123,4 @@ def test_a_program_without_good_tests_is_a_bad_row(tmp_path: Path, tests: str, s
     prompts, (counts,) = read_prompts([Source(file=file, mapping="taco", on_bad_row="skip")], 0, tmp_path)
     assert len(prompts) == 1
     assert (counts.num_read, counts.num_loaded, counts.skipped) == (2, 1, {"bad rows": 1})
-    assert said in str(counts)
+    assert said.replace("\\", "") in str(counts)

@@ -111,6 +111,13 @@ def test_what_cannot_be_read_is_refused_by_name(reference: Any, error: str) -> N
         suite_of(reference)
 
 
+def test_integers_of_any_length_are_read() -> None:
+    digits = "12345" * 2_000
+    (test,) = suite_of(f'{{"fn_name": "f", "inputs": [[{digits}]], "outputs": [-{digits}]}}').tests
+    value = sum(int(digits[i : i + 1000]) * 10 ** (9_000 - i) for i in range(0, 10_000, 1000))
+    assert (test["args"], test["expected"]) == ([value], -value)
+
+
 def test_a_packed_object_is_not_unpacked() -> None:
     import base64
     import pickle

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.errors import DataError
+from verizero.verifiers.layouts._json import read_json
 from verizero.verifiers.layouts.base import Test
 
 MAX_SHOWN = 60
@@ -43,7 +43,7 @@ def call_test(fn: Any, args: Any, expected: Any, where: str, kwargs: Any = None)
 def json_lines(text: str, where: str) -> list[Any]:
     """Return the values of a text with one JSON value a line. Raises: DataError."""
     try:
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return [read_json(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{where}: the arguments must be JSON, one a line ({exc}), got {text!r:.60}") from exc
 
@@ -51,7 +51,7 @@ def json_lines(text: str, where: str) -> list[Any]:
 def json_or_text(text: str) -> Any:
     """Return the value of a JSON text; any other text as it is."""
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 
@@ -60,7 +60,7 @@ def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
     """Return a list of objects, which may be a JSON text. Raises: DataError."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{where}: not JSON ({exc}), got {value!r:.60}") from exc
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):

@@ -7,7 +7,6 @@ layout's. A reference with keys that no layout has is refused, and so is one tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import language_named
 from verizero.pipeline.near import did_you_mean
+from verizero.verifiers.layouts._json import read_json
 
 Mode = Literal["stdin", "function"]
 Language = Literal["python", "c", "cpp", "java", "go", "rust", "javascript", "bash"]
@@ -125,7 +125,7 @@ def _as_object(reference: Any) -> dict[str, Any]:
         text = reference.strip()
         if text[:1] in ("{", "["):
             try:
-                reference = json.loads(text)
+                reference = read_json(text)
             except (ValueError, RecursionError) as exc:
                 raise DataError(f"reference: not JSON ({exc}), got {text!r:.60}") from exc
     if isinstance(reference, str | list):
@@ -141,7 +141,7 @@ def _as_object(reference: Any) -> dict[str, Any]:
 
 def _list_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from verizero.pipeline.commands.verifiers.labelled_rows import Row
+from verizero.pipeline.errors import DataError
+from verizero.verifiers.layouts.base import Suite, layout_of
 
 THINKING = "<think>First I look at what is asked, then I work it out.</think>\n"
 MAX_NUMBERS = 12
@@ -130,12 +132,12 @@ def _programs(row: Row) -> dict[str, str]:
 
 
 def _functions(reference: object) -> list[str]:
-    if not isinstance(reference, Mapping):
+    """Return the functions that the tests of a program call; none if the reference has no such tests."""
+    try:
+        tests = layout_of(reference)[1]
+    except DataError:
         return []
-    named = [reference.get("fn"), reference.get("fn_name")]
-    tests = reference.get("tests")
-    if isinstance(tests, list):
-        named += [t.get("fn") for t in tests if isinstance(t, Mapping)]
-        asserted = [re.findall(r"assert\s+(?:not\s+)?([A-Za-z_]\w*)\(", t) for t in tests if isinstance(t, str)]
-        named += [name for names in asserted for name in names]
-    return list(dict.fromkeys(str(n) for n in named if n))
+    if isinstance(tests, Suite):
+        return list(tests.names)
+    called = re.findall(r"assert\s+(?:not\s+)?([A-Za-z_]\w*)\(", tests.tests)
+    return [tests.fn] if tests.fn else list(dict.fromkeys(called))
