@@ -140,6 +140,8 @@ def collective_errors() -> Iterator[None]:
     """Turn the error of a collective into a RunError with a remedy; torch's own message only names a socket."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise  # of this rank's own GPU: the others do answer
     except RuntimeError as exc:
         raise RunError(
             f"rank {ranks_of_environment().rank} gets no answer from the others ({exc}): one of them ended, or the "

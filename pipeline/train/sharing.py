@@ -53,7 +53,7 @@ def packs_rows(backend: Backend) -> bool:
     if packing == "off" or backend.ranks.pieces is not None:
         return False
     # Without torch's variable-length kernel attention is in calls with padding and new shapes: nothing is gained.
-    if packing == "auto" and not varlen.is_proved(model.device, backend.dtype):
+    if packing == "auto" and not _on_all_ranks(backend, varlen.is_proved(model.device, backend.dtype)):
         return False
     if _can_pack(backend):
         return True
@@ -67,7 +67,13 @@ def packs_rows(backend: Backend) -> bool:
 
 def _can_pack(backend: Backend) -> bool:
     # With experts, their choices are recorded and counted for each response: rows stay padded.
-    return num_experts(backend.model.config) is None and backend.can_pack()
+    return num_experts(backend.model.config) is None and _on_all_ranks(backend, backend.can_pack())
+
+
+def _on_all_ranks(backend: Backend, holds: bool) -> bool:
+    # A kernel can fail its proof on one GPU alone. That rank would pad its rows, have another number of micro-batches
+    # than the others, and wait for them for ever.
+    return not backend.ranks.any(not holds)
 
 
 def unshared_prompts(lengths: Sequence[int]) -> tuple[PromptOf, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -176,6 +177,25 @@ def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch: p
         assert packs_rows(begun(parts_of("grpo"))) is by_kernel
     monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
     assert not packs_rows(TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig()))
+
+
+class WithARankThatFails(Ranks):
+    """The other ranks say that they cannot."""
+
+    def any(self, flag: bool) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("packing", ["auto", "on"])
+def test_ranks_pack_together_or_not_at_all(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rows padded on one rank alone, ranks would have other numbers of micro-batches, and wait for ever."""
+    monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+    backend = begun(parts_of("grpo"), packing=packing)
+    assert packs_rows(backend)
+    backend.ranks = WithARankThatFails()
+    with nullcontext() if packing == "auto" else pytest.raises(ConfigError, match=r"train\.packing=on"):
+        assert not packs_rows(backend)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.dealing import share_of, sum_of_tallies
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.collate import collate, idle_micro_batch, micro_batches, rank_micro_batches
-from verizero.pipeline.train.ranks import ALONE, Ranks, ranks_of_environment
+from verizero.pipeline.train.ranks import ALONE, Ranks, collective_errors, ranks_of_environment
 from verizero.pipeline.types import Prompt
 
 
@@ -79,3 +79,10 @@ def test_a_place_outside_the_group_is_refused() -> None:
     assert ranks_of_environment({}) == ALONE
     with pytest.raises(RunError, match="RANK=2 is not among WORLD_SIZE=2"):
         ranks_of_environment({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+def test_a_gpu_that_is_full_is_not_taken_for_a_rank_that_does_not_answer() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate 2 GiB"), collective_errors():
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+    with pytest.raises(RunError, match="gets no answer from the others"), collective_errors():
+        raise RuntimeError("NCCL timeout")
