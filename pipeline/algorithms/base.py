@@ -168,6 +168,7 @@ class PolicyParams(AlgorithmParams):
     credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
     credit_outcome: float = option("turns", "outcome")
     credit_gamma: float = option("turns", "gamma", description="credit by turns or states: discount per turn")
+    credit_std: Literal["none", "group"] = option("turns", "std")
     allow: tuple[str, ...] = Field((), description="names of unusual combinations to accept")
 
     def rest(self) -> dict[str, Any]:

@@ -293,6 +293,11 @@ def centred(values: Tensor, keys: Tensor) -> Tensor:
     return _zero_if_flat(values, keys, values - _mean(values, keys))
 
 
+def normalised(values: Tensor, keys: Tensor, eps: float) -> Tensor:
+    """Return [N]: `centred`, divided by the standard deviation of those with the same key (ddof 1) + eps."""
+    return _zero_if_flat(values, keys, (values - _mean(values, keys)) / (_group_std(values, keys, 1) + eps))
+
+
 def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
     return whiten(advantages, mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
 

@@ -8,6 +8,11 @@ ADDED = {
     "coef": Option(1.0, "weight of the turns' part", above=0),
     "outcome": Option(1.0, "weight of the advantage of the whole episode beside the turns' part", low=0),
     "gamma": Option(1.0, "discount per turn", low=0, high=1),
+    "std": Option(
+        "none",
+        "standard deviation that a turn's part is divided by: group: that of the returns of which it is the mean",
+        choices=("none", "group"),
+    ),
 }
 
 CREDITS: dict[str, CreditEntry] = {
@@ -15,14 +20,15 @@ CREDITS: dict[str, CreditEntry] = {
         "A of the whole episode on each of its trained tokens", "the algorithm's", "turn_credit.none"
     ),
     "turns": CreditEntry(
-        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k); "
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k), divided by their std if {std} is group; "
         "G_ik = sum_(j>=k) {gamma}^(j-k) r_ij, r = the environment's reward for the turn",
         "arXiv:2505.11821",
         "turn_credit.turns",
         ADDED,
     ),
     "states": CreditEntry(
-        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns in the same state); "
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns in the same state), divided by their std if "
+        "{std} is group; "
         "G_ik = sum_(j>=k) {gamma}^(j-k) (r_ij + [j = last] R_i), 0 for a state that is seen once",
         "arXiv:2505.10978",
         "turn_credit.states",

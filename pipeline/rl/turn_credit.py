@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.rl.advantages import Rewarded, centred, gae
+from verizero.pipeline.rl.advantages import Rewarded, centred, gae, normalised
 from verizero.pipeline.rl.gae import reward_to_go
 from verizero.pipeline.rl.reduce import masked
 from verizero.pipeline.rl.reduce import whiten as whitened
+
+STD_EPS = 1e-6
+"""Added to the deviation of turns' returns, as in the code of arXiv:2505.10978."""
 
 
 def none(x: Rewarded, advantages: Tensor) -> Tensor:
@@ -24,39 +27,40 @@ def none(x: Rewarded, advantages: Tensor) -> Tensor:
     return advantages
 
 
-def turns(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float) -> Tensor:
+def turns(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float, std: str) -> Tensor:
     """Return outcome A + coef (G_k - mean of the G_k of the group's episodes that have a turn k), [B, T].
 
     G_k = sum_(j >= k) gamma^(j - k) r_j over the environment's rewards for turns, 0 where it gave none. An episode that
     ended before turn k is not in its mean. Turn 0 of all members begins in the same state, later ones need not: there
-    the mean is a baseline of the turn's number alone.
+    the mean is a baseline of the turn's number alone. `std` "group" divides by the deviation of the same G_k, as the
+    paper does; the default does not, as the spread of a turn says nothing of its importance.
 
     Raises: DataError without turns or their rewards.
-    Source: arXiv:2505.11821; undivided by a spread.
+    Source: arXiv:2505.11821.
     """
     exists = turns_of(x)
     to_go = reward_to_go(_rewards(x, exists), exists, gamma)
     num = exists.shape[1]
     keys = (x.groups.unsqueeze(1) * num + torch.arange(num, device=exists.device))[exists]
     part = torch.zeros_like(to_go)
-    part[exists] = centred(to_go[exists], keys)
+    part[exists] = _part(to_go[exists], keys, std)
     return outcome * advantages + coef * _of_tokens(x, part)
 
 
-def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float) -> Tensor:
+def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float, std: str) -> Tensor:
     """Return outcome A + coef (G_k - mean of G over the turns of the group that began in the same state), [B, T].
 
     G_k is the return from turn k on: the environment's rewards for turns, what enters the reward at tokens (the kl),
     and the episode's own reward at its last turn. A turn whose state is seen once, or has no name, has a part of 0.
 
     Raises: DataError without turns, their rewards or their states.
-    Source: arXiv:2505.10978; undivided by a spread.
+    Source: arXiv:2505.10978, whose normalisation is one (`std` "none") or the deviation ("group").
     """
     exists, keys = turns_of(x), _state_keys(x)
     to_go = reward_to_go(_rewards(x, exists) + _of_turns(x, exists, x.token_rewards), exists, gamma)
     has_state = exists & (keys >= 0)
     part = torch.zeros_like(to_go)
-    part[has_state] = centred(to_go[has_state], keys[has_state])
+    part[has_state] = _part(to_go[has_state], keys[has_state], std)
     return outcome * advantages + coef * _of_tokens(x, part)
 
 
@@ -107,6 +111,10 @@ def num_alone(x: Rewarded, exists: Tensor) -> Tensor:
     has_state = keys >= 0
     counts = torch.bincount(keys[has_state], minlength=1)
     return (~has_state).sum() + (counts == 1).sum()
+
+
+def _part(to_go: Tensor, keys: Tensor, std: str) -> Tensor:
+    return centred(to_go, keys) if std == "none" else normalised(to_go, keys, STD_EPS)
 
 
 def _state_keys(x: Rewarded) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -34,11 +35,18 @@ def outcomes(s: Scene) -> list[float]:
     return [float(s.inputs.rewards[own[-1][0]]) for own in s.places]
 
 
+def divisor(values: list[float], std: str) -> float:
+    """What the part of a turn is divided by; any number for equal returns, whose part is 0."""
+    return statistics.stdev(values) + 1e-6 if std == "group" and len(set(values)) > 1 else 1.0
+
+
+@pytest.mark.parametrize("std", ["none", "group"])
 @pytest.mark.parametrize(("coef", "outcome", "gamma"), [(1.0, 1.0, 1.0), (0.5, 0.0, 0.9), (2.0, 0.3, 0.0)])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, gamma: float) -> None:
+def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, gamma: float, std: str) -> None:
     s = scene(seed, turn_rewards=True)
     params = {"credit": "turns", "credit_coef": coef, "credit_outcome": outcome, "credit_gamma": gamma}
+    params |= {"credit_std": std}
     found = compute_advantages(load_algorithm("dr_grpo", params)[1], s.inputs)
     to_go = [oracle.reward_to_go(own, gamma) for own in rewards_of(s)]
     of_episode = outcomes(s)
@@ -48,14 +56,16 @@ def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, 
         for t, k in enumerate(s.turns[e]):
             # An episode that ended before turn k is in no mean of it.
             others = [to_go[j][k] for j in group if len(to_go[j]) > k]
-            wanted = outcome * (of_episode[e] - mean) + coef * (to_go[e][k] - oracle.mean(others))
+            part = (to_go[e][k] - oracle.mean(others)) / divisor(others, std)
+            wanted = outcome * (of_episode[e] - mean) + coef * part
             assert own[t] == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("std", ["none", "group"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_credit_of_states_is_its_formula(seed: int) -> None:
+def test_credit_of_states_is_its_formula(seed: int, std: str) -> None:
     s = scene(seed, turn_rewards=True)
-    params = {"credit": "states", "credit_coef": 0.5, "credit_gamma": 0.9}
+    params = {"credit": "states", "credit_coef": 0.5, "credit_gamma": 0.9, "credit_std": std}
     found = compute_advantages(load_algorithm("dr_grpo", params)[1], s.inputs)
     assert s.inputs.turn_states is not None
     states, of_episode = s.inputs.turn_states.tolist(), outcomes(s)
@@ -67,7 +77,7 @@ def test_credit_of_states_is_its_formula(seed: int) -> None:
         mean = oracle.mean([of_episode[j] for j in group])
         for k in range(len(to_go[e])):
             same = [to_go[j][i] for j in group for i in range(len(to_go[j])) if states[j][i] == states[e][k] != -1]
-            part = to_go[e][k] - oracle.mean(same) if same else 0.0
+            part = (to_go[e][k] - oracle.mean(same)) / divisor(same, std) if same else 0.0
             alone += len(same) < 2
             for t in (t for t, turn in enumerate(s.turns[e]) if turn == k):
                 assert own[t] == pytest.approx(of_episode[e] - mean + 0.5 * part, rel=1e-12, abs=1e-12)
