@@ -86,6 +86,8 @@ def _compute(args: GRPOConfig) -> dict[str, Any]:
         raise ConfigError(f"gradient_checkpointing_kwargs={how!r}; activations are computed again without reentrance")
     for name, value in dict(args.model_init_kwargs or {}).items():
         dtype = str(value).removeprefix("torch.")
+        if value is None:
+            continue
         if name == "revision":
             fields["model.revision"] = value
         elif name not in ("dtype", "torch_dtype") or dtype not in ("auto", "float32", "bfloat16"):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.library.trl.config import GRPOConfig
+from verizero.pipeline.models.named import model_named
 
 MODEL = "model"
 """Folder in the run's `given/` with a model or a tokenizer that was passed as an object."""
@@ -48,6 +50,28 @@ def model_folder(model: Any, tokenizer: Any, folder: Path) -> tuple[str, dict[st
     model.save_pretrained(folder / MODEL)
     tokenizer.save_pretrained(folder / MODEL)
     return str(folder / MODEL), {"model.dtype": dtype} if dtype == "bfloat16" else {}
+
+
+def require_same_loss(model: str, args: GRPOConfig) -> None:
+    """Raise ConfigError if TRL would train this model with dropout, or with a term that balances experts."""
+    from transformers import AutoConfig
+
+    with boundary(ConfigError, f"model {model!r} does not load"):
+        config = AutoConfig.from_pretrained(model_named(model)).get_text_config()
+    dropouts = {n: v for n, v in vars(config).items() if "drop" in n and isinstance(v, int | float) and v > 0}
+    used = {n: v for n, v in dropouts.items() if not n.startswith(("classifier", "summary"))}
+    if used and not args.disable_dropout:
+        raise ConfigError(
+            f"the model's config has {', '.join(f'{n}={v:g}' for n, v in used.items())}, and policies train without "
+            "dropout here; set disable_dropout=True"
+        )
+    asked = args.router_aux_loss_coef
+    coef = getattr(config, "router_aux_loss_coef", 0.0) if asked is None else asked
+    if coef and (asked is not None or hasattr(config, "output_router_logits")):
+        raise ConfigError(
+            f"router_aux_loss_coef={coef:g} ({'asked for' if asked else 'by the config of the model'}): the loss here "
+            "has no term that balances experts; set router_aux_loss_coef=0.0, or use TRL for it"
+        )
 
 
 def _with_tokenizer(name: str, tokenizer: Any, folder: Path) -> str:

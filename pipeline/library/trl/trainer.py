@@ -21,7 +21,7 @@ from verizero.pipeline.library.trl.config import GRPOConfig
 from verizero.pipeline.library.trl.fields import fields_of, place, repository
 from verizero.pipeline.library.trl.history import TrainOutput, Watchers, held_out_of
 from verizero.pipeline.library.trl.inputs import PROMPT, grading_of, meaning_of, rewards_of, rows_of
-from verizero.pipeline.library.trl.models import lora_of, model_folder
+from verizero.pipeline.library.trl.models import lora_of, model_folder, require_same_loss
 from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Progress, Silent, for_terminal
 from verizero.pipeline.report.row_types import EvaluationRow, StepRow
@@ -103,6 +103,7 @@ class GRPOTrainer:
             args, len(rows), len(rewards), is_chat=isinstance(rows[0][PROMPT], list), has_evaluation=bool(held_out)
         )
         path, more = model_folder(model, tokenizer, folder)
+        require_same_loss(path, args)
         fields |= more | ({} if peft_config is None else {"train.lora": lora_of(peft_config, path)})
         meaning = meaning_of(rows, rewards)
         verifier = grading_of(rewards, folder, args.reward_weights)

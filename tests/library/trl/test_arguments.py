@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.library.trl.tiny import CHATS, ROWS, model, save_tiny, tokenizer
+from tests.library.trl.tiny import CHATS, ROWS, save_tiny
 from tests.source import ROOT
 from tests.trl_classes import trl_class
 from verizero.pipeline.config.run import RunConfig
@@ -121,6 +121,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "full_determinism": ({"full_determinism": True}, {"train.deterministic": True}),
     "use_cpu": ({"use_cpu": True}, {"train.device": "cpu"}),
     "disable_dropout": ({"disable_dropout": True}, {}),
+    "router_aux_loss_coef": ({"router_aux_loss_coef": 0.0}, {}),
     "logging_strategy": ({"logging_strategy": "no"}, {}),
     "logging_steps": ({"logging_steps": 0.5}, {}),
     "logging_first_step": ({"logging_first_step": True}, {}),
@@ -235,7 +236,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Argument -> (arguments, the fields of the recipe that they give). Without fields: the recipe stays as it is."""
 NOT_OF_THE_RECIPE = {
     *("gradient_checkpointing_kwargs", "full_determinism", "disable_dropout", "logging_strategy", "logging_steps"),
-    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
+    *("router_aux_loss_coef", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
     *("logging_first_step", "disable_tqdm", "bf16", "optim", "vllm_tensor_parallel_size", "output_dir", "run_name"),
 }
 """Arguments whose example leaves the recipe as it is, or changes its name alone."""
@@ -354,39 +355,3 @@ def test_several_processes_are_refused(folder: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="WORLD_SIZE=2"):
         trainer_of(folder)
-
-
-def test_a_model_and_a_tokenizer_that_are_objects_are_saved_in_the_run(folder: str) -> None:
-    path = Path(recipe_of(folder, model=model(), processing_class=tokenizer()).model.path or "")
-    assert path == Path("out/given/model").absolute()
-    assert (path / "model.safetensors").is_file()
-    assert (path / "tokenizer.json").is_file()
-
-
-def test_a_tokenizer_next_to_a_name_is_used_where_it_is_another(folder: str) -> None:
-    import transformers
-
-    same = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
-    assert recipe_of(folder, processing_class=same).model.path == folder
-    other = tokenizer(chat=True)
-    other.chat_template += "!"
-    path = recipe_of(folder, processing_class=other).model.path
-    assert transformers.AutoTokenizer.from_pretrained(path).chat_template == other.chat_template
-    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == same.chat_template
-    assert (Path(str(path)) / "model.safetensors").samefile(Path(folder) / "model.safetensors")
-
-
-def test_adapters_of_peft_are_those_of_the_recipe(folder: str) -> None:
-    import peft
-
-    lora = recipe_of(folder, peft_config=peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).train.lora
-    assert lora is not None
-    assert (lora.rank, lora.alpha, lora.targets) == (4, 8, ())
-    lora = recipe_of(folder, peft_config=peft.LoraConfig(r=4, lora_alpha=8, use_rslora=True)).train.lora
-    assert lora is not None
-    assert (lora.alpha, set(lora.targets)) == (16, {"q_proj", "v_proj"})
-    for wrong, words in {"lora_dropout": 0.1, "use_dora": True, "target_modules": ".*proj"}.items():
-        with pytest.raises(ConfigError, match=f"peft_config has {wrong}"):
-            recipe_of(folder, peft_config=peft.LoraConfig(**{wrong: words}))
-    with pytest.raises(ConfigError, match="PeftModel"):
-        recipe_of(folder, model=peft.get_peft_model(model(), peft.LoraConfig(target_modules=["q_proj"])))
