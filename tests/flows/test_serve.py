@@ -37,7 +37,7 @@ def test_every_flow_is_deployed_with_its_form(served: Served) -> None:
     form = served.deployment("train")["parameter_openapi_schema"]["properties"]
     assert list(form) == ["recipe", "rounds", "stages", "resume", "folder", "overrides"]
     assert {"small", "demo_short"} <= set(form["recipe"]["enum"])
-    assert form["resume"]["enum"] == ["auto", "never", "must"]
+    assert form["resume"]["enum"] == ["auto", "never", "must", "changed"]
     assert all(field["description"] for field in form.values())
     assert "1 or more" in form["rounds"]["description"]
     assert served.deployment("rl-rounds")["global_concurrency_limit"]["limit"] == 1
