@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(f"verizero: {exc}", is_error=True)
         return 1
     except KeyboardInterrupt:
-        show("\nverizero: stopped. The same command continues from the last checkpoint.", is_error=True)
+        show(f"\nverizero: stopped. {getattr(arguments, 'after_stop', '')}".rstrip(), is_error=True)
         return 130
     except BrokenPipeError:  # the reader of our output has ended
         # Python flushes at exit and would complain about the pipe: give it another place to flush to

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from verizero.pipeline.errors import DataError, InUse, RunError, VerizeroError, machine_fault
 
 Row = dict[str, Any]
+_MAX_DIGITS, _MAX_BITS, _DIGITS_PER_BIT = 4000, 13_000, 0.30103
+"""Digits and bits of integers that Python's own parser reads and writes."""
 PARTIAL, REPLACED = ".partial-", ".replaced-"
 """Prefixes of a folder that is being written, and of its predecessor while the new one takes the name."""
 
@@ -89,6 +92,63 @@ def restore_folders(parent: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             os.rename(aside, final)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, whose integers may have any number of digits: Python's parser stops at 4,300.
+
+    Raises: ValueError; RecursionError.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer that is too long, or no UTF-8, which is raised again
+        return json.loads(text, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> int:
+    """Return an integer of any number of digits; Python's own conversion takes the square of their number."""
+    if len(digits) <= _MAX_DIGITS:
+        return int(digits)
+    half = len(digits) // 2
+    sign = -1 if digits.startswith("-") else 1
+    return _whole_number(digits[:-half]) * int(10**half) + sign * _whole_number(digits[-half:])
+
+
+def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Return a value as JSON, whose integers may have any number of digits: the inverse of `parse_json`."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=default)
+    except ValueError:
+        long: dict[str, int] = {}
+        text = json.dumps(_without_long(value, long), ensure_ascii=False, default=default)
+        for mark, number in long.items():
+            text = text.replace(f'"{mark}"', _decimal(number))
+        return text
+
+
+def _without_long(value: Any, long: dict[str, int]) -> Any:
+    """Return the value with a mark in place of each integer that Python does not write. Adds them to `long`."""
+    if isinstance(value, dict):
+        return {key: _without_long(item, long) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_long(item, long) for item in value]
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        long[mark := secrets.token_hex(16)] = value
+        return mark
+    return value
+
+
+def _decimal(number: int) -> str:
+    """Return the decimal digits of an integer of any size."""
+    if number < 0:
+        return f"-{_decimal(-number)}"
+    if number.bit_length() <= _MAX_BITS:
+        return str(number)
+    half = int(number.bit_length() * _DIGITS_PER_BIT) // 2
+    high, low = divmod(number, 10**half)
+    return _decimal(high) + _decimal(low).rjust(half, "0")
 
 
 def read_jsonl(path: Path) -> list[Row]:
@@ -167,7 +227,7 @@ def is_locked(folder: Path) -> bool:
 
 def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

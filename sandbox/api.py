@@ -112,7 +112,15 @@ def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool |
     if not trials:
         return []
     with ThreadPoolExecutor(min(pool_to_use.size, len(trials)), "sandbox") as threads:
-        return list(threads.map(lambda trial: _result(trial, pool_to_use, tools), trials))
+        results = [threads.submit(_result, trial, pool_to_use, tools) for trial in trials]
+        try:
+            return [result.result() for result in results]
+        except BaseException:  # Ctrl-C, or walls that are too low: nobody waits for the others
+            threads.shutdown(wait=False, cancel_futures=True)
+            for each in (pool_to_use, tools):
+                if each is not None:
+                    each.interrupt()
+            raise
 
 
 def probe(pool: Pool | None = None) -> Isolation:

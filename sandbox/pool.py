@@ -69,6 +69,7 @@ class Pool:
         self._lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._closed = False
+        self._num_interrupts = 0
         self._fault = ""
         """Why the last start of a worker failed; empty if it did not."""
         self._keeper: keepers.Keeper | None = None
@@ -102,17 +103,28 @@ class Pool:
     def use(self, act: Callable[[Worker], T]) -> T:
         """Return `act(worker)`, with a worker that nobody else uses. If it dies, `act` is repeated with a new one.
 
-        Raises: IsolationError; WorkerDied if several workers in a row died.
+        Raises: IsolationError; WorkerDied if several workers in a row died, or at an `interrupt`.
         """
+        num_interrupts = self._num_interrupts
         with self._free:
             for attempt in itertools.count(1):
                 try:
                     with self._worker_for_use(fresh=attempt > 1) as worker:
+                        if self._num_interrupts > num_interrupts:
+                            raise WorkerDied("the run was interrupted")
                         return act(worker)
                 except WorkerDied:
-                    if attempt == _ATTEMPTS or self._closed:
+                    if attempt == _ATTEMPTS or self._closed or self._num_interrupts > num_interrupts:
                         raise
         raise AssertionError("unreachable")
+
+    def interrupt(self) -> None:
+        """End all runs in progress: `use` raises WorkerDied in their threads. The pool continues with new workers."""
+        with self._lock:
+            self._num_interrupts += 1
+            busy = self._all - set(self._idle)
+        for worker in busy:
+            worker.process.kill()
 
     def keeper(self) -> keepers.Keeper:
         """Return the keeper of this pool's sessions. It is started when first needed, and again if it has died.

@@ -364,3 +364,19 @@ class TestTrain:
         )
         domains = json.loads(capsys.readouterr().out)
         assert 0 <= domains["arithmetic"]["pass@1"]["value"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("train", "continues from the last checkpoint"), ("verify", "not graded")]
+)
+def test_ctrl_c_says_what_became_of_the_work(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"verizero.pipeline.commands.{command}.run", stopped)
+    assert main([command, "x"]) == 130
+    err = capsys.readouterr().err
+    assert said in err
+    assert ("checkpoint" in err) is (command == "train")

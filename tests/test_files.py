@@ -16,7 +16,9 @@ from verizero.pipeline.files import (
     REPLACED,
     disk_errors,
     iterate_jsonl,
+    json_text,
     locked,
+    parse_json,
     replace_folder,
     restore_folders,
 )
@@ -110,3 +112,20 @@ def test_rows_are_read_one_by_one_without_damaged_lines(tmp_path: Path) -> None:
     assert list(iterate_jsonl(path)) == []
     path.write_bytes(b'{"a": 1}\n{\n\xff\n[1]\n\n{"a": 2}\n{"a"')
     assert list(iterate_jsonl(path)) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("digits", [1, 4300, 4301, 9001, 40_000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_integers_of_any_length_are_read_and_written(digits: int, sign: str) -> None:
+    text = f'{{"a": [{sign}{"10293847561" * digits}, 7, "ä"], "b": {sign}1{"0" * digits}}}'
+    value = parse_json(text)
+    assert value["b"] == int(f"{sign}1") * 10**digits
+    assert hex(value["a"][0] % 10**9) == hex(int(f"{sign}{('10293847561' * digits)[-9:]}") % 10**9)
+    assert json_text(value) == text
+    assert parse_json(text.encode()) == value
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", '"\\ud8"', b"\xff", "9" * 5000 + "x"])
+def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)

@@ -12,6 +12,9 @@ from verizero.pipeline.config.recipes import find_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 
+CONTINUES = "The same command continues from the last checkpoint."
+"""A line after Ctrl-C, of commands whose runs have checkpoints."""
+
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
     """Add the recipe and --set."""

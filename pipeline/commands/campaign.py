@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from verizero.pipeline.commands.arguments import add_recipe
+from verizero.pipeline.commands.arguments import CONTINUES, add_recipe
 from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
 from verizero.pipeline.config.data import FILE_TYPES, Source
 from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder
@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--target", type=float, help="end it at this held-out pass@1 (mean of domains)")
     command.add_argument("--patience", type=int, help="end it after so many firings without a better pass@1")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, after_stop=CONTINUES)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.child import end, start
-from verizero.pipeline.commands.arguments import add_overrides
+from verizero.pipeline.commands.arguments import CONTINUES, add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
 from verizero.pipeline.config.rl import RlConfig
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--tokens", type=int, help="generated tokens of each run; default: as many as its rounds take")
     command.add_argument("--folder", type=Path, default=Path("runs/compare"), help="default: runs/compare")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, after_stop=CONTINUES)
 
 
 def run(arguments: argparse.Namespace) -> None:

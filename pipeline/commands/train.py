@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, get_args
 
-from verizero.pipeline.commands.arguments import add_overrides
+from verizero.pipeline.commands.arguments import CONTINUES, add_overrides
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, find_recipe, run_folder
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         help="continue a run of this name; changed: also with a reward function that changed; default: auto",
     )
     command.add_argument("--no-prefect", action="store_true", help="run in this process, without an orchestrator")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, after_stop=CONTINUES)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -21,11 +21,11 @@ def add(commands: Any) -> None:
     command.add_argument("--verifier", help="for rows that name none; a name or file.py:function")
     command.add_argument("--check", metavar="VERIFIER", help="prove a verifier on the rows instead (name or file.py:f)")
     command.add_argument("--params", default="{}", metavar="JSON", help="parameters of that verifier, an object")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, after_stop="Rows without a line of output were not graded.")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write a verdict a line, or with --check the report; return 1 for bad rows or a failed check."""
+    """Write a verdict a line, or with --check the report; return 1 for bad rows, no graded row, or a failed check."""
     from verizero.pipeline.commands.verifiers.check import check
     from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, choice_of
     from verizero.pipeline.commands.verifiers.verify import verify
@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise DataError(f"{arguments.rows}: {exc.strerror or exc}; give a file of JSON lines") from exc
         with lines:
             counts = verify(lines, sys.stdout, batch=arguments.batch, defaults=defaults)
-    return 1 if counts.bad_lines else 0
+    is_useless = counts.rows > 0 and counts.infrastructure == counts.rows
+    return 1 if counts.bad_lines or is_useless else 0
 
 
 def _accept_any_text() -> None:

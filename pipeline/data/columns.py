@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.config.columns import Column, OneColumn
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.files import parse_json
 from verizero.verifiers.answer.parts import last_box
 
 
@@ -39,7 +39,7 @@ def _part(value: Any, column: OneColumn, name: str) -> Any:
     if column.parse is not None and isinstance(value, str):
         _require(value.strip(), f"{name} is empty")
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{name} is not JSON ({exc}), got {value!r:.80}") from exc
     if column.key is not None:

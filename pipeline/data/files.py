@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from verizero.pipeline.config.data import FILE_TYPES, HubSource
 from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.files import json_text, parse_json
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 PlacedRow = tuple[str, int, dict[str, Any] | DataError]
@@ -71,7 +71,7 @@ def _json_lines(path: Path, label: str) -> Iterator[PlacedRow]:
 
 def _object(text: bytes, place: str) -> dict[str, Any] | DataError:
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except (ValueError, RecursionError) as exc:  # no JSON, no UTF-8, an integer too long for Python, too deep
         return DataError(f"{place}: not JSON ({exc}); every line must be one JSON object")
     return _checked(row, place, escaped=SURROGATE.search(text) is not None)
@@ -84,7 +84,7 @@ def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
     if escaped:
         try:
             # json.loads accepts a lone surrogate, and only encoding to UTF-8 reveals it.
-            json.dumps(row, ensure_ascii=False).encode()
+            json_text(row).encode()
         except UnicodeEncodeError as exc:
             return DataError(f"{place}: holds half of a surrogate pair ({exc.reason}), which is no text")
     return row
@@ -95,7 +95,7 @@ def _json(path: Path, label: str) -> Iterator[PlacedRow]:
     if not text.strip():
         return
     try:
-        rows = json.loads(text.removeprefix(b"\xef\xbb\xbf"))
+        rows = parse_json(text.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{label}: not JSON ({exc}); for one object per line, end its name in .jsonl") from exc
     if not isinstance(rows, list):

@@ -32,7 +32,10 @@ def gradable(verifier: str, reference: Any) -> Any:
     """Return the reference. Raises: DataError if its verifier, a name with or without parameters, cannot read it."""
     reads = _reader(verifier.partition("{")[0])
     if reads is not None:
-        reads(reference)
+        try:
+            reads(reference)
+        except (ValueError, RecursionError) as exc:  # an integer that is too long for a message, for example
+            raise DataError(f"{verifier.partition('{')[0]} cannot read the reference: {exc}") from exc
     return reference
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.source_rows import SourceCounts, row_of
 from verizero.pipeline.data.texts import read_texts
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.files import disk_errors, write_atomic
+from verizero.pipeline.files import disk_errors, json_text, write_atomic
 from verizero.pipeline.types import Prompt
 
 
@@ -129,7 +128,7 @@ def prompt_room(config: RunConfig, context: int | None) -> int | None:
 def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write prompts as JSONL in the default row format, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in prompts)
+    lines = (json_text(row_of(p)) + "\n" for p in prompts)
     write_atomic(path, "".join(lines).encode())
 
 

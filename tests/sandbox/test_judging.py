@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from verizero import sandbox
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.prompts import load_prompts
+from verizero.pipeline.files import parse_json, read_jsonl
+from verizero.pipeline.run.data import write_rows
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client
 from verizero.sandbox.process import order
@@ -140,6 +145,19 @@ def test_one_row_costs_no_other_its_verdict() -> None:
     verdicts = load("code").bind().score([*rows, deep, long])
     assert [(v.status, v.score) for v in verdicts[:3]] == [("graded", 1.0), ("graded", 0.0), ("graded", 1.0)]
     assert [v.status for v in verdicts[3:]] == ["verifier_error"] * 2
+
+
+def test_integers_of_any_length_are_graded(tmp_path: Path) -> None:
+    """In a reference that is JSON text, and in one that was parsed; on the way through a file of prompts too."""
+    text = f'{{"fn_name": "f", "inputs": [[{"9" * 5000}]], "outputs": [-1{"0" * 5000}]}}'
+    right, wrong = (f"```python\ndef f(x): return {said}\n```" for said in ("-x - 1", "x"))
+    (tmp_path / "rows.jsonl").write_text(f'{{"id": "a", "question": "q", "answer": {text}, "verifier": "code"}}\n')
+    (prompt,) = load_prompts([Source(file=str(tmp_path / "rows.jsonl"))], 0, tmp_path)
+    for reference in (text, parse_json(text), prompt.reference):
+        verdicts = load("code").bind().score([Attempt(right, reference), Attempt(wrong, reference)])
+        assert [(v.status, v.score) for v in verdicts] == [("graded", 1.0), ("graded", 0.0)], verdicts
+    write_rows(tmp_path / "written.jsonl", [prompt])
+    assert read_jsonl(tmp_path / "written.jsonl")[0]["answer"] == parse_json(text)
 
 
 def test_what_a_program_returns_to_an_assert_is_no_fault_of_the_assert() -> None:

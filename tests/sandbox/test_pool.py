@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.doubling import PYTHON, TESTS
-from tests.sandbox.processes import descendants, family, wait_gone, worker_pids
+from tests.sandbox.processes import descendants, family, wait_gone, wait_until, worker_pids
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import work_folders
@@ -236,6 +236,30 @@ def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path: Path) -> Non
     assert disk.is_over(str(tmp_path), 1 << 30) is True
     disk.empty(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
+    limits = sandbox.Limits(wall_s=600, cpu_s=600)
+    with sandbox.Pool(workers=2) as pool, ThreadPoolExecutor(1) as thread:
+        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+        before = set(worker_pids(pool))
+        run = thread.submit(sandbox.run, "import time; time.sleep(600)", TESTS, limits=limits, pool=pool)
+        assert wait_until(lambda: not pool._idle)
+        started = time.monotonic()
+        pool.interrupt()
+        assert run.result().status == "sandbox_error"
+        before_alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        trials = [sandbox.Trial("import time; time.sleep(600)", TESTS, limits=limits)] * 9
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                sandbox.run_many(trials, pool=pool)
+        finally:
+            signal.signal(signal.SIGALRM, before_alarm)
+        assert time.monotonic() - started < 60
+        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+        assert not before & set(worker_pids(pool))
 
 
 @pytest.mark.integration

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.errors import DataError
-from verizero.verifiers.layouts._json import read_json
+from verizero.pipeline.files import json_text, parse_json
 from verizero.verifiers.layouts.base import Test
 
 MAX_SHOWN = 60
@@ -22,10 +22,14 @@ def stdin_test(text: Any, output: Any, where: str) -> Test:
 
 def _stream(value: Any, where: str) -> str:
     if isinstance(value, list) and value and not any(isinstance(v, list | dict | bool | None) for v in value):
-        return "\n".join(map(str, value))
+        return "\n".join(map(_text, value))
     if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return str(value)
+        return _text(value)
     raise DataError(f"{where}: expected a text, or a list of lines, got {value!r:.60}")
+
+
+def _text(value: str | int | float) -> str:
+    return json_text(value) if isinstance(value, int) else str(value)  # Python writes no more than 4,300 digits
 
 
 def call_test(fn: Any, args: Any, expected: Any, where: str, kwargs: Any = None) -> Test:
@@ -43,7 +47,7 @@ def call_test(fn: Any, args: Any, expected: Any, where: str, kwargs: Any = None)
 def json_lines(text: str, where: str) -> list[Any]:
     """Return the values of a text with one JSON value a line. Raises: DataError."""
     try:
-        return [read_json(line) for line in text.split("\n") if line.strip()]
+        return [parse_json(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{where}: the arguments must be JSON, one a line ({exc}), got {text!r:.60}") from exc
 
@@ -51,7 +55,7 @@ def json_lines(text: str, where: str) -> list[Any]:
 def json_or_text(text: str) -> Any:
     """Return the value of a JSON text; any other text as it is."""
     try:
-        return read_json(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return text
 
@@ -60,7 +64,7 @@ def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
     """Return a list of objects, which may be a JSON text. Raises: DataError."""
     if isinstance(value, str):
         try:
-            value = read_json(value)
+            value = parse_json(value)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{where}: not JSON ({exc}), got {value!r:.60}") from exc
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, get_args
 from verizero.pipeline import registry
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import language_named
+from verizero.pipeline.files import parse_json
 from verizero.pipeline.near import did_you_mean
-from verizero.verifiers.layouts._json import read_json
 
 Mode = Literal["stdin", "function"]
 Language = Literal["python", "c", "cpp", "java", "go", "rust", "javascript", "bash"]
@@ -125,7 +125,7 @@ def _as_object(reference: Any) -> dict[str, Any]:
         text = reference.strip()
         if text[:1] in ("{", "["):
             try:
-                reference = read_json(text)
+                reference = parse_json(text)
             except (ValueError, RecursionError) as exc:
                 raise DataError(f"reference: not JSON ({exc}), got {text!r:.60}") from exc
     if isinstance(reference, str | list):
@@ -141,7 +141,7 @@ def _as_object(reference: Any) -> dict[str, Any]:
 
 def _list_or_text(text: str) -> Any:
     try:
-        return read_json(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return text
 

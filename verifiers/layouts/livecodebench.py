@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.files import parse_json
 from verizero.verifiers.layouts._io_tests import call_test, json_lines, objects, require_keys, stdin_test
-from verizero.verifiers.layouts._json import read_json
 from verizero.verifiers.layouts.base import Reference, Suite, Test
 
 VERIFIER = "code"
@@ -46,7 +46,7 @@ def func_name(metadata: Any) -> Any:
     """Return the function that the column `metadata` names, which may be JSON text."""
     if isinstance(metadata, str):
         try:
-            metadata = read_json(metadata)
+            metadata = parse_json(metadata)
         except ValueError as exc:
             raise DataError(f"reference.metadata: not JSON ({exc}), got {metadata!r:.60}") from exc
     return metadata.get("func_name") if isinstance(metadata, Mapping) else None

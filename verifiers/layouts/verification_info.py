@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verizero.pipeline.errors import DataError
-from verizero.verifiers.layouts._json import read_json
+from verizero.pipeline.files import parse_json
 from verizero.verifiers.layouts.base import Reference, Suite, language_of
 from verizero.verifiers.layouts.synthetic import suite
 
@@ -32,7 +32,7 @@ def read(reference: Reference) -> Suite:
 def _as_object(info: Any) -> Mapping[str, Any]:
     if isinstance(info, str):
         try:
-            info = read_json(info)
+            info = parse_json(info)
         except (ValueError, RecursionError):
             try:
                 info = ast.literal_eval(info)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +13,7 @@ from verizero.pipeline.diagnosis import evaluation_leak
 from verizero.pipeline.diagnosis.evaluation_too_small import MAX_HALF_WIDTH
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
 from verizero.pipeline.diagnosis.run_facts import RunFacts
+from verizero.pipeline.files import json_text
 
 NAME = "rows"
 SHOWN = 3
@@ -99,7 +99,7 @@ def _too_few(recipe: LocalParts) -> list[Finding]:
 def _repeated(recipe: LocalParts) -> list[Finding]:
     """Find training rows of one text, environment and answer."""
     prompts = recipe.train.prompts
-    keys = [json.dumps([p.question, p.system, p.environment, p.reference], default=str) for p in prompts]
+    keys = [json_text([p.question, p.system, p.environment, p.reference], default=str) for p in prompts]
     counts = Counter(keys)
     copies = (len(keys) - len(counts)) / len(keys)
     if copies < SOME:

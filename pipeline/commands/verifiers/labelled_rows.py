@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import DataError, VerizeroError
+from verizero.pipeline.files import parse_json
 from verizero.pipeline.registry import names
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import TIME_S, BoundVerifier, load
@@ -166,7 +167,7 @@ def brief(verdict: Verdict) -> str:
 
 def _object(line: str) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except (ValueError, RecursionError) as exc:
         raise DataError(f"not JSON: {exc}") from exc
     if not isinstance(fields, dict):

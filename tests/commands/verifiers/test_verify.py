@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from verizero.pipeline.cli import main
 from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 from verizero.pipeline.commands.verifiers.verify import verify, verify_file
 from verizero.pipeline.errors import ConfigError, DataError
@@ -138,3 +139,10 @@ def test_earlier_verdicts_and_the_rows_outlive_a_grading_that_fails(tmp_path: Pa
     with pytest.raises(DataError, match="would replace the rows"):
         verify_file(rows, rows)
     assert (out.read_text(), json.loads(rows.read_text())) == (before, ROWS[0][0])
+
+
+@pytest.mark.parametrize(("references", "code"), [(["x", "y"], 1), (["x", "42"], 0), ([], 0)])
+def test_the_exit_code_says_if_no_row_could_be_graded(tmp_path: Path, references: list[str], code: int) -> None:
+    rows = [{"id": "a", "verifier": "numeric", "reference": r, "response": "42"} for r in references]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["verify", str(tmp_path / "rows.jsonl")]) == code
