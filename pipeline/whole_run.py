@@ -200,8 +200,9 @@ def finish(session: Session) -> dict[str, Any]:
         if section.max_tokens is not None
     }
     ended = ended_well(run.rank_folder, budgets)
-    if stopped_by := session.recorder.callbacks.stopped_by:
-        ended = Ended("stopped", session.recorder.step_label, stopped_by)
+    callbacks = session.recorder.callbacks
+    if callbacks.stopped_by:
+        ended = Ended("stopped", callbacks.stopped_at, callbacks.stopped_by)
     record_end(run.rank_folder, ended)
     session.recorder.say(str(ended))
     summary = build_summary(run.rank_folder)

@@ -197,6 +197,7 @@ class OwnLoop:
     ) -> list[Group]:
         """Return the groups with rewards of your own: reward(prompt, member), a finite number, or None for no reward.
 
+        It is called for responses that have a reward. Others, of which a grader failed or abstained, keep having none.
         Raises: RunError for another value, and where the algorithm's baseline is the reward of a greedy response.
         """
         changed = [_rewarded(group, reward) for group in groups]
@@ -336,9 +337,11 @@ class OwnLoop:
                 )
             if not session.state.stage.lost_steps:
                 save(session)
-            session.recorder.callbacks.stopped_by = (
-                f"the block was left after {self.step} steps; the same program continues with the next one"
+            callbacks = session.recorder.callbacks
+            callbacks.stopped_by = (
+                "the block was left before its last step; the same program continues with the next one"
             )
+            callbacks.stopped_at = f"{self.stage} step {self.step}"
         finish(session)
 
 
@@ -370,7 +373,7 @@ def _rewarded(group: Group, reward: Callable[[Prompt, ScoredRollout], float | No
         )
     members = []
     for member in group.members:
-        value = reward(group.prompt, member)
+        value = None if member.reward is None else reward(group.prompt, member)
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
             raise RunError(f"with_rewards(): the reward is {value!r:.60}; return a finite number, or None for none")
         members.append(replace(member, reward=None if value is None else float(value), components=()))

@@ -80,6 +80,8 @@ class Callbacks:
         self._functions, self._is_on = tuple(functions), is_on
         self.stopped_by = ""
         """Who asked for the end of the run, in words; empty: nobody."""
+        self.stopped_at = ""
+        """The step or evaluation after which it was asked for."""
 
     def call(self, ranks: Ranks, row: StepRow | SampleRow | EvaluationRow, groups: Sequence[Group] = ()) -> None:
         """Call each function with the event of this row. Every rank must call this.
@@ -92,7 +94,9 @@ class Callbacks:
         stopped_by, failure = ranks.decide_on_first(lambda: self._answers(row, groups))
         if failure:
             raise RunError(failure)
-        self.stopped_by = stopped_by or self.stopped_by
+        if stopped_by:
+            evaluated = f"evaluate {row.label}" if isinstance(row, EvaluationRow) else ""
+            self.stopped_by, self.stopped_at = stopped_by, evaluated or f"{row.stage} step {row.step}"
 
     def raise_if_stopped(self) -> None:
         """Raise Stopped if a callback asked for the end of the run."""

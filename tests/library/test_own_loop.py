@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import yaml
 import verizero as vz
 from tests.launch.runs import assert_same_bytes
 from tests.library.plain_loop import loop
+from tests.library.tiny import SMALL
 from tests.stages.kill_driver import fingerprint
 from tests.stages.start import start
 from tests.stages.test_guard import ROLL_BACK, TOO_FAST
@@ -192,3 +194,27 @@ def test_a_recipe_without_rl_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(vz.VerizeroError, match=r"the recipe's are sft; use vz\.train"), vz.open(tmp_path / "sft.yaml"):
         pass
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("folder")
+def test_the_loops_of_the_page_run_as_they_are() -> None:
+    """On a tiny model, in two steps."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    plain, own, refilled = re.findall(r"```python\n((?:with vz\.open| +while prompts).*?)```", page, re.DOTALL)
+    own = own.replace('"HuggingFaceTB/SmolLM2-135M-Instruct"', '"tiny"')
+    own = own.replace("reward=reward)", "reward=reward, name=name, **short)")
+    lines = own.splitlines(keepends=True)
+    own_rewards = "".join([*lines[:2], refilled, *lines[-2:]])
+
+    def reward(completion: str, answer: str) -> float:
+        return float(len(completion) % 3)
+
+    short = {"steps": 2, "quiet": True, **SMALL, "rl.prompts_per_step": 4}
+    names = {"vz": vz, "reward": reward, "mine": lambda prompt, member: float(member.rollout.sample), "short": short}
+    for name, program, num_updates in (("own", own, 2.0), ("rewards", own_rewards, 1.0)):
+        exec(program, names | {"name": name})
+        assert [m["updates"] for m in steps_of(Path("runs", name))] == [num_updates] * 2
+    exec(plain.replace('"my.yaml"', '"runs/own/given/recipe.yaml", name="plain", quiet=True'), names)
+    train = vz.train("runs/own/given/recipe.yaml", name="train", quiet=True)
+    assert_same_bytes(Path("runs/plain"), train.folder)

@@ -77,16 +77,29 @@ def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again
         ("evaluation", "rl", 4),
     ]
     watch = Watch(*stops)
-    folder, reasons = tmp_path / "run", []
+    folder, places = tmp_path / "run", list[str]()
     for _ in range(len(stops) + 2):
         train(recipe(), tmp_path, folder, "auto", Heard(), callbacks=[watch])
         ended = json.loads((folder / "run.json").read_text())["ended"]
         assert json.loads((folder / "summary.json").read_text())["ended"] == ended
         assert (folder / "model").is_dir()
-        reasons.append(ended["reason"])
         if ended["reason"] == "done":
             break
-    assert reasons.count("stopped") >= len(stops)
+        assert ended["reason"] == "stopped"
+        places.append(ended["where"])
+    assert places == [
+        "evaluate before training",
+        "sft step 1",
+        "evaluate sft step 2",
+        "sft step 4",
+        "evaluate after sft",
+        "sample step 1",
+        "preference step 2",
+        "reward_model step 3",
+        "rl step 1",
+        "rl step 2",
+        "evaluate after round 2",
+    ]
     assert watch.seen == written(folder) == written(whole)
     assert_same_bytes(folder, whole)
 
