@@ -57,6 +57,17 @@ MORE: dict[str, dict[str, Any]] = {
     "gammas": {"loss_type": "vespo", "vespo_k_pos": 1.5, "vespo_lambda_pos": 1.0, "vespo_k_neg": 1.2, "beta": 0.2},
 }
 """Arguments besides loss, scale and level, each set once."""
+BOUNDS = {"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 1.5}
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+VLLM: dict[str, dict[str, Any]] = {
+    **{mode: {"vllm_importance_sampling_mode": mode} for mode in MODES},
+    **{f"{mode}_floor": {"vllm_importance_sampling_mode": mode, **BOUNDS} for mode in MODES},
+    "no_cap": {"vllm_importance_sampling_clip_min": 0.7, "vllm_importance_sampling_clip_max": None},
+    "by_response": {"vllm_importance_sampling_mode": "sequence_truncate", "importance_sampling_level": "sequence"},
+    "with_kl": {"beta": 0.2, "loss_type": "dr_grpo"},
+    "with_mask": {"off_policy_mask_threshold": 0.1, "loss_type": "cispo", "epsilon_high": 1.05},
+}
+"""Arguments of the correction for a mismatch between vLLM and the trainer."""
 
 
 class Rows:
@@ -97,10 +108,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def theirs(folder: str, out: Path, options: dict[str, Any]) -> tuple[list[float], list[dict[str, Tensor]], Rows]:
+def theirs(folder: str, out: Path, arguments: dict[str, Any]) -> tuple[list[float], list[dict[str, Tensor]], Rows]:
     """Return losses and gradients of TRL's trainer in two updates, and the rows."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = Rows(tokenizer.eos_token_id, len(tokenizer))
+    options = {name: value for name, value in arguments.items() if name != "use_vllm"}
+    use_vllm = "use_vllm" in arguments
 
     def first(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return rows.column(0, completion_ids)
@@ -113,6 +126,7 @@ def theirs(folder: str, out: Path, options: dict[str, Any]) -> tuple[list[float]
         return {"prompt_ids": own, "completion_ids": rows.responses, "logprobs": rows.logprobs}
 
     data = [{"prompt": str(p)} for p in range(PROMPTS)]
+    split_tensor_dict = trl_class("trainer.utils.split_tensor_dict")
     trainer = trl_class("GRPOTrainer")(
         model=folder,
         reward_funcs=[first, second] if "reward_weights" in options else first,
@@ -121,7 +135,9 @@ def theirs(folder: str, out: Path, options: dict[str, Any]) -> tuple[list[float]
         processing_class=tokenizer,
         rollout_func=sampled,
     )
-    trainer.current_gradient_accumulation_steps = 1
+    if use_vllm:  # only now, as there is no vLLM
+        trainer.use_vllm, trainer._last_loaded_step = True, trainer.state.global_step
+    pieces = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.model.train()
     if trainer.ref_model is not None:
         move(trainer.ref_model)
@@ -131,9 +147,12 @@ def theirs(folder: str, out: Path, options: dict[str, Any]) -> tuple[list[float]
     )
     losses, gradients = [], []
     for _ in range(2):
-        loss = trainer.compute_loss(trainer.model, inputs)
-        loss.backward()
-        losses.append(float(loss.detach()))
+        total = 0.0
+        for piece in split_tensor_dict(inputs, pieces):
+            loss = trainer.compute_loss(trainer.model, piece)
+            loss.backward()
+            total += float(loss.detach())
+        losses.append(total)
         gradients.append({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
         optimizer.step()
         optimizer.zero_grad()
@@ -180,7 +199,7 @@ def ours(folder: str, options: dict[str, Any], rows: Rows) -> tuple[dict[str, fl
 def agree(folder: str, out: Path, options: dict[str, Any]) -> tuple[dict[str, float], list[dict[str, Tensor]], Rows]:
     losses, expected, rows = theirs(folder, out, options)
     metrics, found = ours(folder, options, rows)
-    assert metrics["loss/total"] == pytest.approx(sum(losses) / 2, rel=1e-5, abs=1e-7)
+    assert metrics["loss/total"] == pytest.approx(sum(losses) / 2, rel=1e-5, abs=1e-6)
     for mine, other in zip(found, expected, strict=True):
         assert mine.keys() == other.keys()
         assert apart(mine, other) < 1e-5
@@ -213,3 +232,19 @@ def test_every_other_argument_of_the_objective(folder: str, tmp_path: Path, name
     _, (_, second), rows = agree(folder, tmp_path, MORE[name])
     without = {k: v for k, v in MORE[name].items() if k in ("loss_type", "importance_sampling_level")}
     assert apart(second, ours(folder, without, rows)[1][1]) > 1e-3
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "bnpo"])
+def test_a_batch_in_two_pieces(folder: str, tmp_path: Path, loss: str) -> None:
+    half = {"per_device_train_batch_size": GENERATIONS * PROMPTS // 2, "gradient_accumulation_steps": 2}
+    agree(folder, tmp_path, {"loss_type": loss, "beta": 0.3, **half, **LOSS_OF.get(loss, {})})
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_every_correction_for_a_mismatch_with_vllm(folder: str, tmp_path: Path, name: str) -> None:
+    options = {**VLLM[name], "use_vllm": True}
+    metrics, (first, _), rows = agree(folder, tmp_path, options)
+    off = {**options, "vllm_importance_sampling_correction": False}
+    assert apart(first, ours(folder, off, rows)[1][0]) > 1e-2
+    if "mask" in VLLM[name].get("vllm_importance_sampling_mode", "sequence_mask"):
+        assert 0 < metrics["masked/mismatch"] < 1
