@@ -259,7 +259,8 @@ def mirror_of(asker: Asker, number: int, description: Any, bases: list[type]) ->
         else:
             space |= {s: _forward(s) for s in kind.specials & {"__str__", "__repr__", "__format__", "__call__"}}
         for index, field in enumerate(kind.fields or ()):
-            space[str(field)] = property(operator.itemgetter(index))
+            if not str(field).startswith("_"):  # else an item could be a method that Python itself calls, as __eq__
+                space[str(field)] = property(operator.itemgetter(index))
     else:
         space["__slots__"] = ()
         own = set(kind.specials) - {"__eq__", "__ne__", "__hash__", "__str__", "__repr__", "__format__"}
@@ -280,4 +281,6 @@ def python_exception(module: str, name: str) -> type | None:
     named: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in name.split("."):
         named = getattr(named, part, None)
-    return named if isinstance(named, type) and issubclass(named, BaseException) else None
+    if not isinstance(named, type) or not issubclass(named, BaseException):
+        return None
+    return None if named.__module__.partition(".")[0] in _NO_EXCEPTIONS_OF else named

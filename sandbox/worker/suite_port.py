@@ -7,6 +7,8 @@ program can ask for what an object of the test does, by its public names; it nev
 from __future__ import annotations
 
 import builtins
+import collections
+import functools
 import os
 import sys
 import types
@@ -15,7 +17,7 @@ from typing import Any
 
 from . import streams
 from .link import Forged, Gone, Link
-from .mirrors import ACTS, WITH_OPERAND, MirrorType, Proxy, Ref, ref_of
+from .mirrors import ACTS, WITH_OPERAND, Kind, MirrorType, Proxy, Ref, ref_of
 from .port import Port
 from .references import References
 
@@ -44,8 +46,12 @@ _TELLING = frozenset(
     ]
 )
 """Methods of plain values that get what the test expects, so no other object may answer for one."""
+_OF_PLAIN = frozenset([*(n for n in dir(str) if n.startswith("is")), "count", "index", "find", "rfind", "rindex"])
+"""More of them, whose answers are easy to guess. An object of the program may have data of these names."""
+_OF_MOCKS = ("configure_mock", "reset_mock", "attach_mock", "mock_add_spec")
+"""Methods by which a program could change what a mock of the test has recorded."""
 _OF_FUNCTIONS = ("__name__", "__doc__", "__qualname__")
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _HIDDEN = (types.FrameType, types.CodeType, types.TracebackType, types.ModuleType)
 _BARE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
@@ -153,6 +159,12 @@ class TestsPort(Port):
         except Forged as exc:
             self.fault = self.fault or f"sent {exc}"
             raise
+        except StopIteration as exc:  # it must not end a loop of the test
+            if self.names_stop or (question == "act" and values[0] == "__next__"):
+                raise
+            new = RuntimeError(f"the program raised StopIteration: {exc}")
+            self.from_program.append(new)
+            raise new from exc
         except ValueError as exc:
             if not self.is_from_program(exc):
                 raise self.refuse(f"the test gives the program {exc}") from exc
@@ -191,21 +203,23 @@ class TestsPort(Port):
                 return value
         if name == "__contains__" and not ref.is_made and ref_of(args[0]) is None:
             return any(item is args[0] or item == args[0] for item in x)
+        if name == "__exit__":
+            return self._leave(x, *args)
         self.is_given_back = not (name.startswith("__i") and name in WITH_OPERAND)
-        value = self._without_stop(lambda: self.ask("act", name, x, *args, **kwargs), name == "__next__")
-        self.is_given_back = True
-        return value
-
-    def _without_stop(self, ask: Any, is_iterator: bool) -> Any:
-        """Return what `ask` returns. A program that raises StopIteration must not end a loop of the test."""
         try:
-            return ask()
-        except StopIteration as exc:
-            if is_iterator or self.names_stop:
-                raise
-            new = RuntimeError(f"the program raised StopIteration: {exc}")
-            self.from_program.append(new)
-            raise new from exc
+            return self.ask("act", name, x, *args, **kwargs)
+        finally:
+            self.is_given_back = True
+
+    def _leave(self, x: Any, kind: Any = None, exc: Any = None, *_: Any) -> Any:
+        """Return what `__exit__` of the program's object says. It cannot end what ends the test."""
+        if kind is not None and str(kind.__module__).startswith(f"{__package__}."):
+            return False
+        result = self.ask("act", "__exit__", x, kind, exc, None)
+        result = bool(result) if isinstance(result, Proxy) else result
+        if result and isinstance(exc, AssertionError) and not self.is_from_program(exc):
+            self.failed_inside = self.failed_inside or str(exc) or "an assertion failed in a context of the program"
+        return result
 
     def _compared(self, name: str, ref: Ref, x: Any, other: Any) -> tuple[bool, Any]:
         """Return (True, value) for an act with an operand that the program may not decide."""
@@ -230,13 +244,23 @@ class TestsPort(Port):
     def get(self, ref: Ref, x: Any, name: str) -> Any:
         """Return an attribute of the program's object."""
         kind = None if type(x) is MirrorType else type(x)._verizero_kind
-        if kind is not None and not ref.is_made and name in _TELLING:
-            if kind.is_named:
-                raise self.refuse(f"{type(x).__name__}.{name}, which may tell the program what the test expects")
-            raise AttributeError(f"{type(x).__name__!r} object of the program has no attribute {name!r} for this test")
+        if kind is not None and not ref.is_made and (name in _TELLING or name in _OF_PLAIN):
+            return self._get_of_plain(kind, x, name)
         if kind is not None and type(x).__name__ == "coroutine" and name in ("send", "close", "throw"):
             return lambda *_: self._end_coroutine(ref, x, name)
         return self.ask("get", x, name)
+
+    def _get_of_plain(self, kind: Kind, x: Any, name: str) -> Any:
+        """Return an attribute that plain values have too, where the test calls it to compare."""
+        if name in _OF_PLAIN and kind.is_named:
+            return self.ask("get", x, name)
+        if kind.base is not None and isinstance(plain := self.ask("plain", x), (*_PLAIN, collections.deque)):
+            return getattr(plain, name)
+        if kind.is_named:
+            raise self.refuse(f"{type(x).__name__}.{name}, which may tell the program what the test expects")
+        if name in _OF_PLAIN and not isinstance(value := self.ask("get", x, name), Proxy):
+            return value
+        raise AttributeError(f"{type(x).__name__!r} object of the program has no attribute {name!r} for this test")
 
     def _end_coroutine(self, ref: Ref, x: Any, name: str) -> None:
         if name == "send":
@@ -244,7 +268,7 @@ class TestsPort(Port):
 
     def make(self, kind: MirrorType, args: Any, kwargs: Any) -> Any:
         """Return a new instance of a class of the program, which this test has made."""
-        made = self._without_stop(lambda: self.ask("call", kind, *args, **kwargs), False)
+        made = self.ask("call", kind, *args, **kwargs)
         if isinstance(made, Proxy) and issubclass(type(made), kind):
             made._verizero.is_made = True
         return made
@@ -285,17 +309,25 @@ class TestsPort(Port):
         if name in _OF_FUNCTIONS and not isinstance(x, _BARE):
             return getattr(x, name)
         is_closed = isinstance(x, (*_FUNCTIONS, *_HIDDEN, *_BARE)) and name not in ("send", "throw", "close")
-        if is_closed or name.startswith("_"):
+        if is_closed or name.startswith("_") or (name in _OF_MOCKS and _is_mock(x)):
             raise AttributeError(f"{type(x).__name__!r} object of the test has no attribute {name!r}")
         return getattr(x, name)
 
     def _guarded_set(self, x: Any, name: str, *value: Any) -> None:
-        if name.startswith("_") or isinstance(x, (*_FUNCTIONS, *_HIDDEN, type)):
+        is_closed = isinstance(x, (*_FUNCTIONS, *_HIDDEN, type)) or callable(getattr(type(x), name, None))
+        if _is_mock(x):
+            is_closed = hasattr(type(x), name) or isinstance(value[0] if value else None, (Proxy, MirrorType))
+        if name.startswith("_") or is_closed:
             raise AttributeError(f"{name!r} of an object of the test")
         if value:
             setattr(x, name, value[0])
         else:
             delattr(x, name)
+
+
+def _is_mock(x: Any) -> bool:
+    mock: Any = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(x, mock.NonCallableMock)
 
 
 class ProgramModule(types.ModuleType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 import sys
 import types
@@ -97,10 +98,10 @@ class _Approx:
             return False
         if got == wanted or (self.nan_ok and got != got and wanted != wanted):
             return True
+        if not (math.isfinite(abs(got)) and math.isfinite(abs(wanted))):
+            return False
         if isinstance(wanted, complex) or isinstance(got, complex):
             return bool(abs(got - wanted) <= max(self.rel * abs(wanted), self.abs))
-        if not (math.isfinite(got) and math.isfinite(wanted)):
-            return False
         tolerance = max(
             type(wanted)(self.rel) * abs(wanted) if self.rel else 0, type(wanted)(self.abs) if self.abs else 0
         )
@@ -112,7 +113,7 @@ def _is_binary(x: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float, complex)) or type(x).__name__ in ("Decimal", "Fraction")
+    return isinstance(x, numbers.Number)
 
 
 class _Marks:
