@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launch.runs import assert_same_bytes
+from tests.stages.broken import Broken
 from tests.stages.sessions import Heard
 from tests.stages.start import start
 from tests.stages.tiny import tiny
@@ -130,3 +131,23 @@ def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again
     without = config.model_copy(update={"callbacks": ()})
     train(without, tmp_path, tmp_path / "run", "must", heard)
     assert not any("stale" in line for line in heard.lines)
+
+
+@pytest.mark.integration
+def test_a_run_that_was_broken_off_leaves_no_step_out(tmp_path: Path) -> None:
+    """Those after its last checkpoint are done again, and told again."""
+    config = tiny(
+        {"stages": ["rl"], "sft": None, "rl": {"rounds": 1, "steps_per_round": 5}, "data": {"evaluation": []}},
+        [start(), "checkpoint.every_steps=2"],
+    )
+    seen: list[int] = []
+
+    def watch(event: Event) -> None:
+        seen.append(event.step)
+        if len(seen) == 4:
+            raise Broken
+
+    with pytest.raises(Broken):
+        train(config, tmp_path, tmp_path / "run", "auto", Heard(), callbacks=[watch])
+    train(config, tmp_path, tmp_path / "run", "auto", Heard(), callbacks=[watch])
+    assert seen == [1, 2, 3, 4, 3, 4, 5]

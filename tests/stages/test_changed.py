@@ -1,0 +1,93 @@
+"""Recipes whose verifier's file changes in the middle of a stage: the stage continues where that was allowed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stages.sessions import Heard
+from tests.stages.start import start
+from tests.stages.test_ended import rewrite_judge
+from tests.stages.test_stale import rows
+from tests.stages.tiny import tiny
+from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.report.row_types import VARYING
+from verizero.pipeline.run.callbacks import STOP, Event
+from verizero.pipeline.whole_run import train
+
+ODD, EVEN = "return len(attempt.response) % 2", "return 1 - len(attempt.response) % 2"
+JUDGED: dict[str, Any] = {
+    "sft": {"steps": 3, "optimizer": {"learning_rate": 1e-4}},
+    "rl": {"rounds": 1, "steps_per_round": 4, "select": {"keep": "informative"}},
+    "data": {"train": [{"file": "rows.jsonl", "verifier": {"path": "judge.py:judge"}}], "evaluation": []},
+    "scoring": {"retries": 0},
+}
+
+
+def recipe(*stages: Any) -> RunConfig:
+    return tiny({**JUDGED, "stages": [*stages]}, [start()])
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    rows(tmp_path)
+    rewrite_judge(tmp_path, ODD)
+    return tmp_path
+
+
+def go(config: RunConfig, base: Path, resume: Resume = "auto", **more: Any) -> list[str]:
+    heard = Heard()
+    train(config, base, base / "run", resume, heard, **more)
+    return heard.lines
+
+
+def steps(base: Path, stage: str = "rl") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (base / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in r.items() if k not in VARYING} for r in lines if (r["kind"], r["stage"]) == ("step", stage)
+    ]
+
+
+def changes(base: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((base / "run" / "run.json").read_text())["changes"]
+    return found
+
+
+@pytest.mark.integration
+def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -> None:
+    config = recipe("sft", "rl", {"name": "last", "kind": "sft"})
+    go(config, base)
+    before = steps(base)
+    rewrite_judge(base, EVEN)
+    shutil.copytree(base, base / "again")
+    said = go(config, base, "changed")
+    assert "rl continues: verifier judge.py changed; last is stale, and the earlier results are kept in stale/1" in said
+    assert steps(base) == before
+    assert [(c["stage"], c["allowed_by"]) for c in changes(base)] == [("rl", "resume")]
+    assert not [line for line in go(config, base) if "stale" in line or "continues" in line]
+    said = go(config, base / "again")
+    assert any(line.startswith("rl and last are stale: verifier judge.py changed; they run again") for line in said)
+    assert steps(base / "again") != before
+    assert changes(base / "again") == []
+
+
+@pytest.mark.integration
+def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base: Path) -> None:
+    def stop(event: Event) -> Any:
+        return STOP if event.metrics["groups/carried_out"] > 0 else None
+
+    config = recipe("rl")
+    go(config, base, callbacks=[stop])
+    done = len(steps(base))
+    assert done < 4, "no step left groups over"
+    shutil.copytree(base, base / "same")
+    go(config, base / "same")
+    rewrite_judge(base, EVEN)
+    go(config, base, "changed")
+    assert [steps(b)[done]["metrics"]["groups/carried_in"] > 0 for b in (base / "same", base)] == [True, False]
+    assert steps(base)[:done] == steps(base / "same")[:done]
