@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,34 @@ def recompute_activations(model: Any) -> None:
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
-    return checkpoint(partial(forward, **named), *inputs, use_reentrant=False, preserve_rng_state=False)
+    # A backward pass may be strict about kernels that repeat their bytes. Within it a forward has its own setting: it
+    # has operations that torch refuses there, and blocks that are compiled would be compiled again.
+    return checkpoint(
+        partial(forward, **named),
+        *inputs,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (nullcontext(), _determinism_of_now()),
+    )
+
+
+def _determinism_of_now() -> AbstractContextManager[None]:
+    """Return a context with the present settings for deterministic kernels, to be entered when there are others."""
+    enabled, lenient = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+    @contextmanager
+    def as_now() -> Iterator[None]:
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(enabled, warn_only=lenient)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+    return as_now()
 
 
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.batches import OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
+from tests.train.batches import OPTIMIZER, backend_of, distance, groups_of, parts_of, policy, settings_of, weights
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.models import widths
@@ -18,6 +18,7 @@ from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, 
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.ranks import collectives, use_own_gpu
 from verizero.pipeline.train.step import update
+from verizero.pipeline.train.torch_backend import TorchBackend
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,21 @@ class TestBackward:
             update(backend, parts, groups_of(), settings_of(parts))
         assert len(seen) >= len(learners)
         assert not any(seen)
+
+    def test_a_forward_that_is_computed_again_within_it_is_as_lenient_as_the_first(self) -> None:
+        backend, parts = TorchBackend(policy(), config=TrainConfig(gradient_checkpointing=True)), parts_of("grpo")
+        backend.start(OPTIMIZER, 10)
+        backend.refresh_reference()
+        layer = backend.model.model.layers[0].mlp
+        seen: list[tuple[bool, bool]] = []
+        layer.register_forward_pre_hook(
+            lambda *_: seen.append((torch._C._current_graph_task_id() >= 0, *switches()[1:2]))
+        )
+        with switched(TrainConfig(), "cuda"):
+            lenient = switches()
+            update(backend, parts, groups_of(), settings_of(parts))
+            assert switches() == lenient
+        assert set(seen) == {(False, True), (True, True)}, "before a backward pass and within it"
 
 
 def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu() -> None:
