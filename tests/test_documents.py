@@ -236,5 +236,5 @@ def test_the_table_of_layouts_names_all_of_them() -> None:
     table = verifiers.partition("#### Layouts")[2].partition("\n\n- ")[0]
     told = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
     # The others are forms of one in the table: a list of its tests, or the column that holds them.
-    forms = {"livecodebench_tests": "livecodebench", "synthetic": "verification_info", "kodcode_tests": "kodcode"}
+    forms = {"livecodebench_tests": "livecodebench", "synthetic": "verification_info"}
     assert {forms.get(name, name) for name in layouts()} <= told

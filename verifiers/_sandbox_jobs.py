@@ -235,13 +235,19 @@ def _short(value: Any) -> str:
 
 
 def run_or_fail(jobs: Sequence[Job], run: Run) -> Sequence[Outcome]:
-    """Return the outcomes, each "sandbox_error" if the sandbox itself cannot run."""
+    """Return the outcomes, each "sandbox_error" if the sandbox, or the language of its program, cannot run here."""
     if not jobs:
         return []
     try:
         return run(jobs)
     except (IsolationError, OSError) as exc:
-        return [Outcome("sandbox_error", detail=f"{type(exc).__name__}: {exc}")] * len(jobs)
+        if len({job.language for job in jobs}) == 1:
+            return [Outcome("sandbox_error", detail=f"{type(exc).__name__}: {exc}")] * len(jobs)
+    outcomes: dict[int, Outcome] = {}
+    for language in dict.fromkeys(job.language for job in jobs):
+        numbers = [i for i, job in enumerate(jobs) if job.language == language]
+        outcomes.update(zip(numbers, run_or_fail([jobs[i] for i in numbers], run), strict=True))
+    return [outcomes[i] for i in range(len(jobs))]
 
 
 def same_tests(job: Job) -> str:

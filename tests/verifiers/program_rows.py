@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import textwrap
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,6 +149,24 @@ def check(candidate):
     third = [p.replace("return ", "return 1 / 3 * (") + ")" for p in (made.right, made.wrong)]
     solution = third[0].partition("\n")[2] + "\n"
     return Made({**made.row, "test": test, "canonical_solution": solution}, third[0], third[1])
+
+
+def mbpp_plus(i: int) -> Made:
+    """The tests of EvalPlus at the top of the file, which name no entry point."""
+    made = evalplus(i)
+    name = f"task_{2 * i}"
+    helpers, _, check = made.row["test"].partition("def check(candidate):\n")
+    right, wrong = (f"from typing import List\n{program}" for program in (made.right, made.wrong))
+    row = {
+        "task_id": i,
+        "code": right,
+        "prompt": f"Write a function for task {i}.",
+        "source_file": "made.py",
+        "test_imports": [],
+        "test_list": [f"assert {name}([]) == 0.0"],
+        "test": helpers + textwrap.dedent(check).replace("candidate(", f"{name}("),
+    }
+    return Made(row, right, wrong)
 
 
 def mbpp(i: int) -> Made:
@@ -360,6 +379,7 @@ FAMILIES = {
     "humaneval": Family("humaneval", "humaneval", humaneval),
     "evalplus": Family("humaneval", "evalplus", evalplus),
     "mbpp": Family("mbpp", "mbpp", mbpp),
+    "mbpp_plus": Family("mbpp_plus", "mbpp_plus", mbpp_plus),
     "mbpp_sanitized": Family("mbpp_sanitized", "mbpp", mbpp_sanitized),
     "leetcode": Family("leetcode", "leetcode", leetcode),
     "kodcode": Family("kodcode", "kodcode", kodcode),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from tests.verifiers.program_rows import FAMILIES, Made
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.prompts import read_prompts
-from verizero.pipeline.errors import DataError
+from verizero.pipeline.errors import DataError, IsolationError
 from verizero.pipeline.types import Attempt, Prompt, Verdict
+from verizero.verifiers._sandbox_jobs import Job, Outcome
 from verizero.verifiers.base import load
+from verizero.verifiers.code import CodeParams, grade
 from verizero.verifiers.layouts.base import Suite, layout_of, layouts, suite_of
 
 LINE = "print(3 * int(input()) + 7)"
@@ -51,7 +54,7 @@ def test_twenty_rows(name: str, tmp_path: Path) -> None:
 def test_every_layout_has_rows_or_is_tried_below() -> None:
     tried = {f.layout for f in FAMILIES.values()} | {"bigcodebench"}
     wrappers = {"input_output", "ground_truth"}
-    lists = {"tests", "asserts", "livecodebench_tests", "synthetic", "kodcode_tests"}
+    lists = {"tests", "asserts", "livecodebench_tests", "synthetic"}
     assert set(layouts()) == tried | wrappers | lists
 
 
@@ -193,6 +196,17 @@ def test_a_row_names_the_language_of_its_programs() -> None:
     program = "```cpp\n#include <iostream>\nint main() { int a; std::cin >> a; std::cout << 2 * a; }\n```"
     verdict = load("code").bind().score([Attempt(program, reference)])[0]
     assert verdict.is_correct or "needs g++" in verdict.reason
+
+
+def test_a_language_without_its_tool_costs_no_program_of_another() -> None:
+    def run(jobs: Sequence[Job]) -> list[Outcome]:
+        if any(job.language == "c" for job in jobs):
+            raise IsolationError("no gcc")
+        return [Outcome("passed", 1.0) for _ in jobs]
+
+    references = [{**STDIN, "language": language} for language in ("python", "C", "C++")]
+    said = grade([Attempt(LINE, reference) for reference in references], CodeParams(), run)
+    assert [v.status for v in said] == ["graded", "sandbox_error", "graded"]
 
 
 @pytest.mark.integration

@@ -9,7 +9,7 @@ from typing import Any
 from verizero.pipeline.errors import DataError
 from verizero.verifiers.layouts.base import text_of
 
-OF_TESTS = frozenset({"pytest", "solution"})
+OF_TESTS = frozenset({"pytest", "solution", "main", "your_module"})
 """Names that tests may import besides the standard library: what `unit_tests` provides, and the program."""
 
 

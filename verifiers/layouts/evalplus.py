@@ -1,10 +1,10 @@
-"""EvalPlus: HumanEval's columns, with tests that compare by numpy.allclose, which a few lines stand for here."""
+"""EvalPlus: HumanEval's columns, with tests that compare by numpy.allclose, which a few lines replace here."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from verizero.verifiers.layouts._sources import parsed
 from verizero.verifiers.layouts.base import Asserts, Reference
 from verizero.verifiers.layouts.humaneval import OTHERS as HUMANEVAL
 from verizero.verifiers.layouts.humaneval import check_tests
@@ -31,11 +31,14 @@ class np:
 
 def read(reference: Reference) -> Asserts | None:
     """Return the tests; None if they use another part of numpy, or none."""
-    test = reference["test"]
+    test = without_numpy(reference["test"])
+    return None if test == reference["test"] else check_tests({**reference, "test": test})
+
+
+def without_numpy(test: Any) -> Any:
+    """Return tests with the lines above in place of numpy; as they are, if they use another part of it, or none."""
     if not isinstance(test, str) or not IMPORT.search(test):
-        return None
+        return test
     source = IMPORT.sub("", test)
-    if set(re.findall(r"\bnp\.(\w+)", source)) - {"ndarray", "float32", "float64", "allclose"}:
-        return None
-    parsed(source, "reference.test")
-    return check_tests({**reference, "test": STAND_IN + source})
+    used = set(re.findall(r"\bnp\.(\w+)", source))
+    return STAND_IN + source if used <= {"ndarray", "float32", "float64", "allclose"} else test
