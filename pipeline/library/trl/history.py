@@ -107,6 +107,8 @@ class Watchers:
 
     def tell(self, name: str, **more: Any) -> None:
         """Call this method of each callback. Raises: ConfigError if one asks for what is not done here."""
+        if name == "on_train_begin":
+            self.control.should_training_stop = False
         for watcher in self.watchers:
             if (method := getattr(watcher, name, None)) is not None:
                 self.control = method(self.args, self.state, self.control, **more) or self.control

@@ -134,7 +134,7 @@ def test_callbacks_of_transformers_watch_a_run_and_end_it() -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             seen.append(state.global_step)
-            control.should_training_stop = state.global_step == 4
+            control.should_training_stop |= state.global_step == 4
             return control
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -159,7 +159,8 @@ def test_callbacks_of_transformers_watch_a_run_and_end_it() -> None:
     step = [[1, "step"], [2, ("log", 2, True), "step"], [3, "step", ("eval", True), "evaluation"]]
     assert seen[: len(seen) - 3] == [("watched", 6), *step[0], *step[1], *step[2]]
     assert seen[-3:] == [4, ("log", 4, True), "step"]
-    assert trainer().train().global_step == 6
+    assert stopped.train().global_step == 6
+    assert [row["step"] for row in stopped.state.log_history if "loss" in row] == [2, 4, 6]
     for name, reason in {"on_save": "has on_save, which is not called", "on_step_end": "control.should_save"}.items():
 
         def asks(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
