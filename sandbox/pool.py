@@ -162,7 +162,7 @@ class Pool:
             self._discard(worker)
             raise
         if worker.runs >= canary.CHECK_EVERY:
-            canary.check(worker, frames.STDIN, frames.FUNCTION)
+            canary.check(worker, frames.STDIN, frames.FUNCTION, frames.SUITE)
         self._put_back(worker)
 
     def _put_back(self, worker: Worker) -> None:

@@ -169,7 +169,7 @@ class _Progress:
         try:
             self._run_rest(worker)
             if not all(map(self._is_proven, self.results)):
-                canary.confirm(worker, was_new, _KINDS[self.mode])
+                canary.confirm(worker, was_new, frames.STDIN if self.mode == "stdin" else frames.FUNCTION)
         except WorkerDied:
             self.results = {number: result for number, result in self.results.items() if self._is_proven(number)}
             raise

@@ -27,23 +27,27 @@ class TestSuite:
     """Source, and the function or method to call after it."""
     names: tuple[str, ...]
     imported: tuple[str, ...]
+    records: tuple[str, ...] = ()
+    """Plain classes of the task's text, which tests and program both have."""
 
     def jobs(self) -> tuple[dict[str, Any], ...]:
         """Return the tests in the sandbox's form."""
         return tuple(
-            {"source": source, "names": list(self.names), "function": function} for source, function in self.tests
+            {"source": source, "names": list(self.names), "function": function, "records": list(self.records)}
+            for source, function in self.tests
         )
 
 
 @lru_cache(maxsize=4096)
-def suite_of(source: str, setup: str, fn: str | None) -> TestSuite:
+def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestSuite:
     """Return the tests in a source: each top-level assert, each `test_...` function or method, each assert of `check`.
 
     Each assert keeps the statements before it, and each function the whole file without asserts. `fn` is the name of
-    the program's function, or an expression such as `Solution().f`.
+    the program's function, or an expression such as `Solution().f`. `prompt` runs before the tests and the program.
     Raises: DataError if the source is no Python or holds no test that can use a program.
     """
     try:
+        setup = f"{prompt}\n{setup}"
         tree, before = ast.parse(source), ast.parse(setup)
         fn = fn if fn is None else ast.unparse(ast.parse(fn.strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError) as exc:
@@ -56,7 +60,7 @@ def suite_of(source: str, setup: str, fn: str | None) -> TestSuite:
     tests = _split(_explained(before).body, _explained(tree).body, fn or _checked(tree))
     if not tests:
         raise DataError("reference.tests: no assert, no test_ function and no check(candidate) in it")
-    return TestSuite(tuple(tests), names, imported)
+    return TestSuite(tuple(tests), names, imported, _records(ast.parse(prompt)))
 
 
 def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) -> list[tuple[str, str | None]]:
@@ -144,6 +148,14 @@ def _is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def _records(prompt: ast.Module) -> tuple[str, ...]:
+    """Return the classes of a task's text that have only attributes and methods, such as nodes of lists and trees."""
+    classes = [s for s in prompt.body if isinstance(s, ast.ClassDef)]
+    return tuple(
+        c.name for c in classes if not (c.bases or c.keywords or c.decorator_list or "__slots__" in ast.dump(c))
+    )
 
 
 def _imports_program(tree: ast.Module) -> bool:

@@ -40,7 +40,7 @@ def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> lis
 
     def prepare(attempt: Attempt) -> tuple[str, TestSuite] | Verdict:
         asserts = asserts_of(attempt.reference)
-        suite = suite_of(asserts.tests, f"{asserts.prompt}\n{asserts.setup}", asserts.fn)
+        suite = suite_of(asserts.tests, asserts.setup, asserts.fn, asserts.prompt)
         called = suite.names + suite.imported
         program = program_of(attempt, "python", called)
         if program.text is None:
@@ -48,7 +48,7 @@ def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> lis
         return with_prelude(program.text, missing_imports(program.text, called), asserts.prompt), suite
 
     def key(work: tuple[str, TestSuite]) -> str:
-        return json.dumps([work[0], work[1].tests, work[1].names])
+        return json.dumps([work[0], work[1].tests, work[1].names, work[1].records])
 
     def run_distinct(work: list[tuple[str, TestSuite]]) -> list[Verdict]:
         stop = params.grading == "all"

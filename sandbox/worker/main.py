@@ -23,6 +23,7 @@ from .watching import RunLimits, Watch
 
 _HIGHEST_PRIORITY = -20
 _EXTRA_WALL_S = 1.0
+"""Seconds that the tests of a suite have after their program's time is up."""
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ class Worker:
         """Have the waiting child run the tests of a suite, and a second one its program; return how both ended.
 
         The program is killed at a limit, or when the tests have ended. The tests have as much CPU time and memory, and
-        a little more wall time: so they can still say in which test the program was killed.
+        their wall time is up a little later: so they can still say in which test the program was killed.
         """
         walls.limit(pid, order, self.jail, input_mib)
         try:
@@ -135,7 +136,7 @@ class Worker:
         walls.limit(partner, order, self.jail, input_mib)
         watcher = suite_watch.SuiteWatch(self.jail, partner, order, partial(self.is_full, order.disk_mib))
         os.write(self.forker.orders, packet)
-        tests = self.watch(pid, order._replace(wall_s=order.wall_s + _EXTRA_WALL_S), watcher)
+        tests = self.watch(pid, order, watcher)
         watcher.end()
         status, usage = self.reap(partner)
         for fd in (streams.PROGRAM_OUT, streams.PROGRAM_ERR):
@@ -164,6 +165,7 @@ class Worker:
                 os._exit(0)
             if partner is not None:
                 partner.look()
+                watch.wait_for(partner.watch, _EXTRA_WALL_S)
                 if watch.next_look > time.monotonic():
                     continue
             if watch.look():

@@ -42,12 +42,19 @@ class _ProgramPort(Port):
         super().__init__(link, is_tests=False)
         self.source = source
         self.module, self.namespace = harness._fresh_main("solution")
+        self.values.namespace = self.namespace
         sys.modules["solution"] = self.module
         self.stdout: Any = streams.fill_input(b"", False)
         self.stdin, self.input = sys.stdin, builtins.input
         self.sent = [0, 0]
         """Bytes of output and of errors that the tests have."""
-        self.questions |= {"name": self._named, "reset": self._reset, "plain": _plain, "rename": self._rename}
+        self.questions |= {
+            "name": self._named,
+            "reset": self._reset,
+            "plain": _plain,
+            "rename": self._rename,
+            "records": self._share,
+        }
         linecache.cache[harness.NAME] = (lambda: self.source,)
 
     def load(self) -> list[Any]:
@@ -80,6 +87,10 @@ class _ProgramPort(Port):
         if "Solution" not in self.namespace:
             raise AttributeError(f"the program defines no {name!r}")
         return getattr(self.namespace["Solution"](), name)
+
+    def _share(self, *names: str) -> None:
+        """Have instances of these classes travel by their attributes."""
+        self.values.records = names
 
     def _rename(self, name: str, *value: Any) -> None:
         """Give a global of the program another value; without one, delete it."""

@@ -106,6 +106,7 @@ class _Test:
     def __init__(self, port: TestsPort, test: dict[str, Any], names: list[str]) -> None:
         self.port, self.source, self.function = port, test["source"], test.get("function")
         self.names, self.program_names = test["names"], names
+        self.records = tuple(test.get("records", ()))
         self.has_constants = False
 
     def run(self) -> tuple[str, str]:
@@ -136,6 +137,11 @@ class _Test:
         space: dict[str, Any] = {"__name__": "test", "__builtins__": builtins, "_verizero_said": said}
         if "mock" in self.source:
             fixtures.guard_mock(self.port)
+        self.port.values.namespace = space
+        if self.records != self.port.values.records:
+            self.port.ask("records", *self.records)
+            self.port.values.records = self.records
+            self.port.num_calls = 0
         known = set(self.program_names)
         for name in self.names:
             if name in known:

@@ -60,8 +60,9 @@ class Entry:
 
     __slots__ = ("obj", "seen")
 
-    def __init__(self, obj: Any, seen: list[Any]) -> None:
+    def __init__(self, obj: Any, seen: list[Any] | None) -> None:
         self.obj, self.seen = obj, seen
+        """`seen` is None for a record whose attributes have not been sent."""
 
 
 def _references(entry: Entry) -> int:
@@ -73,6 +74,8 @@ _ALONE = _references(Entry([], []))
 
 
 def _contents(obj: Any) -> list[Any]:
+    if type(obj) not in _CONTAINERS:  # a record
+        obj = vars(obj)
     return [*obj.keys(), *obj.values()] if type(obj) in _DICTS else list(obj)
 
 
@@ -85,6 +88,11 @@ class Values:
         self.shared: dict[int, Entry] = {}
         self.numbers: dict[int, int] = {}
         """id() of a shared object -> its number."""
+        self.records: tuple[str, ...] = ()
+        """Names of classes that both sides have. Their instances travel by their attributes, as dicts do."""
+        self.new_records: list[int] = []
+        self.namespace: dict[str, Any] = {}
+        """The names of this side, in which those classes are."""
 
     # To JSON
 
@@ -105,6 +113,9 @@ class Values:
             return self._encode_container(x, kind, depth)
         if kind is tuple:
             return ["t", self._encode_items(x, depth)]
+        if kind.__name__ in self.records and self.namespace.get(kind.__name__) is kind and kind.__dictoffset__:
+            number = self.numbers.get(id(x))
+            return ["=", number] if number is not None else ["o", self._register(x, is_sent=False), kind.__name__]
         if kind is frozenset:
             return ["z", self._encode_items(list(x), depth)]
         if kind is bytes:
@@ -148,36 +159,54 @@ class Values:
             return x.hex()
         return self._encode_items(_contents(x), depth)
 
-    def _register(self, x: Any, number: int | None = None) -> int:
+    def _register(self, x: Any, number: int | None = None, is_sent: bool = True) -> int:
         if number is None:
             number, self.next_number = self.next_number, self.next_number + 2
-        self.shared[number] = Entry(x, _contents(x))
+        self.shared[number] = Entry(x, _contents(x) if is_sent else None)
+        if not is_sent:
+            self.new_records.append(number)
         self.numbers[id(x)] = number
         return number
 
     def changes(self) -> list[Any]:
-        """Return [number, contents, ...] of the shared objects that this side has changed."""
+        """Return [number, contents, ...] of the shared objects that this side has changed, or that are new records."""
         changed: list[Any] = []
-        for number, entry in list(self.shared.items()):
-            now = _contents(entry.obj)
-            if len(now) != len(entry.seen) or any(map(operator.is_not, now, entry.seen)):
-                entry.seen = now
-                changed += [number, self._encode_contents(entry.obj, 0)]
+        to_check = list(self.shared.items())
+        self.new_records.clear()
+        while to_check:
+            for number, entry in to_check:
+                now = _contents(entry.obj)
+                if entry.seen is None or len(now) != len(entry.seen) or any(map(operator.is_not, now, entry.seen)):
+                    entry.seen = now
+                    changed += [number, self._encode_contents(entry.obj, 0)]
+            # Contents may hold new records. They come next, so that a long list of nodes is no deep value.
+            to_check = [(number, self.shared[number]) for number in self.new_records]
+            self.new_records.clear()
         return changed
 
     # Which objects are shared
 
     def drop_own(self) -> list[int]:
         """Forget the shared objects that nothing on this side holds any more. Return the numbers of the others."""
-        number_before = -1
-        while len(self.shared) != number_before:
-            number_before = len(self.shared)
-            for number in list(self.shared):
-                entry = self.shared[number]
-                if _references(entry) <= _ALONE:
-                    self._forget(number)
-                del entry
+        to_check = list(self.shared)
+        while to_check:
+            number = to_check.pop()
+            entry = self.shared.get(number)
+            if entry is not None and _references(entry) <= _ALONE:
+                # What only this object held is free once it is gone.
+                to_check += self._numbers_in(_contents(entry.obj))
+                self._forget(number)
+            del entry
         return list(self.shared)
+
+    def _numbers_in(self, items: Iterable[Any]) -> list[int]:
+        numbers: list[int] = []
+        for item in items:
+            if type(item) is tuple or type(item) is frozenset:
+                numbers += self._numbers_in(item)
+            elif (number := self.numbers.get(id(item))) is not None:
+                numbers.append(number)
+        return numbers
 
     def keep(self, numbers: Any) -> None:
         """Forget all shared objects but those that the other side still holds."""
@@ -204,6 +233,11 @@ class Values:
             return self._decode_container(node, depth)
         if tag == "=":
             return self.shared[node[1]].obj
+        if tag == "o":
+            self._check_number(node[1])
+            record: Any = object.__new__(self._record(node[2]))
+            self._register(record, node[1])
+            return record
         if tag == "t":
             return tuple(self._decode_items(node[1], depth))
         if tag == "z":
@@ -249,23 +283,41 @@ class Values:
             return [self.decode(x, depth + 1) for x in nodes]
         return nodes
 
-    def _decode_container(self, node: list[Any], depth: int) -> Any:
-        kind, number = _TYPES[node[0]], node[1]
+    def _check_number(self, number: Any) -> None:
         if type(number) is not int or number in self.shared or (number - self.next_number) % 2 == 0:
             raise Forged("a number that is not free")
+
+    def _record(self, name: str) -> type:
+        """Return this side's class of a record, or an empty one if this side has none with attributes."""
+        if name not in self.records:
+            raise Forged("a record of a class that is not known")
+        kind = self.namespace.get(name)
+        if not isinstance(kind, type) or not kind.__dictoffset__:
+            kind = self.namespace[name] = type(name, (), {})
+        return kind
+
+    def _decode_container(self, node: list[Any], depth: int) -> Any:
+        kind, number = _TYPES[node[0]], node[1]
+        self._check_number(number)
         x: Any = collections.deque(maxlen=node[3]) if kind is collections.deque else kind()
         self._register(x, number)
-        self._fill(x, node[2], depth)
+        self._fill(self.shared[number], node[2], depth)
         if kind is collections.defaultdict:
             x.default_factory = self.decode(node[3], depth + 1)
         return x
 
-    def _fill(self, x: Any, body: Any, depth: int) -> None:
-        kind = type(x)
+    def _fill(self, entry: Entry, body: Any, depth: int) -> None:
+        x: Any = entry.obj
+        kind: Any = type(x)
         if kind is bytearray:
             x[:] = bytes.fromhex(body)
         else:
             items = self._decode_items(body, depth)
+            if kind not in _CONTAINERS:
+                names = items[: len(items) // 2]
+                if not all(type(n) is str and (self.is_trusted or not callable(getattr(kind, n, 0))) for n in names):
+                    raise Forged("an attribute that is none, or a method")
+                x, kind = vars(x), dict
             x.clear()
             if kind in _DICTS:
                 half = len(items) // 2
@@ -275,12 +327,12 @@ class Values:
                 x.update(items)
             else:
                 x.extend(items)
-        self.shared[self.numbers[id(x)]].seen = _contents(x)
+        entry.seen = _contents(entry.obj)
 
     def apply(self, changed: list[Any]) -> None:
         """Change the shared objects as the other side has changed its own."""
         for number, body in zip(changed[::2], changed[1::2], strict=True):
-            self._fill(self.shared[number].obj, body, 0)
+            self._fill(self.shared[number], body, 0)
 
 
 def _view(kind: str, items: list[Any]) -> Any:

@@ -190,3 +190,36 @@ def test_equal_programs_run_once_and_in_order() -> None:
     said = unit_tests.bind().score(rows)
     assert [v.score for v in said] == [1.0, 0.0, 0.0] * 20
     assert [v.status for v in said[:3]] == ["graded", "graded", "no_answer"]
+
+
+LINKED = {
+    "prompt": "class Node:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
+    "    def same(self, other):\n        return self.val == other.val and (self.next is None) == (other.next is None)\n"
+    "def nodes(xs):\n    head = None\n    for x in reversed(xs):\n        head = Node(x, head)\n    return head\n"
+    "def values(n):\n    while n:\n        yield n.val\n        n = n.next\n",
+    "tests": [
+        "h = nodes([1, 2])\nr = turn(h)\nassert r.next is h and h.next is None and r.same(Node(2, h))",
+        "assert list(values(turn(nodes(range(3000))))) == list(range(3000))[::-1]",
+    ],
+}
+TURN = (
+    "def turn(n: Optional[Node]):\n    last = None\n    while n:\n        assert isinstance(n, Node)\n"
+    "        n.next, last, n = last, n, n.next\n    return {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "is_right"),
+    [
+        (TURN.format("last"), True),
+        ("class Node:\n    def __init__(self, val, next=None): pass\n" + TURN.format("last"), True),
+        (TURN.format("None"), False),
+        ("class Node:\n    __slots__ = ()\n    def __eq__(s, o): return True\ndef turn(n): return n", False),
+        ("def turn(n):\n    n.same = lambda o: True\n    n.next = None\n    return n", False),
+    ],
+)
+def test_objects_of_the_tasks_own_classes_travel_whole(program: str, is_right: bool) -> None:
+    """Lists and trees whose class is in the prompt: thousands of nodes, changed in place, and no method with them."""
+    said = one(program, LINKED)
+    assert said.is_correct == is_right, said.reason
+    assert said.status == "graded", said.reason
