@@ -19,7 +19,8 @@ from verizero.sandbox.api import Tests, Trial, refused
 from verizero.sandbox.calls import CallResult
 from verizero.sandbox.results import Limits, Mode, RunResult
 
-_PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
+_PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
+"""Seconds between two tries: a service that is started again may take some to answer."""
 _AVOID_S = 5.0
 _MALFORMED = (400, 401, 403, 404, 413, 421, 422)
 """HTTP statuses of requests that every service would refuse."""
