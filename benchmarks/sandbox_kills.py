@@ -76,30 +76,30 @@ class Service:
 
 def processes() -> dict[int, tuple[int, str]]:
     """Return the parent and the name of every process."""
-    found = {}
+    known = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             head, _, rest = stat.read_text().rpartition(")")
-            found[int(stat.parent.name)] = (int(rest.split()[1]), head.partition("(")[2])
-    return found
+            known[int(stat.parent.name)] = (int(rest.split()[1]), head.partition("(")[2])
+    return known
 
 
 def victims(service: int) -> dict[str, list[int]]:
     """Return the processes below the service by what they are. A worker's first child is its forker."""
-    found = processes()
-    children = {pid: sorted(p for p, (parent, _) in found.items() if parent == pid) for pid in found}
+    known = processes()
+    children = {pid: sorted(p for p, (parent, _) in known.items() if parent == pid) for pid in known}
     workers = children.get(service, [])
     runs = [pid for worker in workers for pid in children[worker][1:]]
     return {
         "worker": workers, "forker": [children[worker][0] for worker in workers if children[worker]], "run": runs,
-        "compiler": [pid for pid, (_, name) in found.items() if name in COMPILERS and is_below(pid, service, found)],
+        "compiler": [pid for pid, (_, name) in known.items() if name in COMPILERS and is_below(pid, service, known)],
     }  # fmt: skip
 
 
-def is_below(pid: int, ancestor: int, found: dict[int, tuple[int, str]]) -> bool:
+def is_below(pid: int, ancestor: int, known: dict[int, tuple[int, str]]) -> bool:
     """True if `ancestor` started the process, or one that did."""
-    while pid in found and pid != ancestor:
-        pid = found[pid][0]
+    while pid in known and pid != ancestor:
+        pid = known[pid][0]
     return pid == ancestor
 
 

@@ -48,10 +48,13 @@ def default_pool() -> Pool:
         return _pool
 
 
-def configure(workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS) -> Pool:
-    """Return a new default pool with these settings, and close the former one."""
+def configure(
+    workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS, packages: Iterable[str] = (),
+    python: str | None = None,
+) -> Pool:  # fmt: skip
+    """Return a new default pool with these settings, and close the former one. Raises: ValueError; ConfigError."""
     global _pool
-    new_pool = Pool(workers, min_level, walls)
+    new_pool = Pool(workers, min_level, walls, packages=packages, python=python)
     with _lock:
         old_pool, _pool = _pool, new_pool
     if old_pool is not None:

@@ -126,11 +126,12 @@ class Keeper:
 
 
 def start(
-    interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...], bounds: SessionBounds, min_level: int
-) -> Keeper:
+    interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...], packages: tuple[str, ...],
+    bounds: SessionBounds, min_level: int,
+) -> Keeper:  # fmt: skip
     """Start a keeper, and check its walls. Raises: WorkerDied; IsolationError below `min_level`."""
     try:
-        worker = process.start(interpreter, walls, number, tools, asdict(bounds))
+        worker = process.start(interpreter, walls, number, tools, packages, asdict(bounds))
     except process.WallRefused as exc:
         raise IsolationError(f"no sessions here: {exc.wall} is refused around their programs: {exc}") from exc
     stands = {wall: bool(worker.tried.get(wall, False)) for wall in (*isolation.WALLS, "rlimits")}

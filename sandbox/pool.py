@@ -15,6 +15,7 @@ from typing import TypeVar
 from verizero.pipeline.errors import IsolationError, fault_in_log
 from verizero.sandbox import canary, keepers, process
 from verizero.sandbox.isolation import WALLS, Isolation, examine, explain
+from verizero.sandbox.packages import resolve
 from verizero.sandbox.process import Worker, WorkerDied
 from verizero.sandbox.worker import frames
 
@@ -34,7 +35,9 @@ class Pool:
     `workers`: how many programs run at one time, by default two per usable core. `min_level`: the isolation level below
     which the pool refuses to start. `walls`: the walls to put up, by default all; tests leave some out, and so may a
     machine that has trouble with one. `tools`: folders whose programs may be executed, for languages other than Python;
-    by default none. `bounds`: the limits of all sessions together.
+    by default none. `bounds`: the limits of all sessions together. `packages`: installed distributions that programs
+    may import, with what they require, besides the standard library. `python`: the interpreter of programs, by default
+    the one that runs.
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class Pool:
         walls: Iterable[str] = WALLS,
         tools: Iterable[str] = (),
         bounds: keepers.SessionBounds | None = None,
+        packages: Iterable[str] = (),
+        python: str | None = None,
     ) -> None:
+        """Raises: ValueError naming a wrong setting; ConfigError for a package that is not installed."""
         self.size = _PER_CORE * len(os.sched_getaffinity(0)) if workers is None else workers
         if self.size < 1:
             raise ValueError(f"Pool.workers must be at least 1, got {self.size}")
@@ -55,6 +61,8 @@ class Pool:
             raise ValueError(f"Pool.walls: unknown {sorted(unknown)}; known: {', '.join(WALLS)}")
         self.min_level = min_level
         self.tools, self.bounds = tuple(tools), bounds or keepers.SessionBounds()
+        self.packages, self.python = tuple(packages), python
+        self._installed = resolve(self.packages, python)
         self._walls = frozenset(walls)
         self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
@@ -141,9 +149,14 @@ class Pool:
             if self._keeper is None:
                 assert self._interpreter is not None
                 self._keeper = keepers.start(
-                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self.bounds, self.min_level
-                )
+                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths, self.bounds,
+                    self.min_level,
+                )  # fmt: skip
             return self._keeper
+
+    @property
+    def _package_paths(self) -> tuple[str, ...]:
+        return self._installed.paths if self._installed else ()
 
     @contextlib.contextmanager
     def _worker_for_use(self, fresh: bool) -> Iterator[Worker]:
@@ -200,7 +213,7 @@ class Pool:
     def _start_the_first(self) -> Worker:
         """Start a worker; the walls that the kernel refuses are left out from then on. Raises: IsolationError."""
         failures: list[str] = []
-        for interpreter in process.interpreters():
+        for interpreter in [self._installed.interpreter] if self._installed else process.interpreters():
             for pause in (*_START_PAUSES_S, None):
                 try:
                     worker, isolation = self._start_with_any_walls(interpreter)
@@ -220,7 +233,7 @@ class Pool:
     def _start_with_any_walls(self, interpreter: str) -> tuple[Worker, Isolation]:
         while True:
             try:
-                worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools)
+                worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
                 return worker, examine(worker, self._refused)
             except process.WallRefused as exc:
                 self._walls -= {exc.wall}
@@ -236,7 +249,7 @@ class Pool:
         failure = ""
         for pause in (*_START_PAUSES_S, None):
             try:
-                worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools)
+                worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
                 isolation = examine(worker, self._refused)
                 if isolation.level >= self._isolation.level:
                     return worker

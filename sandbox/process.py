@@ -274,6 +274,7 @@ def start(
     walls: frozenset[str],
     number: int,
     tools: tuple[str, ...] = (),
+    packages: tuple[str, ...] = (),
     sessions: Mapping[str, int] | None = None,
 ) -> Worker:
     """Start a worker behind these walls, which are not tested yet. With `sessions` (SessionBounds) it is a keeper.
@@ -307,8 +308,8 @@ def start(
                     undo.callback(os.close, files[-1])
                 config = {
                     "walls": sorted(walls), "home": home, "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
-                    "tools": tools, "cgroups": new_cgroups, "host_file": work_folders.canary(home),
-                    "host_pid": os.getpid(), "sessions": sessions,
+                    "tools": tools, "packages": packages, "cgroups": new_cgroups, "sessions": sessions,
+                    "host_file": work_folders.canary(home), "host_pid": os.getpid(),
                 }  # fmt: skip
                 process = _spawn(interpreter, (child_end.fileno(), *files[1:], files[0]), config)
             worker = Worker(

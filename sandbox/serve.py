@@ -93,7 +93,8 @@ class SandboxService(Service):
         """Return the pool for languages other than Python. It is made when first needed."""
         with self.lock:
             if self._tools is None:
-                self._tools = Pool(self.pool.size, self.pool.min_level, tools=TOOLS)
+                like = self.pool
+                self._tools = Pool(like.size, like.min_level, tools=TOOLS, packages=like.packages, python=like.python)
             return self._tools
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class SandboxService(Service):
         return results
 
     def health(self) -> dict[str, Any]:
-        """Return the isolation level, the walls, the languages, and the most that requests may ask for.
+        """Return the isolation level, the walls, the languages, packages, and the most that requests may ask for.
 
         Raises: IsolationError if no program can run.
         """
@@ -210,7 +211,8 @@ class SandboxService(Service):
         languages = sorted(name for name, is_available in available().items() if is_available)
         limits, quota = asdict(self.limits), asdict(self.sessions.quota)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
-                "limits": limits, "quota": quota, "waiting": self.waiting}  # fmt: skip
+                "packages": list(self.pool.packages), "limits": limits, "quota": quota,
+                "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
         """Return the counts as Prometheus text."""

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from verizero.pipeline.errors import IsolationError
@@ -36,6 +36,10 @@ class SandboxSettings:
     min_level: int = 2
     urls: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
+    packages: tuple[str, ...] = ()
+    """Installed distributions that programs may import."""
+    python: str | None = None
+    """The interpreter of programs; None is the one that runs."""
 
 
 _lock = threading.Lock()
@@ -67,7 +71,8 @@ def configure(settings: SandboxSettings) -> None:
         _settings, _services = settings, services
     if old_pool is not None:
         old_pool.close()
-    api.configure(settings.workers, settings.min_level)
+    here = settings if services is None else replace(settings, packages=(), python=None)  # they are the services'
+    api.configure(here.workers, here.min_level, packages=here.packages, python=here.python)
 
 
 def variables() -> dict[str, str]:
@@ -79,7 +84,8 @@ def take_over(environ: Mapping[str, str] = os.environ) -> None:
     """Run the programs of this process by the settings of the process that started it, if it gave any."""
     if VARIABLE in environ:
         fields = json.loads(environ[VARIABLE])
-        configure(SandboxSettings(**fields | {"limits": Limits(**fields["limits"]), "urls": tuple(fields["urls"])}))
+        configure(SandboxSettings(**fields | {"limits": Limits(**fields["limits"]), "urls": tuple(fields["urls"]),
+                                         "packages": tuple(fields["packages"])}))  # fmt: skip
 
 
 def run(trials: Sequence[Trial]) -> list[RunResult]:
@@ -119,5 +125,6 @@ def _tool_pool() -> Pool:
     global _tools
     with _lock:
         if _tools is None:
-            _tools = Pool(_settings.workers, _settings.min_level, tools=TOOLS)
+            packages, python = _settings.packages, _settings.python
+            _tools = Pool(_settings.workers, _settings.min_level, tools=TOOLS, packages=packages, python=python)
         return _tools

@@ -36,6 +36,8 @@ def add(commands: Any) -> None:
     )
     service.add_argument("--workers", type=int, help="programs at one time; default: two per core")
     service.add_argument("--max-queue", type=int, default=1024, help="programs waiting before the answer is 429")
+    service.add_argument("--packages", default="", help="installed packages that programs may import: numpy,scipy")
+    service.add_argument("--python", help="interpreter of programs and of --packages; default: this one")
     for name, (kind, text) in LIMITS.items():
         service.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     service.set_defaults(run=serve)
@@ -53,7 +55,8 @@ def serve(arguments: argparse.Namespace) -> None:
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
     try:
-        with sandbox.Pool(arguments.workers, arguments.min_level) as pool:
+        packages = [name for name in arguments.packages.split(",") if name]
+        with sandbox.Pool(arguments.workers, arguments.min_level, packages=packages, python=arguments.python) as pool:
             service = SandboxService(pool, host, port, token, arguments.max_queue, replace(MOST, **limits))
             show(f"sandbox at level {pool.isolation.level} on {service.address}")
             if not token:

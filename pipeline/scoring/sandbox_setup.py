@@ -55,7 +55,9 @@ def settings_of(config: SandboxConfig) -> SandboxSettings:
             raise ConfigError(f"sandbox.token_env names {config.token_env!r}, which is not set; export it, or drop it")
     limits = sandbox.Limits(**config.limits)  # type: ignore[arg-type]
     urls = tuple(url.rstrip("/") for url in config.urls)
-    return SandboxSettings(limits, config.workers, config.min_level, urls, token)
+    return SandboxSettings(
+        limits, config.workers, config.min_level, urls, token, packages=config.packages, python=config.python
+    )
 
 
 def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
@@ -80,6 +82,11 @@ def _services(
                     f"the sandbox at {url} has no {', '.join(lacks)}; install what runs it there, or drop the address"
                 )
             _require_below(most, limits, url)
+            if missing := sorted(set(settings.packages) - set(health["packages"])):
+                raise ConfigError(
+                    f"sandbox.packages: the sandbox at {url} has no {missing[0]}; start it with --packages "
+                    f"{','.join(settings.packages)}"
+                )
         except urllib.error.HTTPError as exc:
             # A wrong token is an error of the recipe, not a service that happens to be down.
             if exc.code == 401:

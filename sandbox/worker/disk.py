@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 MAX_ENTRIES = 2048
+
+
+def link(paths: Sequence[str], folder: str) -> None:
+    """Make a folder with a link to each path, named as the path's last part."""
+    os.mkdir(folder)
+    for path in paths:
+        os.symlink(path, f"{folder}/{os.path.basename(path)}")
 
 
 def empty(folder: str) -> None:

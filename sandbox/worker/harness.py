@@ -51,11 +51,12 @@ def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
     _exit(0)
 
 
-def prepare(scratch: str) -> None:
+def prepare(scratch: str, packages: str) -> None:
     """Make the worker's interpreter look as if it had just started the program.
 
     Random numbers start with the same seed in every run, so that the same program gets the same verdict. Integers may
     have any number of digits, as on contests' judges: CPU time is limited, so CPython's limit of 4,300 protects nobody.
+    `packages` is a folder of packages besides the standard library; empty for none.
     """
     os.environ["TMPDIR"] = scratch
     for ours in ("LD_BIND_NOW", "PYTHONHASHSEED"):
@@ -65,7 +66,9 @@ def prepare(scratch: str) -> None:
     semaphores.install()
     sys.argv[:] = [NAME]
     sys.dont_write_bytecode = True
-    sys.path[:] = [p for p in sys.path if p and "worker" not in p]
+    sys.path[:] = [p for p in sys.path if p and "worker" not in p] + ([packages] if packages else [])
+    if packages:  # each would start a thread for every core
+        os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     for name in [n for n in sys.modules if n == "worker" or n.startswith("worker.")]:
         del sys.modules[name]
     threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each thread

@@ -35,12 +35,13 @@ def main() -> None:
     try:
         bounds = config["sessions"]
         jail = walls.enter(
-            config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None
-        )
+            config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None,
+            config["packages"],
+        )  # fmt: skip
         if jail.stdout >= 0:
             os.dup2(jail.stdout, streams.OUT, False)
         streams.open_on(jail.stdin)
-        harness.prepare(jail.scratch)
+        harness.prepare(jail.scratch, jail.packages)
         if bounds is not None:
             keeper.main(jail, caller, config)
             return

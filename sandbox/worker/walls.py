@@ -16,6 +16,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 _INPUT, _OUTPUT = "/in/stdin", "/in/stdout"
 """Paths of standard input and output, in a folder where no program can put another file."""
+_PACKAGES = "/packages"
 DECOY = "decoy"
 """A file in the jail that only Landlock keeps closed. The self-test tries to open it."""
 _MAX_DESCRIPTORS = 64
@@ -51,6 +52,8 @@ class Jail:
         self.has_own_uid = False
         """True if no other process has the run's uid: then the kernel's limit per uid bounds the run's processes."""
         self.notes: dict[str, str] = {}
+        self.packages = ""
+        """Folder with a link to each package that programs may import; empty without any."""
         self.readable: list[str] = []
         """Folders of libraries, which programs may read."""
         self.has_sessions = False
@@ -91,11 +94,13 @@ def enter(
     tools: Sequence[str],
     cgroups: Mapping[str, str],
     has_sessions: bool = False,
+    packages: Sequence[str] = (),
 ) -> Jail:  # fmt: skip
     """Put up the worker's walls and return its jail. `home` is this worker's folder, which the caller made.
 
     `tools` are folders of compilers and interpreters that programs may run; without any, there is only Python and no
-    exec. `has_sessions` is True in a keeper of sessions. Raises: WallFailed.
+    exec. `has_sessions` is True in a keeper of sessions. `packages`: files and folders that programs may import.
+    Raises: WallFailed.
     """
     jail = Jail(frozenset(walls), f"{home}/box/tmp", tuple(tools))
     jail.has_sessions = has_sessions
@@ -107,17 +112,23 @@ def enter(
         except OSError as exc:
             raise WallFailed(CGROUP, exc) from exc
         jail.notes[CGROUP] = "memory and processes of a run together"
-    readable = jail.readable = [f"{sys.base_prefix}/lib", *SYSTEM]
+    readable = jail.readable = [f"{sys.base_prefix}/lib", *SYSTEM, *packages]
     os.umask(0o022)
+    if packages:
+        jail.packages = _PACKAGES if NAMESPACES in walls else f"{home}{_PACKAGES}"
     if NAMESPACES in walls:
         try:
-            _enter_namespaces(jail, home, uid, readable)
+            _enter_namespaces(jail, home, uid, readable, packages)
         except OSError as exc:
             raise WallFailed(NAMESPACES, exc) from exc
     else:
         os.mkdir(jail.scratch)
+        if packages:
+            disk.link(packages, jail.packages)
         if UID in walls:
-            _change_uid(jail, uid, readable[0])
+            _change_uid(jail, uid, [readable[0], *map(os.path.dirname, packages)])
+    if packages:
+        readable.append(jail.packages)
     if jail.stdin < 0:
         jail.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
     if LANDLOCK in walls:
@@ -144,17 +155,17 @@ def landlock_rules(jail: Jail, scratch: str) -> int:
     return landlock.ruleset([*jail.readable, *DEVICES, *files], writable, runnable)
 
 
-def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
+def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str], packages: Sequence[str]) -> None:
     others = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
     if os.geteuid() == 0 and _try_unshare(others):
-        _build_root(home, [*readable, *jail.tools], jail.has_sessions)
+        _build_root(home, [*readable, *jail.tools], jail.has_sessions, packages)
         jail.notes[UID] = f"host uid {uid_map.unshare_user_as_root(uid, jail.proc)}"
     else:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.CLONE_NEWUSER | others)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             _write(f"/proc/self/{name}", line)
-        _build_root(home, [*readable, *jail.tools], jail.has_sessions)
+        _build_root(home, [*readable, *jail.tools], jail.has_sessions, packages)
         jail.notes[UID] = f"host uid {user}, the only one that we may map"
     kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
     jail.scratch, jail.has_own_uid = "/box/tmp", True
@@ -180,7 +191,7 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _build_root(home: str, readable: Sequence[str], has_sessions: bool) -> None:
+def _build_root(home: str, readable: Sequence[str], has_sessions: bool, packages: Sequence[str]) -> None:
     """Make a small read-only tree of libraries, four devices, an input and an output, and move into it.
 
     No program can put a file next to these two. Sessions share them, so they cannot write to them.
@@ -190,6 +201,8 @@ def _build_root(home: str, readable: Sequence[str], has_sessions: bool) -> None:
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in dict.fromkeys(readable):
         _bind(path, root)
+    if packages:
+        disk.link(packages, root + _PACKAGES)
     os.makedirs(f"{root}/dev", exist_ok=True)
     for device in DEVICES:
         os.close(os.open(root + device, os.O_CREAT | os.O_WRONLY))
@@ -233,16 +246,17 @@ def _bind(path: str, root: str) -> None:
     kernel.mount(None, target, None, kernel.MS_REMOUNT | kernel.MS_BIND | sealed)
 
 
-def _change_uid(jail: Jail, uid: int, library: str) -> None:
-    """Become `uid` if that is allowed and the interpreter's library stays readable.
+def _change_uid(jail: Jail, uid: int, libraries: Sequence[str]) -> None:
+    """Become `uid` if that is allowed and the interpreter's libraries stay readable.
 
-    If the library's folder is closed to others, the right to read past such folders is kept, and Landlock narrows it
-    to the library. To stay root would be worse: the kernel bounds no processes of root, and root owns the host's files.
+    If a library's folder is closed to others, the right to read past such folders is kept, and Landlock narrows it
+    to them. To stay root would be worse: the kernel bounds no processes of root, and root owns the host's files.
     """
     if os.geteuid() != 0:
         jail.notes[UID] = f"uid {os.geteuid()}, the caller's: an ordinary user has no other"
         return
-    is_open = _readable_by_all(library)
+    library = next((path for path in libraries if not _readable_by_all(path)), "")
+    is_open = not library
     if not (is_open or kernel.has_capability(kernel.CAP_DAC_READ_SEARCH)):
         jail.notes[UID] = f"uid 0 without capabilities: {library} is closed to other users"
         return

@@ -105,7 +105,7 @@ def test_limits_above_the_services_are_refused_before_training(
     assert opened("code", {"memory_mib": 1024}, **settings)[0]
     for params, section, named in (
         ({"memory_mib": 4096}, {}, r"memory_mib is 4096.* allows 1024.*--memory-mib 4096"),
-        ({}, {"cpu_s": 31}, "cpu_s is 31"),
+        ({"wall_s": 60}, {"cpu_s": 31}, "cpu_s is 31"),
         ({"parts": [{"name": "code", "params": {"output_kib": 99999}}]}, {}, "output_kib is 99999"),
     ):
         with pytest.raises(ConfigError, match=named):

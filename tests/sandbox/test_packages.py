@@ -1,0 +1,80 @@
+"""Packages that programs may import: those that are named, with what they require, read-only and no others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from verizero import sandbox
+from verizero.pipeline.config.sandbox import SandboxConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from verizero.sandbox.client import Client
+from verizero.sandbox.packages import resolve
+from verizero.sandbox.serve import SandboxService
+from verizero.verifiers.base import load
+
+PROGRAM = """
+import numpy, os
+try: import pydantic
+except ImportError as e: print(e)
+try: open(numpy.__file__, 'a')
+except OSError: print('read-only')
+try: print('yaml' in os.listdir(os.path.dirname(os.path.dirname(os.path.realpath(numpy.__file__)))))
+except OSError: print(False)
+print(numpy.linalg.inv(numpy.eye(3)).trace(), os.environ['OMP_NUM_THREADS'])
+"""
+EXPECTED = "No module named 'pydantic'\nread-only\nFalse\n3.0 1\n"
+
+
+def test_a_package_comes_with_what_it_requires() -> None:
+    found = resolve(["pydantic"], None)
+    assert found is not None
+    names = {Path(path).name for path in found.paths}
+    assert {"pydantic", "pydantic_core", "annotated_types", "typing_extensions.py"} <= names
+    assert "numpy" not in names
+    yaml = resolve(["yaml"], sys.executable)
+    assert yaml is not None
+    assert "yaml" in {Path(path).name for path in yaml.paths}, "by the name of its import too"
+    assert resolve([], None) is None
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'no-such-thing' is not installed for .*python.*pip install no-such-thing"):
+        resolve(["pydantic", "no-such-thing"], None)
+    with pytest.raises(ConfigError, match=r"sandbox.python: '/no/python' cannot be run"):
+        resolve([], "/no/python")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("walls", [list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
+def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> None:
+    with sandbox.Pool(workers=1, walls=walls, packages=["numpy"]) as pool:
+        result = sandbox.run(PROGRAM, [{"input": "", "output": EXPECTED}] * 2, pool=pool)
+        assert result.passed, result
+    with sandbox.Pool(workers=1, walls=walls, python=sys.executable) as pool:
+        assert "No module named 'numpy'" in sandbox.execute("import numpy", pool=pool).error
+
+
+@pytest.mark.integration
+def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    code = load("code").bind({})
+    program, test = "import numpy\nprint(numpy.arange(4).sum())", {"input": "", "output": "6"}
+    try:
+        open_sandbox(SandboxConfig(packages=("numpy",), workers=1), [code], print)
+        assert sandbox.run(program, [test]).passed
+        with sandbox.Pool(workers=1, packages=["numpy"]) as pool, SandboxService(pool, token="secret") as service:
+            at_service = {"url": service.address, "token_env": "MINE"}
+            assert open_sandbox(SandboxConfig(packages=("numpy",), **at_service), [code], print)
+            assert Client(service.address, "secret").run(program, [test]).passed
+            with pytest.raises(ConfigError, match="has no sortedcontainers; start it with --packages"):
+                open_sandbox(SandboxConfig(packages=("numpy", "sortedcontainers"), **at_service), [code], print)
+        with pytest.raises(ConfigError, match="'no-such-thing' is not installed"):
+            open_sandbox(SandboxConfig(packages=("no-such-thing",)), [code], print)
+    finally:
+        close_sandbox()
+    with pytest.raises(ValueError, match="interpreter of this machine"):
+        SandboxConfig(python=sys.executable, url="http://127.0.0.1:1")
