@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import runpy
 from operator import attrgetter
 from pathlib import Path
@@ -63,6 +64,12 @@ def test_the_table_has_every_argument_of_trl_with_its_default() -> None:
         if f.init
     }
     assert {name: argument.default for name, argument in ARGUMENTS.items()} == theirs
+
+
+def test_the_trainer_takes_trls_arguments_in_trls_order() -> None:
+    assert list(inspect.signature(GRPOTrainer).parameters) == list(
+        inspect.signature(trl_class("GRPOTrainer")).parameters
+    )
 
 
 def test_the_page_has_the_table() -> None:
