@@ -129,8 +129,7 @@ def _scan(text: str, start: int, heeds_quotes: bool) -> tuple[list[Block], _Open
             blocks.append(opened.close(text, at, at if is_new else end, not is_new))
             opened = _opening(line, fence, at) if is_new else None
         elif fence is None and "```" in line and _ends_code(line, opened):
-            mark = len(line.rstrip()) - len(line.rstrip().rstrip("`"))
-            blocks.append(opened.close(text, at + len(line.rstrip()) - mark, end))
+            blocks.append(opened.close(text, at + line.index("```"), end))
             opened = None
         elif heeds_quotes and opened.language in ("", "python"):
             opened.quote = _quote_after(line, opened.quote)[0]
@@ -166,12 +165,19 @@ def _fits(mark: str, opening: str) -> bool:
 
 
 def _ends_code(line: str, opened: _Open) -> bool:
-    """True if a fence at the end of a line of code closes the block: it is in no string and no comment."""
-    code = line.rstrip()
-    bare = code.rstrip("`")
-    if opened.mark[0] != "`" or len(code) - len(bare) < len(opened.mark):
+    """True if a fence behind code on its line closes the block: it is in no string and no comment.
+
+    Words may follow it in Python alone, where nothing else is written so.
+    """
+    code, mark, rest = line.partition("```")
+    run = len(mark) + len(rest) - len(rest.lstrip("`"))
+    if (
+        opened.mark[0] != "`"
+        or run < len(opened.mark)
+        or (rest.strip("` \t\r") and opened.language not in ("", "python"))
+    ):
         return False
-    return not _quote_after(bare, opened.quote)[1]
+    return not _quote_after(code, opened.quote)[1]
 
 
 def _quote_after(line: str, quote: str) -> tuple[str, bool]:

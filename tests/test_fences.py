@@ -31,6 +31,8 @@ WRITTEN = {
     "after prose": f"Here it is: ```python\n{CODE}\n```",
     "after prose, without a tag": f"Here it is: ```\n{CODE}\n```",
     "closed behind the code": f"```python\n{CODE}```\n",
+    "closed behind the code, with words": f"```python\n{CODE}``` This adds `a` and `b`.\n",
+    "line ends of Windows": f"So:\r\n```python\r\n{CODE}\r\n```\r\nDone.",
     "words behind the closing fence": f"```python\n{CODE}\n``` This adds them.",
     "a tag behind the closing fence": f"<answer>```python\n{CODE}\n```</answer>",
     "a sample output": f"```python\n{CODE}\n```\nOutput:\n```\n7\n```\n",
@@ -59,12 +61,12 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_program_is_found(name: str) -> None:
-    assert program_of(Attempt(WRITTEN[name], None)).text == CODE
+    assert (program_of(Attempt(WRITTEN[name], None)).text or "").rstrip("\r") == CODE
 
 
 @pytest.mark.parametrize("name", [n for n in WRITTEN if "think" not in n])
 def test_the_service_finds_the_same(name: str) -> None:
-    assert code_in(WRITTEN[name], "python") == CODE
+    assert code_in(WRITTEN[name], "python").rstrip("\r") == CODE
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def test_twenty_rows(name: str, tmp_path: Path) -> None:
     assert [(v.status, v.score) for v in said[20:40]] == [("graded", 0.0)] * 20, said[20:40]
 
 
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "prime_code"])
+def test_whole_rows_are_references_too(name: str) -> None:
+    """All published columns are known; of each data set, one that is not published is named."""
+    row = FAMILIES[name].make(1).row
+    layout = {"apps": "input_output"}.get(FAMILIES[name].layout, FAMILIES[name].layout)
+    assert layout_of(row)[0] == layout
+    with pytest.raises(DataError, match="has no key 'gold'"):
+        layout_of({**row, "gold": 1})
+
+
 def test_every_layout_has_rows_or_is_tried_below() -> None:
     tried = {f.layout for f in FAMILIES.values()} | {"bigcodebench"}
     wrappers = {"input_output", "ground_truth"}
@@ -98,6 +108,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({**STDIN, "limits": {"seconds": 1}}, "reference.limits: expected an object with some of cpu_s"),
     ({**STDIN, "limits": {"cpu_s": -1}}, "reference.limits.cpu_s: expected a number above 0"),
     ({**STDIN, "language": "cobol"}, "'cobol' cannot run here; known: python, c, cpp"),
+    ({"public_tests": {"input": [], "output": []}, "input_file": "in.txt"}, "read or write the file 'in.txt'"),
     ({"official_tests": [], "interaction_format": "asks"}, "the problem is interactive"),
     ({"official_tests": [], "input_mode": "file"}, "programs read standard input here, got 'file'"),
     ({"test": "def check(candidate): pass", "entry_point": "f"}, "has tests of the verifier 'unit_tests'"),

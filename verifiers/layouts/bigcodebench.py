@@ -11,7 +11,9 @@ from verizero.verifiers.layouts.base import Asserts, Reference
 
 VERIFIER = "unit_tests"
 KEYS = ("entry_point", "libs", "test")
-OTHERS = ("code_prompt", "canonical_solution", "task_id")
+OTHERS = (
+    "code_prompt", "canonical_solution", "task_id", "complete_prompt", "instruct_prompt", "doc_struct",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Asserts:

@@ -12,11 +12,17 @@ from verizero.verifiers.layouts.base import Reference, Suite, Test
 VERIFIER = "code"
 KEYS = ("public_tests",)
 PARTS = ("public_tests", "private_tests", "generated_tests")
-OTHERS = (*PARTS[1:], "time_limit", "memory_limit_bytes")
+OTHERS = (
+    *PARTS[1:], "time_limit", "memory_limit_bytes", "input_file", "output_file", "name", "description", "source",
+    "difficulty", "solutions", "incorrect_solutions", "cf_contest_id", "cf_index", "cf_points", "cf_rating", "cf_tags",
+    "is_description_translated", "untranslated_description",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Suite:
-    """Return all tests, in the order of their columns, and the row's limits."""
+    """Return all tests, in the order of their columns, and the row's limits. Tasks of files are refused."""
+    if files := [reference[key] for key in ("input_file", "output_file") if reference.get(key)]:
+        raise DataError(f"reference: its programs read or write the file {files[0]!r:.40}, and here only streams")
     tests = [test for part in PARTS if part in reference for test in _tests(reference[part], f"reference.{part}")]
     limits: dict[str, float] = {}
     time = reference.get("time_limit")

@@ -11,7 +11,12 @@ from verizero.verifiers.layouts.base import Reference, Suite, text_of
 
 VERIFIER = "code"
 KEYS = ("official_tests",)
-OTHERS = ("generated_checker", "time_limit", "memory_limit", "input_mode", "interaction_format")
+OTHERS = (
+    "generated_checker", "time_limit", "memory_limit", "input_mode", "interaction_format", "id", "aliases",
+    "contest_id", "contest_name", "contest_type", "contest_start", "contest_start_year", "index", "title",
+    "description", "prompt", "input_format", "output_format", "note", "examples", "editorial", "tags", "rating",
+    "testset_size", "generated_tests", "official_tests_complete", "executable",
+)  # fmt: skip
 ADAPTER = (Path(__file__).parents[1] / "in_sandbox" / "file_checker.py").read_text()
 """Defines check() for a checker that is a program with the names of three files."""
 

@@ -6,7 +6,11 @@ from verizero.verifiers.layouts.base import Reference, Tests, layout_of
 
 VERIFIER = "code"
 KEYS = ("input_output",)
-OTHERS: tuple[str, ...] = ()
+OTHERS = (
+    "problem_id", "question", "solutions", "starter_code", "difficulty", "url", "tags", "raw_tags", "source", "name",
+    "picture_num", "skill_types", "Expected Time Complexity", "Expected Auxiliary Space", "time_limit", "memory_limit",
+    "date",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Tests:

@@ -7,7 +7,11 @@ from verizero.verifiers.layouts.base import Asserts, Reference, text_of
 
 VERIFIER = "unit_tests"
 KEYS = ("test",)
-OTHERS = ("solution", "setup")
+OTHERS = (
+    "solution", "setup", "version", "style", "subset", "question_id", "question", "test_info", "gpt_pass_sequence",
+    "gpt_pass_trial_num", "gpt_difficulty", "gpt_pass_percentage", "trials", "chat_format", "metadata", "filter_reason",
+    "benchmark_similarity", "benchmark_instance", "benchmark_task_id",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Asserts:

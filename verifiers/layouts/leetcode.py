@@ -10,7 +10,10 @@ from verizero.verifiers.layouts.humaneval import check_tests
 
 VERIFIER = "unit_tests"
 KEYS = ("entry_point", "test")
-OTHERS = ("prompt", "completion", "task_id", "setup")
+OTHERS = (
+    "prompt", "completion", "task_id", "setup", "question_id", "difficulty", "tags", "problem_description",
+    "starter_code", "estimated_date", "input_output", "query", "response",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Asserts | None:

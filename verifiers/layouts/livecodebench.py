@@ -20,7 +20,10 @@ from verizero.verifiers.layouts.base import Reference, Suite, Test
 
 VERIFIER = "code"
 KEYS = ("public_test_cases",)
-OTHERS = ("private_test_cases", "metadata", "starter_code", "fn_name")
+OTHERS = (
+    "private_test_cases", "metadata", "starter_code", "fn_name", "question_title", "question_content", "platform",
+    "question_id", "contest_id", "contest_date", "difficulty",
+)  # fmt: skip
 MAX_UNPACKED = 1 << 28
 """Bytes of unpacked private tests, above which a row is refused."""
 

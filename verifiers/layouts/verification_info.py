@@ -13,7 +13,9 @@ from verizero.verifiers.layouts.synthetic import suite
 
 VERIFIER = "code"
 KEYS = ("verification_info",)
-OTHERS: tuple[str, ...] = ()
+OTHERS = (
+    "source", "task_type", "in_source_id", "problem_id", "prompt", "gold_standard_solution", "metadata",
+)  # fmt: skip
 
 
 def read(reference: Reference) -> Suite:
