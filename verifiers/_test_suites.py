@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from verizero.pipeline.errors import DataError
+from verizero.verifiers._test_classes import classes_in
 
 _MODULES = ("solution", "main", "your_module")
 """Modules of which a test imports the program."""
@@ -29,11 +30,14 @@ class TestSuite:
     imported: tuple[str, ...]
     records: tuple[str, ...] = ()
     """Plain classes of the task's text, which tests and program both have."""
+    classes: tuple[str, ...] = ()
+    """Names that the tests use as classes: a program that makes a class of a function gains nothing by it."""
 
     def jobs(self) -> tuple[dict[str, Any], ...]:
         """Return the tests in the sandbox's form."""
         return tuple(
             {"source": source, "names": list(self.names), "function": function, "records": list(self.records)}
+            | {"classes": list(self.classes)}
             for source, function in self.tests
         )
 
@@ -57,10 +61,11 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
     names = _names(whole, f"{setup}\n{source}", fn, bool(imported) or _imports_program(whole))
     if not names and not imported and not _imports_program(whole):
         raise DataError("reference.tests: they call nothing of the program; name its function in reference.fn")
+    classes = classes_in(whole)
     tests = _split(_explained(before).body, _explained(tree).body, fn or _checked(tree))
     if not tests:
         raise DataError("reference.tests: no assert, no test_ function and no check(candidate) in it")
-    return TestSuite(tuple(tests), names, imported, _records(ast.parse(prompt)))
+    return TestSuite(tuple(tests), names, imported, _records(ast.parse(prompt)), classes)
 
 
 def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) -> list[tuple[str, str | None]]:

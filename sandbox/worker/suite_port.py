@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import types
+from collections.abc import Sequence
 from posix import write
 from typing import Any
 
@@ -104,7 +105,7 @@ class TestsPort(Port):
         }  # fmt: skip
         self.fault = ""
         """The act of the program that ends its run; empty if there is none."""
-        self.begin("")
+        self.begin("", ())
 
     def make_values(self, first: int, is_trusted: bool) -> References:
         """Return the values of this end."""
@@ -112,8 +113,9 @@ class TestsPort(Port):
         values.port = self
         return values
 
-    def begin(self, source: str) -> None:
-        """Prepare for the next test."""
+    def begin(self, source: str, classes: Sequence[str]) -> None:
+        """Prepare for the next test. `classes`: names of the program that it uses as classes."""
+        self.classes = classes
         self.num_calls, self.unplayable, self.failed_inside, self.is_gone = 0, "", "", False
         self.from_program: list[BaseException] = []
         self.names_stop = "StopIteration" in source
@@ -248,7 +250,10 @@ class TestsPort(Port):
             return self._get_of_plain(kind, x, name)
         if kind is not None and type(x).__name__ == "coroutine" and name in ("send", "close", "throw"):
             return lambda *_: self._end_coroutine(ref, x, name)
-        return self.ask("get", x, name)
+        value = self.ask("get", x, name)
+        if isinstance(value, MirrorType) and type(x) is MirrorType and x._verizero_kind.is_named:
+            value._verizero_kind.is_named = True  # a class within a class
+        return value
 
     def _get_of_plain(self, kind: Kind, x: Any, name: str) -> Any:
         """Return an attribute that plain values have too, where the test calls it to compare."""
@@ -269,7 +274,7 @@ class TestsPort(Port):
     def make(self, kind: MirrorType, args: Any, kwargs: Any) -> Any:
         """Return a new instance of a class of the program, which this test has made."""
         made = self.ask("call", kind, *args, **kwargs)
-        if isinstance(made, Proxy) and issubclass(type(made), kind):
+        if kind._verizero_kind.is_named and isinstance(made, Proxy) and issubclass(type(made), kind):
             made._verizero.is_made = True
         return made
 
@@ -277,7 +282,7 @@ class TestsPort(Port):
         """Return a global of the program that the test names. Raises: AttributeError if there is none."""
         obj = self.ask("name", name)
         if isinstance(obj, MirrorType):
-            obj._verizero_kind.is_named = True
+            obj._verizero_kind.is_named = name in self.classes
         return obj
 
     # What the program may ask

@@ -105,14 +105,14 @@ class _Test:
 
     def __init__(self, port: TestsPort, test: dict[str, Any], names: list[str]) -> None:
         self.port, self.source, self.function = port, test["source"], test.get("function")
-        self.names, self.program_names = test["names"], names
+        self.names, self.classes, self.program_names = test["names"], test["classes"], names
         self.records = tuple(test.get("records", ()))
         self.has_constants = False
 
     def run(self) -> tuple[str, str]:
         """Run the test; return how it ended, and why."""
         port = self.port
-        port.begin(self.source)
+        port.begin(self.source, self.classes)
         kept = (sys.stdout, sys.stderr, sys.stdin, builtins.input, dict(os.environ), os.getcwd())
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         random.seed(0)

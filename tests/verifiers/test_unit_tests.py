@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._test_classes import classes_in
 from verizero.verifiers._test_suites import suite_of
 from verizero.verifiers.unit_tests import unit_tests
 
@@ -223,3 +225,26 @@ def test_objects_of_the_tasks_own_classes_travel_whole(program: str, is_right: b
     said = one(program, LINKED)
     assert said.is_correct == is_right, said.reason
     assert said.status == "graded", said.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "is_class"),
+    [
+        ("assert abs(n(2) - 4) < 1e-9", False),
+        ("assert n(2).strip().startswith('4')", False),
+        ("x = n(2)\nx.sort()\nassert math.sqrt(x[0]) == y.z and helper(x).status", False),
+        ("m = re.match('a', n(2))\nassert m.group()", False),
+        ("assert n(2).area() == 4", True),
+        ("import solution\nassert solution.n(2).area() == 4", True),
+        ("for x in [n(1)]:\n    y = x\nassert y[0].name", True),
+        ("class TestA:\n    def setup_method(self): self.s = n()\n    def test_a(self): assert self.s.push(1)", True),
+        ("@fixture\ndef s():\n    return n()\ndef test_a(s):\n    s.push(1)", True),
+        ("with n(1) as x:\n    assert x.value", True),
+        ("assert n(1) * 2 == n(2)", True),
+        ("with raises((ValueError, n)): f()", True),
+        ("try: f()\nexcept n: pass", True),
+        ("assert type(f()) is n", True),
+    ],
+)
+def test_a_name_is_a_class_by_what_the_tests_do_with_its_objects(source: str, is_class: bool) -> None:
+    assert ("n" in classes_in(ast.parse(source))) == is_class
