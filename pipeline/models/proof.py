@@ -82,6 +82,8 @@ def _packs(model: Any) -> bool:
         with evaluating(model):
             padded = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             ours = states(model, ids.flatten()[runs.source], runs)[runs.place]
+    except torch.OutOfMemoryError:
+        raise  # says nothing of the architecture
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):  # another architecture
         return False
     if all(agree(ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):

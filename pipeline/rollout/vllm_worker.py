@@ -64,13 +64,15 @@ def argument_names() -> set[str]:
 
 
 def make_llm(arguments: dict[str, Any]) -> Any:
-    """Start vLLM in this process, and restore the global state that it changes: random states, a torch function."""
+    """Start vLLM in this process, and restore the global state that it changes: random states, torch's threads."""
     import random
 
     import numpy
 
-    # vLLM seeds the global generators, and its CPU worker replaces torch.set_num_threads.
+    # vLLM seeds the global generators, sets one thread where OMP_NUM_THREADS says none, and its CPU worker replaces
+    # torch.set_num_threads.
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state(), torch.set_num_threads
+    threads = torch.get_num_threads()
     try:
         return LLM(**arguments)
     finally:
@@ -78,6 +80,7 @@ def make_llm(arguments: dict[str, Any]) -> Any:
         random.setstate(before[1])
         numpy.random.set_state(before[2])
         torch.set_num_threads = before[3]
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True)

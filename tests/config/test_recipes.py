@@ -137,7 +137,8 @@ def test_a_users_recipe_loads_rows_of_its_data_sets_shape(name: str, tmp_path: P
         here = Source.model_validate({**source.model_dump(mode="json"), "hub": None, "file": "rows.jsonl"})
         (prompt,) = load_prompts([here], config.seed, tmp_path)
         assert isinstance(prompt, Prompt)
-        assert prompt.reference == REFERENCES[name]
+        # tests stay the text that they are in the row, whose numbers may be of any length
+        assert (json.loads(prompt.reference) if name == "apps" else prompt.reference) == REFERENCES[name]
         assert prompt.domain == source.domain
         assert prompt.verifier == ("code" if name == "apps" else "math")
 
