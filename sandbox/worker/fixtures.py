@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .mirrors import ref_of
 from .suite_port import TestsPort
 
 
@@ -204,6 +205,22 @@ class Fixtures:
             return result
         self.ends.append(lambda: next(result, None))
         return next(result)
+
+
+def share_dataclasses(port: TestsPort) -> None:
+    """Have the functions of `dataclasses` work on objects of the program: they need its process."""
+    import dataclasses
+
+    def shared(name: str, local: Any) -> Any:
+        def function(x: Any, /, **kwargs: Any) -> Any:
+            return local(x, **kwargs) if ref_of(x) is None else port.ask("tool", "dataclasses", name, x, **kwargs)
+
+        return function
+
+    for name in ("asdict", "astuple", "replace", "fields"):
+        local = getattr(dataclasses, name)
+        if local.__name__ == name:
+            setattr(dataclasses, name, shared(name, local))
 
 
 def guard_mock(port: TestsPort) -> None:

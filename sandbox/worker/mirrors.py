@@ -8,6 +8,7 @@ tuple holds its plain value too, and compares by it; an exception is a real one,
 from __future__ import annotations
 
 import builtins
+import copy
 import math
 import operator
 import sys
@@ -48,7 +49,10 @@ ACTS: dict[str, Callable[..., Any]] = {
     "__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem, "__hash__": hash,
     "__str__": str, "__repr__": repr, "__bytes__": bytes, "__format__": format, "__fspath__": _of_type("__fspath__"),
     "__enter__": _of_type("__enter__"), "__exit__": _of_type("__exit__"), "__call__": lambda x, /, *a, **k: x(*a, **k),
-    "__await__": _wait_for,
+    "__await__": _wait_for, "__aiter__": aiter, "__anext__": lambda x: _wait_for(anext(x)),
+    "__aenter__": lambda x: _wait_for(type(x).__aenter__(x)),
+    "__aexit__": lambda x, *exc: _wait_for(type(x).__aexit__(x, *exc)), "__copy__": copy.copy,
+    "__deepcopy__": lambda x, *_: copy.deepcopy(x),
 }  # fmt: skip
 """Special methods, and what the process of the object does for each."""
 SWAPPED = {f"__r{n}__": f"__{n}__" for n in _BINARY}
@@ -56,6 +60,7 @@ SPECIAL_NAMES = frozenset(ACTS) | frozenset(SWAPPED)
 _COMPARING = frozenset(f"__{n}__" for n in _COMPARISONS)
 WITH_OPERAND = frozenset(SWAPPED) | frozenset(SWAPPED.values()) | {f"__i{n}__" for n in _BINARY} | _COMPARING
 """Special methods that get another operand."""
+_ASYNC = ("__anext__", "__aenter__", "__aexit__")
 _REAL_TYPES = {
     (t.__module__, t.__qualname__): t
     for t in [*vars(types).values(), map, zip, filter, enumerate, reversed, memoryview, property, type(iter([]))]
@@ -138,6 +143,10 @@ class MirrorType(type):
         else:
             cls._verizero_kind.asker.set(cls, name, value)
 
+    @property
+    def __doc__(cls) -> Any:  # type: ignore[override]
+        return cls._verizero_kind.asker.get(_class_ref(cls), cls, "__doc__")
+
     def __iter__(cls) -> Any:
         return cls._verizero_kind.asker.act("__iter__", _class_ref(cls), cls)
 
@@ -170,8 +179,8 @@ def _class_ref(mirror: MirrorType) -> Ref:
 class Proxy:
     """The base of mirrors whose instances have no value here."""
 
+    # No annotation: the class would have `__annotations__`, which hides those of the real object.
     __slots__ = ("__weakref__", "_verizero")
-    _verizero: Ref
 
     def __getattr__(self, name: str) -> Any:
         ref = object.__getattribute__(self, "_verizero")
@@ -206,6 +215,15 @@ class Proxy:
     def __format__(self, form: str) -> str:
         return str(self._verizero.asker.act("__format__", self._verizero, self, form))
 
+    def __copy__(self) -> Any:
+        return self._verizero.asker.act("__copy__", self._verizero, self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._verizero.asker.act("__deepcopy__", self._verizero, self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._verizero.asker.refuse(f"the test pickles a {type(self).__name__} of the program")
+
     def __dir__(self) -> list[str]:
         return [*self._verizero.asker.get(self._verizero, self, "__dir__")()]
 
@@ -226,6 +244,12 @@ def _forward(name: str) -> Callable[..., Any]:
             return self._verizero.asker.act(name, self._verizero, self)
 
         return wait
+    if name in _ASYNC:
+
+        async def wait_for(self: Any, *args: Any) -> Any:
+            return self._verizero.asker.act(name, self._verizero, self, *args)
+
+        return wait_for
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._verizero.asker.act(name, self._verizero, self, *args, **kwargs)
@@ -263,7 +287,8 @@ def mirror_of(asker: Asker, number: int, description: Any, bases: list[type]) ->
                 space[str(field)] = property(operator.itemgetter(index))
     else:
         space["__slots__"] = ()
-        own = set(kind.specials) - {"__eq__", "__ne__", "__hash__", "__str__", "__repr__", "__format__"}
+        space["__doc__"] = property(lambda self: self._verizero.asker.get(self._verizero, self, "__doc__"))
+        own = set(kind.specials) - set(vars(Proxy))
         space |= {s: _forward(s) for s in own}
         real = _REAL_TYPES.get((module, name))
         kind.is_of_python = module.partition(".")[0] in sys.stdlib_module_names and module != "__main__"

@@ -205,19 +205,19 @@ class TestsPort(Port):
                 return value
         if name == "__contains__" and not ref.is_made and ref_of(args[0]) is None:
             return any(item is args[0] or item == args[0] for item in x)
-        if name == "__exit__":
-            return self._leave(x, *args)
+        if name in ("__exit__", "__aexit__"):
+            return self._leave(name, x, *args)
         self.is_given_back = not (name.startswith("__i") and name in WITH_OPERAND)
         try:
             return self.ask("act", name, x, *args, **kwargs)
         finally:
             self.is_given_back = True
 
-    def _leave(self, x: Any, kind: Any = None, exc: Any = None, *_: Any) -> Any:
-        """Return what `__exit__` of the program's object says. It cannot end what ends the test."""
+    def _leave(self, name: str, x: Any, kind: Any = None, exc: Any = None, *_: Any) -> Any:
+        """Return what `__exit__` or `__aexit__` of the program's object says. It cannot end what ends the test."""
         if kind is not None and str(kind.__module__).startswith(f"{__package__}."):
             return False
-        result = self.ask("act", "__exit__", x, kind, exc, None)
+        result = self.ask("act", name, x, kind, exc, None)
         result = bool(result) if isinstance(result, Proxy) else result
         if result and isinstance(exc, AssertionError) and not self.is_from_program(exc):
             self.failed_inside = self.failed_inside or str(exc) or "an assertion failed in a context of the program"

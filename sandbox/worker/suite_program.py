@@ -9,6 +9,7 @@ import linecache
 import os
 import resource
 import sys
+from importlib import import_module
 from posix import _exit
 from time import process_time
 from typing import Any
@@ -54,6 +55,7 @@ class _ProgramPort(Port):
             "plain": _plain,
             "rename": self._rename,
             "records": self._share,
+            "tool": _use_tool,
         }
         linecache.cache[harness.NAME] = (lambda: self.source,)
 
@@ -162,6 +164,11 @@ class _TestsInput:
 
     def __iter__(self) -> Any:
         return iter(self._port.ask("stdin"))
+
+
+def _use_tool(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Return what a function of the standard library returns for objects of the program."""
+    return getattr(import_module(module), name)(*args, **kwargs)
 
 
 def _plain(x: Any) -> Any:

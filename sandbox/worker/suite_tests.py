@@ -137,6 +137,8 @@ class _Test:
         space: dict[str, Any] = {"__name__": "test", "__builtins__": builtins, "_verizero_said": said}
         if "mock" in self.source:
             fixtures.guard_mock(self.port)
+        if "dataclasses" in self.source:
+            fixtures.share_dataclasses(self.port)
         self.port.values.namespace = space
         if self.records != self.port.values.records:
             self.port.ask("records", *self.records)
