@@ -12,6 +12,7 @@ from verizero.pipeline.config.data import FILE_TYPES, HubSource
 from verizero.pipeline.errors import DataError, boundary
 from verizero.pipeline.files import json_text, parse_json
 
+ROWS_AT_ONCE = 1000
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 PlacedRow = tuple[str, int, dict[str, Any] | DataError]
 """The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
@@ -56,7 +57,10 @@ def read_hub(source: HubSource, base_dir: Path) -> Iterator[PlacedRow]:
         else:
             where = str(folder) if folder.is_dir() else source.id
             rows = datasets.load_dataset(where, source.config, split=source.split, revision=source.revision)
-    return ((f"{label} row {i}", i, dict(row)) for i, row in enumerate(rows, 1))
+    # A row of its own takes six times as long to read as one of a batch.
+    batches = rows.iter(ROWS_AT_ONCE)
+    each = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
+    return ((f"{label} row {i}", i, row) for i, row in enumerate(each, 1))
 
 
 def _json_lines(path: Path, label: str) -> Iterator[PlacedRow]:

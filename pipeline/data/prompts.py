@@ -258,24 +258,27 @@ def _usable_prompts(
     limit = None if is_reordered or source.part is not None else source.limit
     num_taken = 0
 
-    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
+    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt | None, float | None]:
+        # A published set may have each prompt a hundred times: only the id of the others is read.
+        if source.on_duplicate_id == "skip" and _id_of(row, source, number) in places:
+            return None, None
         return _prompt(row, source, number), None if source.rated is None else _rate(row, source.rated)
 
     rows = _rows(source, seed, base_dir)
-    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+    for place, row, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+        if prompt is None:
+            counts.skip("duplicate ids", f"{place}: {_id_of(row, source, 0)!r}")
+            continue
         if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
         if source.graded and source.verifier is None and (unknown := unknown_verifier(prompt.verifier)):
             raise DataError(f"{place}: {unknown}")
         if prompt.id in places:
-            if source.on_duplicate_id == "error":
-                raise DataError(
-                    f"{place}: id {prompt.id!r} is that of {places[prompt.id]} too; make ids distinct, set mapping.id: "
-                    "null to number the rows, or set on_duplicate_id: skip"
-                )
-            counts.skip("duplicate ids", f"{place}: {prompt.id!r}")
-            continue
+            raise DataError(
+                f"{place}: id {prompt.id!r} is that of {places[prompt.id]} too; make ids distinct, set mapping.id: "
+                "null to number the rows, or set on_duplicate_id: skip"
+            )
         places[prompt.id] = place
         rates[prompt.id] = rate
         yield prompt
@@ -307,9 +310,8 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
             "only imitated (sft), set the source's graded: false"
         )
     row_system = pick_optional(row, columns.system)
-    row_id = pick_optional(row, columns.id)
     return Prompt(
-        id=f"{source.label}/{number}" if row_id is None else str(row_id),
+        id=_id_of(row, source, number),
         question="\n\n".join([question, *extra]),
         verifier=str(verifier),
         reference=gradable(str(verifier), _answer(row, source)),
@@ -320,6 +322,12 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         row=dict(row) if takes_columns(str(verifier)) else None,
         tools=None if tools is None else tools_of_row(tools),
     )
+
+
+def _id_of(row: Mapping[str, Any], source: Source, number: int) -> str:
+    """Return the id of a row: its column, else the source's name and the row's number."""
+    row_id = pick_optional(row, source.mapping.id)
+    return f"{source.label}/{number}" if row_id is None else str(row_id)
 
 
 def _as_text(value: Any) -> str:
