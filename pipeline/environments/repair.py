@@ -1,12 +1,11 @@
 """A program to write, with a few tries: it is run on tests in the sandbox, and the first that fails is shown.
 
 The row's answer is {"tests": [{"fn", "args", "expected"} or {"input", "output"}, ..], "fn"?}. An answer is the message
-after its thinking, or what is in its last fence. Each try is run afresh, and the last verdict counts.
+after its thinking, or the program in its fences. Each try is run afresh, and the last verdict counts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from verizero.pipeline.environments._answers import answer_of
 from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
 from verizero.pipeline.environments.tools._programs import run
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt(
@@ -25,7 +25,6 @@ EXAMPLE = Prompt(
     "environment",
     {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 5)]},
 )
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 OVER_BUDGET = ("timeout", "cpu_limit")
 MAX_SHOWN = 200
 
@@ -63,8 +62,8 @@ class Repair:
         """Run the program. Raises: EnvironmentFailed if the sandbox fails."""
         self.left -= 1
         answer = answer_of(message)
-        fenced = FENCE.findall(answer)
-        program = (fenced[-1] if fenced else answer).strip()
+        names = [test["fn"] for test in self.tests] if self.mode == "function" else []
+        program = (program_among(blocks_in(answer)[0], "python", names) or answer).strip()
         number, result = self._first_failure(program) if program else (0, None)
         if program and result is None:
             return Reply(done=True, outcome=Verdict("graded", 1.0, "passed", program))

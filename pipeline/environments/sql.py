@@ -7,7 +7,6 @@ its rows are those of the reference's query, on every database of the row: {"set
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.environments.tools import sql
 from verizero.pipeline.environments.tools.base import Toolbox
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt(
@@ -33,7 +33,6 @@ EXAMPLE = Prompt(
         "query": "select sum(age) from pets where kind=3",
     },
 )
-FENCE = re.compile(r"```(?:sql)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 Rows = list[tuple[Any, ...]]
 
 
@@ -93,9 +92,8 @@ def _bag(rows: Rows) -> Counter[tuple[Any, ...]]:
 
 
 def _query(answer: str) -> str:
-    """Return the answer, or what is in its last fence."""
-    fenced = FENCE.findall(answer)
-    return (fenced[-1] if fenced else answer).strip()
+    """Return the query in the answer's fences, or all of it."""
+    return (program_among(blocks_in(answer)[0], "sql") or answer).strip()
 
 
 def _reference(reference: Any) -> tuple[list[str], str, bool]:

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 )
 def test_the_first_failing_test_is_shown(program: str, shown: str) -> None:
     environment = made("repair", LINE, cpu_s=0.3)
-    replies = played(environment, [program, f"<think>slope</think>\n```python\n{RIGHT}\n```"])
+    replies = played(environment, [program, f"<think>slope</think>\n```python\n{RIGHT}\n```\nOutput:\n```\n13\n```"])
     (text,) = texts(replies)
     assert text.startswith(shown)
     assert replies[-1].outcome.is_correct

@@ -127,7 +127,7 @@ def test_wrong_queries(query: str, reason: str) -> None:
 def test_order_counts_where_the_reference_has_one() -> None:
     plain = {"setup": SETUP, "query": "select age from pets"}
     ordered = {"setup": SETUP, "query": "select age from pets order by age desc"}
-    moves = ["```sql\nselect age from pets order by age\n```"]
+    moves = ["```sql\nselect age from pets order by age\n```\nIt gives\n```\n3\n```"]
     assert played(made("sql", plain), moves)[-1].outcome.is_correct
     assert not played(made("sql", ordered), moves)[-1].outcome.is_correct
     assert played(made("sql", {**ordered, "ordered": False}), moves)[-1].outcome.is_correct
