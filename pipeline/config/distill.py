@@ -89,7 +89,7 @@ class DistillConfig(RoundsConfig):
         description="weight of the divergence one token later in the credit of a token; 0: each token for its own; 1: "
         "the gradient of the divergence of whole responses (2306.08543)",
     )
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")
     def _fits(self) -> DistillConfig:

@@ -17,6 +17,7 @@ from verizero.pipeline.config.pairs import (
     check_wrong_chosen,
     judges_stage,
 )
+from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection, check_one_length
 from verizero.pipeline.preferences.base import PreferenceParams, load_preference
@@ -26,6 +27,7 @@ from verizero.pipeline.rl.parts import Part, Parts
 class PreferenceConfig(StageSection):
     """Training on pairs or labelled responses, from files or sampled by the stage."""
 
+    learns: ClassVar[Learns] = "preferences"
     in_rounds: ClassVar[bool] = True
     learns_from_responses: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
@@ -42,7 +44,7 @@ class PreferenceConfig(StageSection):
     steps: int | None = Field(None, ge=1, description="optimiser steps of each part; exactly one of steps and epochs")
     epochs: float | None = Field(None, gt=0, description="passes over the pairs of each part")
     batch_size: int = Field(32, ge=1, description="pairs a step")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
+    optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")
     def _fits(self) -> PreferenceConfig:
@@ -74,6 +76,8 @@ class PreferenceConfig(StageSection):
 
 class OnlinePreferenceConfig(RoundsConfig):
     """Rounds in which a group is sampled and ranked, and the policy learns to prefer its best to its worst."""
+
+    learns: ClassVar[Learns] = "preferences"
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
     pairing: PairingConfig = PairingConfig()

@@ -27,4 +27,4 @@ LORA = 10.0
 def learning_rate(learns: Learns, num_parameters: int, is_lora: bool = False) -> float:
     """Return a rate to begin with for a model of so many parameters, all of them or adapters of it being trained."""
     rate = next(rate for most, rate in RATES[learns] if num_parameters <= most)
-    return rate * (LORA if is_lora else 1.0)
+    return float(f"{rate * (LORA if is_lora else 1.0):.3g}")  # 0.003, not 0.0029999999999999996

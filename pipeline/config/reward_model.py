@@ -13,6 +13,7 @@ from verizero.pipeline.config.pairs import (
     check_wrong_chosen,
     judges_stage,
 )
+from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import MODEL, Recipe, StageSection, check_one_length
 
@@ -23,6 +24,7 @@ REPLAY = 0.1
 class RewardModelConfig(StageSection):
     """A scalar head on the current policy, trained so that better responses score higher (Bradley-Terry)."""
 
+    learns: ClassVar[Learns] = "ranks"
     trains_policy: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
     leaves: ClassVar[frozenset[str]] = frozenset({MODEL})
@@ -58,7 +60,7 @@ class RewardModelConfig(StageSection):
     include_thinking: bool = Field(
         False, description="score the text before </think> too, as the verifier's `include_thinking`"
     )
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, schedule="linear", warmup_steps=10)
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", warmup_steps=10)
 
     @model_validator(mode="after")
     def _fits(self) -> RewardModelConfig:

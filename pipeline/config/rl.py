@@ -189,7 +189,7 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
         raise ValueError(f"rl.critic is given but algorithm {name!r} has no critic; drop rl.critic, or use ppo")
     if rl.critic is not None and parts.critic is not None and parts.critic.learning_rate is not None:
         raise ValueError(
-            f"rl.critic.learning_rate={rl.critic.learning_rate:g} and critic_learning_rate="
+            f"rl.critic and critic_learning_rate="
             f"{parts.critic.learning_rate:g} of rl.algorithm both set the critic's learning rate; drop one of them"
         )
     if rl.group_size < 2 and parts.needs_group:

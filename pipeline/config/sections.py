@@ -67,7 +67,9 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
-    learning_rate: float = Field(gt=0)
+    learning_rate: float | None = Field(
+        None, gt=0, description="null: by what is trained and the number of parameters, see pipeline/config/rates.py"
+    )
     schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "constant", description="wsd: warm-up, stable, then a linear decay over the last `decay_share` of the steps"
     )
@@ -80,6 +82,12 @@ class OptimizerConfig(Section):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0, description="null: no clipping")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; a run chooses one that is null before it begins."""
+        assert self.learning_rate is not None
+        return self.learning_rate
 
 
 class LoraConfig(Section):

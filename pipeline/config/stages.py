@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_serializer, m
 from verizero.pipeline.config.data import DataConfig
 from verizero.pipeline.config.episodes import EpisodesConfig
 from verizero.pipeline.config.guard import GuardConfig
+from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.rollout import RolloutConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.config.sections import ModelConfig, OptimizerConfig, Section, TrainConfig
@@ -112,6 +113,8 @@ class StageSection(Section):
     The code is the `StageKind` of `pipeline/stages/<kind>.py`, or of a plug-in.
     """
 
+    learns: ClassVar[Learns] = "rewards"
+    """The signal that the policy learns from; a learning rate that is null is chosen by it (`rates.py`)."""
     title: ClassVar[str] = ""
     """Name of the kind in charts; empty: the kind itself."""
     trains_policy: ClassVar[bool] = True
@@ -216,6 +219,7 @@ def check_one_length(name: str, steps: int | None, epochs: float | None) -> None
 class PretrainConfig(StageSection):
     """Next-token training on unlabelled text, of a new base model (R1-Zero) or on files of a domain."""
 
+    learns: ClassVar[Learns] = "texts"
     title: ClassVar[str] = "Pretraining"
     plays_episodes: ClassVar[bool] = True
     lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
@@ -230,7 +234,7 @@ class PretrainConfig(StageSection):
     )
     num_lines: int = Field(20_000, ge=1, description="lines of text from the generators of data.train")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=30)
 
     @model_validator(mode="after")
     def _one_length(self) -> PretrainConfig:
@@ -241,6 +245,7 @@ class PretrainConfig(StageSection):
 class SftConfig(StageSection):
     """Supervised fine-tuning on demonstrations of the data, or of an earlier stage."""
 
+    learns: ClassVar[Learns] = "texts"
     title: ClassVar[str] = "SFT"
     plays_episodes: ClassVar[bool] = True
     lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
@@ -254,7 +259,7 @@ class SftConfig(StageSection):
     demonstrations: str | None = Field(
         None, description="earlier stage whose demonstrations are trained on; null: those of `data`"
     )
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=30)
 
     @model_validator(mode="after")
     def _one_length(self) -> SftConfig:
@@ -319,7 +324,7 @@ class RoundsConfig(StageSection):
     steps_per_round: int = Field(ge=1)
     prompts_per_step: int = Field(ge=1, description="groups in a batch")
     group_size: int = Field(ge=1, description="responses to each prompt")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    optimizer: OptimizerConfig = OptimizerConfig()
     reference: ReferenceConfig | None = Field(None, description="null: as the algorithm sets it")
     select: SelectConfig = SelectConfig()
     max_tokens: int | None = Field(

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import yaml
 
+from verizero.pipeline.config.auto_rates import with_rates
 from verizero.pipeline.config.choices import REWARDS
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.machine import for_machine
-from verizero.pipeline.config.rates import Learns, learning_rate
 from verizero.pipeline.config.recipes import override_texts
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, boundary
@@ -21,8 +21,6 @@ from verizero.pipeline.files import write_atomic
 from verizero.pipeline.library.columns import Guess, guess
 from verizero.pipeline.library.functions import Rewards, verifier_of
 from verizero.pipeline.library.given import Data, first_rows, place_of
-from verizero.pipeline.models.gguf_file import is_gguf, located
-from verizero.pipeline.models.named import model_named
 from verizero.pipeline.train.device import existing_device
 from verizero.verifiers.base import load
 
@@ -30,7 +28,6 @@ FOLDER, FILE = "given", "recipe.yaml"
 """Folder of a run with what a user gave, and the recipe that was made of it."""
 STEPS = 100
 StageKind = Literal["rl", "sft", "preference"]
-LEARNS: dict[StageKind, Learns] = {"rl": "rewards", "sft": "texts", "preference": "preferences"}
 PROMPTS, GROUP = 8, 8
 RESPONSE, LONG_RESPONSE = 256, 1024
 """Most tokens of a response, on the CPU and on a GPU."""
@@ -84,10 +81,12 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     place = place_of(wish.data, folder, "train")
     label = place.get("file") or place["hub"]["id"]
     meaning = wish.meaning or guess(first_rows(place, folder), Path(str(label)).name)
-    tree = tree_of(wish, name, place, meaning, folder, facts_of(wish.model))
+    facts = facts_of(wish.model)
+    tree = tree_of(wish, name, place, meaning, folder, facts)
     if "rl" in tree:
         tree["rl"] |= rounds_of(wish.steps, folder.parent)
     config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
+    config = with_rates(config, facts.num_parameters)  # after the fields, of which one may ask for adapters
     path = folder / FILE
     text = yaml.safe_dump(
         config.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True, width=120
@@ -142,19 +141,13 @@ def facts_of(model: str) -> Facts:
     import torch
     import transformers
 
-    from verizero.pipeline.models.unloaded import on_meta
+    from verizero.pipeline.models.sizes import files_of_model, num_parameters, settings_of
 
-    if is_gguf(model):
-        file = located(model)
-        where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    else:
-        where = {"pretrained_model_name_or_path": model_named(model)}
-    with boundary(ConfigError, f"model {model!r} does not load (give a folder saved by save_pretrained, or a hub id)"):
-        config = transformers.AutoConfig.from_pretrained(**where)
-        policy = on_meta(transformers.AutoModelForCausalLM, config, torch.float32)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    context = int(getattr(config, "max_position_embeddings", None) or 2048)
-    return Facts(policy.num_parameters(), context, bool(tokenizer.chat_template), torch.cuda.is_available())
+    settings = settings_of(model)
+    with boundary(ConfigError, f"the tokenizer of {model!r} does not load"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**files_of_model(model))
+    context = int(getattr(settings, "max_position_embeddings", None) or 2048)
+    return Facts(num_parameters(settings), context, bool(tokenizer.chat_template), torch.cuda.is_available())
 
 
 def tree_of(
@@ -181,8 +174,7 @@ def tree_of(
         },
         "evaluation": {"k": 4, "limit": EVALUATED},
     }
-    rate = learning_rate(LEARNS[stage], facts.num_parameters)
-    tree[stage] = _section(wish, stage, source, rate)
+    tree[stage] = _section(wish, stage, source)
     if stage == "rl":
         tree["scoring"] = {"truncated": None}
     if "conversation" in meaning.mapping:
@@ -209,19 +201,18 @@ def _data(
     return {"train": [train], "evaluation": [evaluation]}
 
 
-def _section(wish: Wish, stage: StageKind, source: dict[str, Any], rate: float) -> dict[str, Any]:
+def _section(wish: Wish, stage: StageKind, source: dict[str, Any]) -> dict[str, Any]:
     """Return the section of the stage."""
     if stage == "sft":
-        return {"steps": wish.steps, "optimizer": {"learning_rate": rate, "schedule": "cosine"}}
+        return {"steps": wish.steps, "optimizer": {"schedule": "cosine"}}
     if stage == "preference":
         # Of conversations of several turns, and of rows without a prompt, no pair can be made.
         pairs = [{**source, "on_bad_row": "skip"}]
-        return {"loss": {"name": "dpo"}, "pairs": pairs, "steps": wish.steps, "optimizer": {"learning_rate": rate}}
+        return {"loss": {"name": "dpo"}, "pairs": pairs, "steps": wish.steps}
     return {
         **_objective(wish.algorithm),
         "prompts_per_step": PROMPTS,
         "group_size": GROUP,
-        "optimizer": {"learning_rate": rate},
     }
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.sizes import settings_of_new
 from verizero.pipeline.near import near_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,15 +30,8 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
     """
     import transformers
 
-    values = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        **config,
-    }
     with boundary(ConfigError, f"model.create (model_type {model_type!r}, config {dict(config)!r})"):
-        settings = transformers.AutoConfig.for_model(model_type, **values)
+        settings = settings_of_new(model_type, config, tokenizer)
         before = torch.get_rng_state()
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(settings)

@@ -1,4 +1,4 @@
-"""Show a run's progress: bars in a terminal, else a line every few seconds."""
+"""Show a run's progress: bars in a terminal, a table in a notebook, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
+from verizero.pipeline.report.notebook import LiveTable, in_notebook
 from verizero.pipeline.shown import one_line
 
 if TYPE_CHECKING:
@@ -254,7 +255,9 @@ class Logged:
 
 
 def for_terminal(beats: bool = True) -> Progress:
-    """Bars where there is a terminal, lines elsewhere; their thread, if they have it, ends with `close`."""
+    """A table in a notebook, bars in a terminal, lines elsewhere; their thread, if they have it, ends with `close`."""
+    if in_notebook():
+        return LiveTable()
     return Bars() if sys.stderr.isatty() else Lines(beats=beats)
 
 

@@ -12,10 +12,12 @@ from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.servers import load_servers
+from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import DTYPES, eos_ids, load_tokenizer
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.sizes import num_parameters, settings_of, settings_of_new
 from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.store import Store
@@ -56,6 +58,17 @@ def first_model_path(config: RunConfig) -> str:
     """
     assert config.model.path is not None
     return model_folder(config.model.path, Path(config.output), config.model.revision)
+
+
+def num_parameters_of(config: RunConfig) -> int:
+    """Return the number of parameters of the recipe's model, whose weights are not read. Raises: ConfigError."""
+    create = config.model.create
+    if create is None:
+        assert config.model.path is not None
+        return num_parameters(settings_of(config.model.path, config.model.revision))
+    with boundary(ConfigError, f"model.create (model_type {create.model_type!r})"):
+        settings = settings_of_new(create.model_type, create.config, build_tokenizer(config))
+    return num_parameters(settings)
 
 
 def build_tokenizer(config: RunConfig) -> Any:

@@ -64,7 +64,7 @@ def _has_fallen(config: OptimizerConfig, done: int, totals: list[int | None]) ->
     numbers = config.model_copy(update={"warmup_steps": 0})
     if numbers.schedule == "constant":
         return False
-    return any(total is None or optimizer.schedule(numbers, done, total) < numbers.learning_rate for total in totals)
+    return any(total is None or optimizer.schedule(numbers, done, total) < numbers.rate for total in totals)
 
 
 def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:

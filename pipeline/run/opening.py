@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from verizero.pipeline.config.auto_rates import leaves_rates_open, with_rates
 from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
@@ -23,6 +24,7 @@ from verizero.pipeline.run.build import (
     build_tokenizer,
     context_of,
     device_of,
+    num_parameters_of,
 )
 from verizero.pipeline.run.changes import changed_at
 from verizero.pipeline.run.choose_checkpoint import choose_checkpoint
@@ -66,6 +68,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
         config = for_machine(config, ranks.size, device)
+        if leaves_rates_open(config):
+            config = with_rates(config, num_parameters_of(config))
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)

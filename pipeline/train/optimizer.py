@@ -18,9 +18,9 @@ from verizero.pipeline.models.kernels import HALF
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total_steps`: linear warm-up, then the schedule."""
     if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps  # the first update moves, too
+        return config.rate * (step + 1) / config.warmup_steps  # the first update moves, too
     if config.schedule == "constant":
-        return config.learning_rate
+        return config.rate
     begin = config.warmup_steps
     # Warm-up, stable, decay: the rate falls over the last `decay_share` of the updates only.
     if config.schedule == "wsd":
@@ -29,7 +29,7 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
     # Clamped: before `begin` the rate is whole, and a stage that goes past its plan keeps the final rate.
     share_done = min(1.0, max(0.0, (step - begin) / span))
     share_left = 0.5 * (1 + math.cos(math.pi * share_done)) if config.schedule == "cosine" else 1 - share_done
-    return config.learning_rate * (config.final_share + (1 - config.final_share) * share_left)
+    return config.rate * (config.final_share + (1 - config.final_share) * share_left)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -110,7 +110,7 @@ def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.
 
 def _numbers(config: OptimizerConfig) -> dict[str, Any]:
     return {
-        "lr": config.learning_rate,
+        "lr": config.rate,
         "betas": config.betas,
         "eps": config.eps,
         "weight_decay": config.weight_decay,

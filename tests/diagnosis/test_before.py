@@ -210,7 +210,7 @@ def test_the_command_prints_each_check_and_ends_with_3_for_a_problem(
     path.write_text(json.dumps(config.model_dump(mode="json")))
     assert main(["diagnose", "--before", str(path)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("Nothing was found.\n\n6 of 9 checks were tried, without training:")
+    assert told.startswith("Nothing was found.\n\n7 of 10 checks were tried, without training:")
     assert "  references   120 references of math: 0 refused" in told
     assert main(["diagnose", "--before", str(path), "--set", "rollout.max_response_tokens=64"]) == 3
     assert "PROBLEM  no_room" in capsys.readouterr().out

@@ -110,8 +110,12 @@ def test_defaults_by_the_model(folder: Path) -> None:
     assert tree["rl"]["optimizer"]["learning_rate"] == learning_rate("rewards", 5000)
     assert tree["rl"]["group_size"] == 4
     assert lines[0] == "qa.jsonl: question is 'question', answer 'answer'"
+    path, _ = write_recipe(Wish("tiny", "qa.jsonl", "r.py:reward", fields={"train.lora.rank": 4}))
+    assert yaml.safe_load(path.read_text())["rl"]["optimizer"]["learning_rate"] == learning_rate(
+        "rewards", 5000, is_lora=True
+    )
     assert learning_rate("rewards", 494_000_000) == 1e-6
-    assert learning_rate("rewards", 494_000_000, is_lora=True) == pytest.approx(1e-5)
+    assert learning_rate("rewards", 494_000_000, is_lora=True) == 1e-5
 
 
 @pytest.mark.parametrize(

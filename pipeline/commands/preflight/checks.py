@@ -10,6 +10,7 @@ from verizero.pipeline.commands.preflight import (
     demonstrations,
     pass_rates,
     programs,
+    rates,
     references,
     room,
     rows,
@@ -33,6 +34,7 @@ WITHOUT_MODEL: tuple[Check, ...] = (
     programs.look,
     demonstrations.look,
     rows.look,
+    rates.look,
     room.look,
 )
 """Checks that load no weights."""
