@@ -66,6 +66,8 @@ def result_of(record: frames.Record, ended: ProcessResult, limits: Limits) -> Te
         return _result("bad_test", f"the test itself takes more than {limits.wall_s} s", ended)
     if reached := program.limit_reached(limits):
         return _result(reached[0], reached[1], ended)
+    if program.exit.why == frames.LEFT_OVER:
+        return _result("runtime_error", "the program closed its end of the link", ended)
     if not os.WIFSIGNALED(program.exit.status):
         code = os.waitstatus_to_exitcode(program.exit.status)
         over = program.exit.peak_kib > limits.memory_mib << 10

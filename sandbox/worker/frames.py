@@ -60,14 +60,14 @@ class Order(NamedTuple):
         return Order(*ORDER.unpack(packet))
 
 
-ENDED, WALL, CPU, DISK, MEMORY, OUTPUT, PROCESSES = range(7)
+ENDED, WALL, CPU, DISK, MEMORY, OUTPUT, PROCESSES, LEFT_OVER = range(8)
 
 
 class Exit(NamedTuple):
     """The end of a process as its parent saw it.
 
     `status` is the wait status, or -1 if no process ran; then `why` is the error number. Else `why` is the limit at
-    which the worker killed it, or ENDED if it ended by itself.
+    which the worker killed it, or ENDED if it ended by itself. LEFT_OVER: a suite's program that outlived its tests.
     """
 
     status: int

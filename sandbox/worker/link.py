@@ -28,6 +28,8 @@ class Link:
 
     def __init__(self, reads: int, writes: int, max_bytes: int) -> None:
         self.reads, self.writes, self.max_bytes = reads, writes, max_bytes
+        self.is_begun = False
+        """True once a part of the last frame is written: the other process was there then."""
         self._encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
         self._decode = json.JSONDecoder().decode
 
@@ -37,9 +39,11 @@ class Link:
         if len(data) > self.max_bytes:
             raise ValueError(f"a value of more than {self.max_bytes >> 20} MiB")
         view = memoryview(_SIZE.pack(len(data)) + data)
+        self.is_begun = False
         try:
             while view:
                 view = view[write(self.writes, view) :]
+                self.is_begun = True
         except OSError as exc:
             raise Gone(str(exc)) from exc
 

@@ -143,7 +143,9 @@ class Worker:
         for fd in (streams.PROGRAM_OUT, streams.PROGRAM_ERR):
             os.ftruncate(fd, 0)
         cpu = usage.ru_utime + usage.ru_stime
-        why = watcher.why if watcher.why != frames.ENDED else self._kernels_reason(order, status, cpu)
+        why = watcher.why
+        if why in (frames.ENDED, frames.LEFT_OVER):
+            why = self._kernels_reason(order, status, cpu) or why
         return [tests, frames.Exit(status, why, cpu, watcher.wall_s, usage.ru_maxrss)]
 
     def watch(self, pid: int, order: frames.Order, partner: suite_watch.SuiteWatch | None = None) -> frames.Exit:

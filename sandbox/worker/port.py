@@ -28,7 +28,7 @@ class Port:
         self.num_open = 0
         """Questions of the other side that this side has not answered yet."""
         self.was_asked = False
-        """True once the last question was sent."""
+        """True once the last question was sent, or a part of it."""
         self.questions: dict[str, Question] = {
             "act": self._do_act, "get": getattr, "set": setattr, "delete": delattr, "call": _call,
         }  # fmt: skip
@@ -56,8 +56,10 @@ class Port:
             encode = self.values.encode
             nodes = [encode(value) for value in (*values, *named.values())]
             self.was_asked = False
-            self._send(["?", question, nodes, list(named), self.values.changes()])
-            self.was_asked = True
+            try:
+                self._send(["?", question, nodes, list(named), self.values.changes()])
+            finally:
+                self.was_asked = self.link.is_begun
             while True:
                 frame = self.link.receive()
                 if frame[0] == "?":

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from posix import write
+from posix import ftruncate, write
 from typing import Any
 
 from . import streams
@@ -51,6 +51,8 @@ _OF_PLAIN = frozenset([*(n for n in dir(str) if n.startswith("is")), "count", "i
 """More of them, whose answers are easy to guess. An object of the program may have data of these names."""
 _OF_MOCKS = ("configure_mock", "reset_mock", "attach_mock", "mock_add_spec")
 """Methods by which a program could change what a mock of the test has recorded."""
+_PREPARING = ("name", "records")
+"""Questions that are no calls of the program."""
 _OF_FUNCTIONS = ("__name__", "__doc__", "__qualname__")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _HIDDEN = (types.FrameType, types.CodeType, types.TracebackType, types.ModuleType)
@@ -148,13 +150,16 @@ class TestsPort(Port):
 
     def ask(self, question: str, /, *values: Any, **named: Any) -> Any:
         """Ask the program. Raises: what it raises; Unplayable; Gone; Forged."""
-        if not self.num_calls and question != "name":
+        if not self.num_calls:
             write(streams.OUT, b".")  # if this process is killed, it shows that the test has called the program
-        self.num_calls += question != "name"
+        self.num_calls += question not in _PREPARING
         if self.fault or self.is_gone:
             raise Gone("the program ended before")
         try:
-            return super().ask(question, *values, **named)
+            answer = super().ask(question, *values, **named)
+            if not self.num_calls:
+                ftruncate(streams.OUT, 0)
+            return answer
         except Gone:
             self.is_gone = True
             raise
@@ -336,16 +341,19 @@ def _is_mock(x: Any) -> bool:
 
 
 class ProgramModule(types.ModuleType):
-    """The module that `import solution` gives: each name is asked of the program."""
+    """The module that `import solution` gives: each name is asked of the program.
 
-    def __init__(self, port: TestsPort, names: list[str]) -> None:
+    `from solution import *` gives the names in `wanted` only, or the program could replace `len` and `pytest`.
+    """
+
+    def __init__(self, port: TestsPort, names: list[str], wanted: Sequence[str]) -> None:
         super().__init__("solution")
-        self.__dict__["_verizero"] = (port, names)
+        self.__dict__["_verizero"] = (port, names, wanted)
 
     def __getattr__(self, name: str) -> Any:
-        port, names = self.__dict__["_verizero"]
+        port, names, wanted = self.__dict__["_verizero"]
         if name == "__all__":
-            return [n for n in names if not n.startswith("_")]
+            return [n for n in names if n in wanted and not n.startswith("_")]
         if name.startswith("__") or name not in names:
             raise AttributeError(f"the program defines no {name!r}")
         return port.named(name)

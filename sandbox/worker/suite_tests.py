@@ -11,10 +11,11 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import sys
 from posix import _exit
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 from typing import Any
 
 from . import fixtures, frames, harness, test_tools
@@ -24,7 +25,12 @@ from .suite_port import ProgramModule, TestsPort, Unplayable
 from .suite_program import MAX_FRAME_MIB
 
 _FILE = "test"
+_MODULES = ("solution", "main", "your_module")
+"""Names by which a test imports the program."""
 _MAX_TEXT = 300
+_DYING_S = 0.02
+"""Seconds in which a program that has closed its end of the link is dead, if it is dying."""
+_WORD = re.compile(r"[A-Za-z_]\w*")
 PASSED, IDLE, FAILED, RAISED, BROKEN, GONE, GONE_IDLE, FAULT, NO_MEMORY = (
     "passed", "idle", "failed", "raised", "broken", "gone", "gone_idle", "fault", "memory",
 )  # fmt: skip
@@ -43,6 +49,7 @@ def run(order: tuple[Any, ...], items: list[bytes]) -> None:
     try:
         state, why, names = _greet(port)
     except (Gone, Forged) as exc:
+        sleep(_DYING_S)
         _write(GONE if isinstance(exc, Gone) else FAULT, port.fault or "it ended while it was loaded")
         _exit(frames.LEAVE)
     for number, item in enumerate(items):
@@ -132,8 +139,8 @@ class _Test:
 
     def _run_source(self) -> None:
         sys.modules["pytest"] = test_tools.module()
-        for name in ("solution", "main", "your_module"):
-            sys.modules[name] = ProgramModule(self.port, self.program_names)
+        for name in _MODULES:
+            sys.modules[name] = ProgramModule(self.port, self.program_names, self.names)
         space: dict[str, Any] = {"__name__": "test", "__builtins__": builtins, "_verizero_said": said}
         if "mock" in self.source:
             fixtures.guard_mock(self.port)
@@ -143,7 +150,6 @@ class _Test:
         if self.records != self.port.values.records:
             self.port.ask("records", *self.records)
             self.port.values.records = self.records
-            self.port.num_calls = 0
         known = set(self.program_names)
         for name in self.names:
             if name in known:
@@ -158,7 +164,8 @@ class _Test:
         if port.fault:
             return FAULT, f"the program {port.fault}"
         if port.is_gone:
-            return GONE if port.was_asked else GONE_IDLE, "the program ended"
+            sleep(_DYING_S)
+            return GONE if port.was_asked or port.num_calls > 1 else GONE_IDLE, "the program ended"
         if port.unplayable:
             return BROKEN, f"cannot be played: {port.unplayable}"
         if port.failed_inside:
@@ -182,12 +189,26 @@ class _Test:
     def _is_broken(self, exc: BaseException) -> bool:
         """True if the test itself is at fault, whatever the program is."""
         if isinstance(exc, ModuleNotFoundError):
-            return exc.name not in ("solution", "main", "your_module")
+            return exc.name not in _MODULES
         if isinstance(exc, NameError) and exc.name in self.names:
             return False
-        if isinstance(exc, (ImportError, AttributeError)) and "solution" in self.source:
+        if isinstance(exc, (ImportError, AttributeError)) and any(m in self.source for m in _MODULES):
             return False
-        return not self.port.num_calls and not self.has_constants
+        if self.port.num_calls or self.has_constants:
+            return False
+        return not (isinstance(exc, (TypeError, AttributeError, AssertionError)) and self._uses_program(exc))
+
+    def _uses_program(self, exc: BaseException) -> bool:
+        """True if a line that raised the exception names an object of the program: it may be of a wrong kind."""
+        lines, trace = self.source.split("\n"), exc.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            line = lines[trace.tb_lineno - 1] if frame.f_code.co_filename == _FILE else ""
+            for word in _WORD.findall(line):
+                if ref_of(frame.f_locals.get(word, frame.f_globals.get(word))) is not None:
+                    return True
+            trace = trace.tb_next
+        return False
 
     def _line(self, exc: BaseException) -> str:
         """Return the line of the test at which an exception left it."""

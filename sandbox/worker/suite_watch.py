@@ -19,6 +19,8 @@ class SuiteWatch:
         limits = RunLimits(order.wall_s, order.cpu_s, order.memory_mib, order.output_kib, order.processes)
         self.pid, self.watch = pid, Watch(pid, limits, jail, is_full, ())
         self.wall_s = 0.0
+        self.is_left_over = False
+        """True if the program was still alive when the tests had ended."""
 
     @property
     def next_look(self) -> float:
@@ -28,7 +30,7 @@ class SuiteWatch:
     @property
     def why(self) -> int:
         """The limit that the program has reached, ENDED for none."""
-        return self.watch.why
+        return frames.LEFT_OVER if self.is_left_over and self.watch.why == frames.ENDED else self.watch.why
 
     def look(self) -> None:
         """Kill the program if it is time to look, and it has reached a limit."""
@@ -40,4 +42,5 @@ class SuiteWatch:
         """Kill the program: the tests have ended."""
         self.wall_s = time.monotonic() - self.watch.start
         with contextlib.suppress(ProcessLookupError):
+            self.is_left_over = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
             os.kill(self.pid, signal.SIGKILL)
