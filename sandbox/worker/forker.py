@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from . import cells, frames, harness, kernel, landlock, native, selftest, streams, suite_program, suite_tests, walls
 
@@ -41,7 +42,7 @@ class Forker:
         try:
             os.write(self.calls, _GO)
         except BrokenPipeError:
-            sys.exit("the forker is gone")
+            _end_without_words()
 
     def waiting_child(self) -> int:
         """Return the pid of the waiting child, our own child. Raises: OSError. Ends the worker without a forker."""
@@ -78,8 +79,13 @@ class Forker:
     def _answer(self) -> int:
         answer = os.read(self.pids, frames.PID.size)
         if not answer:
-            sys.exit("the forker is gone")
+            _end_without_words()
         return int(frames.PID.unpack(answer)[0])
+
+
+def _end_without_words() -> NoReturn:
+    """End the worker, since the forker is gone. A word of it would overwrite the errors of the run that has ended."""
+    os._exit(1)
 
 
 def start(jail: walls.Jail, host_file: str, host_pid: int) -> Forker:

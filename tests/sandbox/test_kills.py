@@ -10,12 +10,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.sandbox.doubling import DOUBLE, PYTHON, TESTS
-from tests.sandbox.processes import descendants, stats, worker_pids
+from tests.sandbox.processes import descendants, stats, wait_until, worker_pids
 from verizero import sandbox
 from verizero.sandbox import languages
 from verizero.sandbox.serve import SandboxService
@@ -90,6 +91,20 @@ def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
     with sandbox.Pool(workers=1) as pool, killing(forkers, 3) as killed:
         assert dict(pool.isolation.stands) == walls, "nor the first worker of a pool"
     assert len(killed) == 3
+
+
+@pytest.mark.integration
+def test_a_worker_without_its_forker_leaves_the_errors_of_its_last_run_alone() -> None:
+    """They decide if a compiler was killed."""
+    program = "import sys, time\nprint('first words', file=sys.stderr)\ntime.sleep(0.3)\nsys.exit('last words')"
+    with sandbox.Pool(workers=1) as pool, ThreadPoolExecutor(1) as thread:
+        for _ in range(4):
+            assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+            (worker,) = worker_pids(pool)
+            run = thread.submit(sandbox.execute, program, pool=pool)
+            assert wait_until(lambda: not pool._idle)
+            os.kill(children(worker)[0], signal.SIGKILL)
+            assert run.result().error == "first words\nlast words"
 
 
 @pytest.mark.integration
