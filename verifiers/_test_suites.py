@@ -16,6 +16,9 @@ from verizero.verifiers._test_classes import classes_in
 _MODULES = ("solution", "main", "your_module")
 """Modules of which a test imports the program."""
 _MAX_SHOWN = 120
+_RUN_TEXT = frozenset({"eval", "exec", "compile"})
+_RUN_BYTES = frozenset({"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "doctest", "runpy", "code"})
+"""Modules that run what a value says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
 
     Each assert keeps the statements before it, and each function the whole file without asserts. `fn` is the name of
     the program's function, or an expression such as `Solution().f`. `prompt` runs before the tests and the program.
-    Raises: DataError if the source is no Python or holds no test that can use a program.
+    Raises: DataError if the source is no Python, runs values as code, or holds no test that can use a program.
     """
     try:
         setup = f"{prompt}\n{setup}"
@@ -57,6 +60,8 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
     except (SyntaxError, ValueError, RecursionError) as exc:
         raise DataError(f"reference.tests: not Python: {exc}") from exc
     whole = ast.Module(body=[*before.body, *tree.body], type_ignores=[])
+    if (problem := _runs_values(whole)) is not None:
+        raise DataError(f"reference.tests: {problem}")
     imported = _imported(whole)
     names = _names(whole, f"{setup}\n{source}", fn, bool(imported) or _imports_program(whole))
     if not names and not imported and not _imports_program(whole):
@@ -214,6 +219,25 @@ def _checked(tree: ast.Module) -> str | None:
     """Return the argument of a call `check(f)` at the top level, None without one."""
     calls: Iterable[Any] = (s.value for s in tree.body if isinstance(s, ast.Expr) and _is_check_call(s))
     return next((ast.unparse(c.args[0]) for c in calls if isinstance(c, ast.Call) and len(c.args) == 1), None)
+
+
+def _runs_values(tree: ast.Module) -> str | None:
+    """Return what in the tests would run a value as code, in the tests' own process; None if nothing does.
+
+    Such a value may be the program's, which would then decide all asserts.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            is_plain = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) == "builtins"
+            if called in _RUN_TEXT and is_plain and node.args and not isinstance(node.args[0], ast.Constant):
+                text = f"{ast.unparse(node):.60}"
+                return f"{text} runs a text among the tests; compare the value itself, or read it by ast.literal_eval"
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if found := sorted({name.partition(".")[0] for name in imported} & _RUN_BYTES):
+            return f"they import {found[0]}, which runs what it reads; compare the values themselves"
+    return None
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:

@@ -275,6 +275,9 @@ def mirror_of(asker: Asker, number: int, description: Any, bases: list[type]) ->
     module, name = str(description[0])[:_MAX_NAME], str(description[1])[:_MAX_NAME]
     kind = Kind(asker, number, description)
     space: dict[str, Any] = {"_verizero_kind": kind, "__module__": module, "__qualname__": name}
+    if any(not issubclass(b, Proxy) for b in bases):
+        # Instances have a value here, with which Python lets no proxy be mixed: what a mixin adds is asked for by name.
+        bases = [b for b in bases if not issubclass(b, Proxy)]
     is_exception = any(issubclass(b, BaseException) for b in bases)
     if bases and not issubclass(bases[0], Proxy):
         space["__getattr__"] = _get_missing

@@ -42,6 +42,7 @@ _ARGUMENTS: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
     ("datetime", "time"): lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo),
     ("datetime", "timedelta"): lambda x: (x.days, x.seconds, x.microseconds),
     ("datetime", "timezone"): lambda x: (x.utcoffset(None),),
+    ("zoneinfo", "ZoneInfo"): lambda x: (x.key,),
     ("pathlib", "PosixPath"): lambda x: (str(x),),
     ("pathlib", "PurePosixPath"): lambda x: (str(x),),
     ("uuid", "UUID"): lambda x: (str(x),),
