@@ -235,8 +235,8 @@ def _runs_values(tree: ast.Module) -> str | None:
                 return f"{text} runs a text among the tests; compare the value itself, or read it by ast.literal_eval"
         imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if found := sorted({name.partition(".")[0] for name in imported} & _RUN_BYTES):
-            return f"they import {found[0]}, which runs what it reads; compare the values themselves"
+        if unsafe := sorted({name.partition(".")[0] for name in imported} & _RUN_BYTES):
+            return f"they import {unsafe[0]}, which runs what it reads; compare the values themselves"
     return None
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from posix import ftruncate, write
+from posix import ftruncate, lseek, write
 from typing import Any
 
 from . import streams
@@ -150,15 +150,17 @@ class TestsPort(Port):
 
     def ask(self, question: str, /, *values: Any, **named: Any) -> Any:
         """Ask the program. Raises: what it raises; Unplayable; Gone; Forged."""
-        if not self.num_calls:
+        begin = None if self.num_calls else lseek(streams.OUT, 0, 2)
+        if begin is not None:
             write(streams.OUT, b".")  # if this process is killed, it shows that the test has called the program
         self.num_calls += question not in _PREPARING
         if self.fault or self.is_gone:
             raise Gone("the program ended before")
         try:
             answer = super().ask(question, *values, **named)
-            if not self.num_calls:
-                ftruncate(streams.OUT, 0)
+            if begin is not None and not self.num_calls:
+                ftruncate(streams.OUT, begin)  # a question that only prepares is no call
+                lseek(streams.OUT, begin, 0)
             return answer
         except Gone:
             self.is_gone = True

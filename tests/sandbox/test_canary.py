@@ -12,6 +12,7 @@ from tests.sandbox.processes import wait_gone, worker_pids
 from verizero import sandbox
 from verizero.sandbox import canary
 from verizero.sandbox.process import Worker
+from verizero.sandbox.worker import frames
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
@@ -35,6 +36,13 @@ def _spoil(pool: sandbox.Pool, file: int) -> int:
 
     assert sandbox.run(DOUBLE, RIGHT, pool=pool).passed
     return pool.use(append)
+
+
+@pytest.mark.parametrize("kind", [frames.STDIN, frames.FUNCTION, frames.SUITE])
+def test_a_worker_that_nothing_has_spoilt_stays(kind: int) -> None:
+    with sandbox.Pool(workers=1) as pool:
+        assert all(pool.use(lambda worker: canary.check(worker, kind)) for _ in range(3))
+        assert len(worker_pids(pool)) == 1
 
 
 @pytest.mark.parametrize("file", range(4), ids=FILES)
