@@ -13,6 +13,7 @@ from typing import Any
 from tests.far import FarProgram
 from tests.processes import until
 from tests.warm import ROOT, VLLM
+from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.listening import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
 from verizero.pipeline.rollout.vllm_process import flags, variables
@@ -38,7 +39,8 @@ class GivenServer:
 
     def __init__(self, config: Any, folder: Path) -> None:
         tokenizer = build_tokenizer(config)
-        save_folder(load_policy(config, tokenizer, None), tokenizer, folder / "model")
+        policy = load_policy(for_machine(config, 1, "cpu"), tokenizer, None)
+        save_folder(policy, tokenizer, folder / "model")
         self.folder, self.log = folder, folder / "server.log"
         self.program: FarProgram | None = None
         self.port = free_port()
