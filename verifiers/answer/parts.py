@@ -95,11 +95,16 @@ def after_thinking(attempt: Attempt) -> Answer:
             return Answer(None, "unclosed_thinking")
         start = first.end()
     programs = program_places(text, start) if TAG.search(text, start) else []
+    looked_at, is_hidden = start, False  # of the present line: how far, and if a mark of a string or comment was there
     for closing in CLOSING.finditer(text, start):
-        # A fence that was never closed in thinking ends at one of the answer: its tag is in no string and no comment.
-        before = text[text.rfind("\n", 0, closing.start()) + 1 : closing.start()]
-        if not _is_inside(closing.start(), programs) or HIDING.search(before) is None:
-            start = closing.end()
+        if _is_inside(closing.start(), programs):
+            # A fence that was never closed in thinking ends at one of the answer: its tag is in no string or comment.
+            line = text.rfind("\n", looked_at, closing.start()) + 1
+            is_hidden = (is_hidden and line == 0) or HIDING.search(text, line or looked_at, closing.start()) is not None
+            looked_at = closing.start()
+            if is_hidden:
+                continue
+        start = closing.end()
     if any(not _is_inside(opening.start(), programs) for opening in OPENING.finditer(text, start)):
         return Answer(None, "unclosed_thinking")
     text = END_TOKENS.sub("", text[start:].strip()).rstrip()
