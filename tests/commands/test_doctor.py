@@ -84,6 +84,12 @@ RECIPE = {
 }
 
 
+def write_row(folder: Path, verifier: Any) -> None:
+    """Write a row whose answer the verifier reads."""
+    answer = {"tests": [{"input": "1", "output": "2"}]} if verifier == "code" else "2"
+    (folder / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": answer}) + "\n")
+
+
 @pytest.mark.parametrize(
     ("verifier", "changes", "wanted"),
     [
@@ -97,7 +103,7 @@ RECIPE = {
     ],
 )
 def test_what_a_recipe_needs(tmp_path: Path, verifier: Any, changes: dict[str, Any], wanted: set[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": "2"}) + "\n")
+    write_row(tmp_path, verifier)
     source = {"file": "rows.jsonl", "domain": "sums", "verifier": verifier}
     config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}, **changes})
     assert doctor.needs(config, tmp_path) == wanted
@@ -110,7 +116,7 @@ def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
     stands = {"namespaces": level == 3, "rlimits": True}
     monkeypatch.setattr(sandbox, "probe", lambda: Isolation(level, stands, {}))
     monkeypatch.setattr(doctor, "_prefect_server", lambda: Finding("prefect server", "ok", ""))
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": "2"}) + "\n")
+    write_row(tmp_path, recipe)
     source = {"file": "rows.jsonl", "domain": "sums", "verifier": recipe}
     config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}})
     found = doctor.examine(config, tmp_path)
