@@ -70,7 +70,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def assert_close(one: Path, two: Path) -> None:
     theirs = load_file(one)
     for name, tensor in load_file(two).items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=3e-5)  # AdamW enlarges the rounding of sums
 
 
 @pytest.mark.integration
