@@ -258,16 +258,16 @@ def _usable_prompts(
     limit = None if is_reordered or source.part is not None else source.limit
     num_taken = 0
 
-    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt | None, float | None]:
+    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt | str, float | None]:
         # A published set may have each prompt a hundred times: only the id of the others is read.
-        if source.on_duplicate_id == "skip" and _id_of(row, source, number) in places:
-            return None, None
+        if source.on_duplicate_id == "skip" and (row_id := _id_of(row, source, number)) in places:
+            return row_id, None
         return _prompt(row, source, number), None if source.rated is None else _rate(row, source.rated)
 
     rows = _rows(source, seed, base_dir)
-    for place, row, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
-        if prompt is None:
-            counts.skip("duplicate ids", f"{place}: {_id_of(row, source, 0)!r}")
+    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+        if isinstance(prompt, str):
+            counts.skip("duplicate ids", f"{place}: {prompt!r}")
             continue
         if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
             counts.skip(why, place)

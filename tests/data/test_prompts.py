@@ -181,6 +181,13 @@ def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, logged: list
     assert "skipped 2 bad rows (first: rows.jsonl line 2" in "\n".join(logged)
 
 
+def test_a_row_that_is_left_out_as_a_duplicate_is_named_by_its_id(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1=", "answer": "2", "verifier": "exact"}\n')
+    source = Source(file="rows.jsonl", on_duplicate_id="skip")
+    with pytest.raises(DataError, match=r"skipped 1 duplicate ids \(first: rows\.jsonl line 1: 'rows\.jsonl/1'\)"):
+        read_prompts([source, source], 0, tmp_path)
+
+
 def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows.jsonl.* 2 bad rows .*'question'"):
         load(tmp_path, file=jsonl(tmp_path, [{"x": 1}, {"x": 2}]), on_bad_row="skip", verifier="exact")
