@@ -36,12 +36,21 @@ _BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, d
 _SIGNALS_ABI = 6
 _MAX_KILLS = 2
 """Kills of a program that may have killed itself, after which it is tried again."""
-_KILLED_COMPILER = re.compile(
-    rb"^(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*"
-    rb"|error: linking with .* failed: signal: 9 .*|\S+: signal: killed|Killed)$",
-    re.MULTILINE,
+_KILLED_BY_GCC = re.compile(
+    rb"\A(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*)"
+    rb"\ncompilation terminated\.\s*\Z"
 )
-"""Messages of gcc and the shell about a compiler or a linker that was killed."""
+_KILLED = {
+    "gcc": _KILLED_BY_GCC,
+    "g++": _KILLED_BY_GCC,
+    "rustc": re.compile(rb"^error: linking with .* failed: signal: 9 ", re.MULTILINE),
+    "go": re.compile(rb"^\S+: signal: killed$", re.MULTILINE),
+}
+"""Tool -> its messages about a compiler or linker that it started and that was killed.
+
+No program can write them. gcc's are alone: a text of a program, as of `static_assert`, is behind the place of an
+error. In rustc's a text is indented, and Go shows none with spaces in this form.
+"""
 _ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 _NO_SUCH_TOOL = (126, 127)
 """Exit codes of a shell that may not run a program, or does not find it."""
@@ -74,8 +83,8 @@ _JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=2", "-XX:-UsePerfData", "
 _JAVAC = "-J-XX:+UseSerialGC -J-XX:-UsePerfData -J-XX:TieredStopAtLevel=1 -J-Xmx768m -nowarn -encoding UTF-8"
 _GO = "GO111MODULE=off CGO_ENABLED=0 GOMAXPROCS=2 GOCACHE=$TMPDIR/.cache"
 LANGUAGES = {
-    "c": Language("gcc", "main.c", ("./prog",), "{tool} -O2 -std=gnu17 -DONLINE_JUDGE -o prog {file} -lm"),
-    "cpp": Language("g++", "main.cpp", ("./prog",), "{tool} -O2 -std=gnu++20 -DONLINE_JUDGE -o prog {file}"),
+    "c": Language("gcc", "main.c", ("./prog",), "{tool} -w -O2 -std=gnu17 -DONLINE_JUDGE -o prog {file} -lm"),
+    "cpp": Language("g++", "main.cpp", ("./prog",), "{tool} -w -O2 -std=gnu++20 -DONLINE_JUDGE -o prog {file}"),
     "java": Language(
         "javac", "Main.java", ("java", *_JAVA, "-Xmx{heap}m", "-jar", "prog"), threads=24, has_libraries=True,
         build=f"{{tool}} {_JAVAC} -d out {{file}} && {{folder}}/jar -J-XX:+UseSerialGC -cfe prog {{main}} -C out .",
@@ -233,7 +242,7 @@ class _BuiltProgram:
         result = self._execute(worker, _BUILD_LIMITS, command, file, 0o600, b"", self.source)
         status, error = _status(result, _BUILD_LIMITS)
         if result.limit_reached(_BUILD_LIMITS) is None:
-            if _is_killed_compiler(result):
+            if _is_killed_compiler(language, result):
                 raise WorkerDied(f"the compiler was killed: {error[-200:]}")
             if os.WIFEXITED(result.exit.status) and os.WEXITSTATUS(result.exit.status) in _NO_SUCH_TOOL:
                 raise WorkerDied(f"the compiler cannot be run behind these walls: {error[-200:]}")
@@ -274,9 +283,9 @@ class _BuiltProgram:
                 raise WorkerDied("the program was killed from outside")
 
 
-def _is_killed_compiler(result: ProcessResult) -> bool:
-    code = os.waitstatus_to_exitcode(result.exit.status)
-    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(_KILLED_COMPILER.search(result.err))
+def _is_killed_compiler(language: Language, result: ProcessResult) -> bool:
+    code, messages = os.waitstatus_to_exitcode(result.exit.status), _KILLED.get(language.tool)
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(messages and messages.search(result.err))
 
 
 def _ended_by(result: ProcessResult, number: int) -> bool:

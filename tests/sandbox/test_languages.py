@@ -190,3 +190,27 @@ def test_sql_has_rows_and_no_way_out(pool: sandbox.Pool) -> None:
 def test_an_unknown_language_is_named(pool: sandbox.Pool) -> None:
     with pytest.raises(ValueError, match="cobol"):
         sandbox.run_language("cobol", "", TESTS, pool=pool)
+
+
+KILLED = "g++: fatal error: Killed signal terminated program cc1plus\\ncompilation terminated."
+IMITATIONS = {
+    "a statement": ("java", "public class Main { public static void main(String[] a) {\nKilled\n} }"),
+    "an assertion": ("cpp", f'static_assert(0, "x\\n{KILLED}");'),
+    "without its lines": ("cpp", f'#line 1 "none"\nstatic_assert(0, "x\\n{KILLED}\\n");'),
+    "a message": ("cpp", f'#pragma message "x\\n{KILLED}"\nint main() {{ return x; }}'),
+    "an error of rustc": ("rust", 'compile_error!("x\\nerror: linking with `cc` failed: signal: 9 (SIGKILL)");'),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", IMITATIONS)
+def test_a_program_that_imitates_the_words_of_a_killed_compiler_does_not_compile(name: str) -> None:
+    language, program = IMITATIONS[name]
+    if not sandbox.available()[language]:
+        pytest.skip(f"{language} is not installed")
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:
+        if language == "rust" and pool.isolation.level < 3:
+            pytest.skip("the compiler may be closed to the user of programs")
+        result = sandbox.run_language(language, program, [{"input": "", "output": "x"}], pool=pool)
+    assert result.status == "runtime_error", result
+    assert "does not compile" in result.tests[0].error
