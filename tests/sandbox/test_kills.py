@@ -63,23 +63,25 @@ def runs_of(pool: sandbox.Pool) -> list[int]:
     return [pid for worker in worker_pids(pool) for pid in children(worker)[1:]]
 
 
-def named(*names: str) -> list[int]:
-    """Return the processes below this one that have one of these names."""
+def named(pool: sandbox.Pool, name: str) -> list[int]:
+    """Return the processes below the pool's workers that have this name."""
     found = []
-    for pid in descendants(os.getpid()):
+    for pid in (p for worker in worker_pids(pool) for p in descendants(worker)):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() in names:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(pid)
     return found
 
 
 @pytest.mark.integration
 def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
+    # other tests in this process may have started programs whose children are not for this test to kill
+    strangers = set(children(os.getpid()))
     with sandbox.Pool(workers=1) as pool:
         walls = dict(pool.isolation.stands)
 
         def forkers() -> list[int]:
-            return [p for w in children(os.getpid()) if w not in worker_pids(pool) for p in children(w)]
+            return [p for w in {*children(os.getpid())} - strangers - {*worker_pids(pool)} for p in children(w)]
 
         for worker in list(pool._all):
             pool._discard(worker)
@@ -140,7 +142,7 @@ def test_a_compiler_that_is_killed_is_tried_again(language: str, victim: str) ->
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
     program = LONG_TO_COMPILE if language == "cpp" else DOUBLE[language]
-    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(victim), 1) as killed:
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(pool, victim), 1) as killed:
         if pool.isolation.level < 3:
             pytest.skip("the compiler may be closed to the user of programs")
         assert sandbox.run_language(language, program, TESTS[:1], pool=pool).passed
