@@ -166,7 +166,8 @@ class Group:
         """End the children, and what they started."""
         processes = [m.process for m in self.members]
         for process in processes:
-            signal_group(process, signal.SIGTERM)
+            if process.returncode is None:  # else its number may be another program's by now
+                signal_group(process, signal.SIGTERM)
         end(*processes, first=0)
 
     def _death_notice(self, member: Member, code: int) -> str:

@@ -19,7 +19,7 @@ from tests.launch.words import overrides, words_of
 from tests.processes import until
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.launch import command_of, launch
+from verizero.pipeline.launch import Group, command_of, launch
 
 LIMIT_S = 12
 """Seconds a phase may take where a rank hangs or is stopped: many times what a phase takes, as they are waited for."""
@@ -98,6 +98,24 @@ def test_no_rank_outlives_a_killed_launcher(recipe: Path, owner: str) -> None:
     parent.kill()
     assert parent.wait() == -signal.SIGKILL
     until(lambda: not processes_of(owner), "the end of all processes")
+
+
+def test_no_signal_goes_to_the_number_of_a_child_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have that number by then."""
+    group, signalled = Group(tmp_path), list[int]()
+    group.start("rank 0", ["sleep", "600"], {}, tmp_path / "log")
+    plain = os.killpg
+
+    def killpg(group_id: int, number: int) -> None:
+        signalled.append(group_id)
+        plain(group_id, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    group.end()
+    assert set(signalled) == {group.members[0].process.pid}
+    signalled.clear()
+    group.end()
+    assert not signalled
 
 
 class TestCommands:
