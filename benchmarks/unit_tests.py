@@ -2,6 +2,7 @@
 
     python benchmarks/unit_tests.py HumanEval.jsonl.gz     # {"prompt", "canonical_solution", "entry_point", "test"}
     python benchmarks/unit_tests.py sanitized-mbpp.json    # {"code", "test_list", "test_imports"}
+    python benchmarks/unit_tests.py LeetCodeDataset-v0.3.1-test.jsonl.gz --packages sortedcontainers
     python benchmarks/unit_tests.py --speed                # a suite of ten asserts, no data
 
 Data sets are not shipped; give a file of lines, or of one list. A broken answer is the canonical one with one change in
@@ -29,6 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from verizero.pipeline.config.sandbox import SandboxConfig  # noqa: E402
+from verizero.pipeline.scoring.sandbox_setup import use_sandbox  # noqa: E402
 from verizero.pipeline.types import Attempt, Verdict  # noqa: E402
 from verizero.verifiers.unit_tests import unit_tests  # noqa: E402
 
@@ -84,9 +87,10 @@ def _changes(program: str, fn: str | None) -> Iterator[str]:
 def passes_plainly(program: str, row: Row) -> bool:
     """True if plain Python runs the program with its tests, in a process of its own, without an error."""
     tests = [row["test"], f"check({row['entry_point']})"] if "test" in row else row["test_list"]
-    text = "\n".join([*row.get("test_imports", ()), program, *tests])
+    before = [row["prompt"]] if "completion" in row else row.get("test_imports", ())
+    text = "\n".join([*before, program, *tests]).encode()
     try:
-        return subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, timeout=20).returncode == 0
+        return subprocess.run([sys.executable, "-I", "-"], input=text, capture_output=True, timeout=20).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
@@ -129,7 +133,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--packages", default="", help="that programs may import, with commas: sortedcontainers,numpy")
     arguments = parser.parse_args()
+    use_sandbox(SandboxConfig(packages=tuple(arguments.packages.split(",")) if arguments.packages else ()))
     if arguments.speed or arguments.file is None:
         speed(100)
         return

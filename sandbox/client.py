@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from verizero.pipeline.errors import SessionError
+from verizero.pipeline.errors import IsolationError, SessionError
 from verizero.pipeline.own_requests import MAX_BODY, open_url
 from verizero.sandbox import http_format
 from verizero.sandbox.api import Tests, Trial, refused
@@ -111,6 +111,21 @@ class Client:
         except (OSError, TypeError, ValueError) as exc:
             raise SessionError(f"{url}: {type(exc).__name__}: {exc}") from exc
 
+    def modules(self) -> frozenset[str]:
+        """Return the names that programs may import besides the standard library's at every service that answers.
+
+        Raises: IsolationError if none answers.
+        """
+        answers, silent = list[frozenset[str]](), list[str]()
+        for url in self.urls:
+            try:
+                answers.append(frozenset(self._ask(urllib.request.Request(f"{url}/health"))["modules"]))
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                silent.append(f"{url} ({type(exc).__name__}: {exc})")
+        if not answers:
+            raise IsolationError(f"sandbox.url: no service says which packages it has: {'; '.join(silent)}")
+        return frozenset.intersection(*answers)
+
     def _run_trial(self, trial: dict[str, Any], num_tests: int) -> RunResult:
         body = json.dumps(trial).encode()
         if len(body) > MAX_BODY:
@@ -146,10 +161,11 @@ class Client:
             return url
 
     def _post(self, url: str, body: bytes) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
+        return self._ask(urllib.request.Request(url, body, {"Content-Type": "application/json"}))
+
+    def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        request = urllib.request.Request(url, body, headers)
+            request.add_header("Authorization", f"Bearer {self.token}")
         with open_url(request, self.timeout_s) as reply:
             data = json.load(reply)
         if not isinstance(data, dict):

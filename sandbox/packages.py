@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,12 @@ class Packages:
 
     interpreter: str
     paths: tuple[str, ...]
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The names by which programs import them."""
+        names = (os.path.basename(path).partition(".")[0] for path in self.paths if not path.endswith("-info"))
+        return frozenset(name for name in names if name.isidentifier())
 
 
 def resolve(names: Sequence[str], python: str | None) -> Packages | None:

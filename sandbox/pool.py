@@ -158,6 +158,11 @@ class Pool:
     def _package_paths(self) -> tuple[str, ...]:
         return self._installed.paths if self._installed else ()
 
+    @property
+    def modules(self) -> frozenset[str]:
+        """The names that programs may import besides the standard library's."""
+        return self._installed.modules if self._installed else frozenset()
+
     @contextlib.contextmanager
     def _worker_for_use(self, fresh: bool) -> Iterator[Worker]:
         with self._lock:

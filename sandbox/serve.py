@@ -211,8 +211,8 @@ class SandboxService(Service):
         languages = sorted(name for name, is_available in available().items() if is_available)
         limits, quota = asdict(self.limits), asdict(self.sessions.quota)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
-                "packages": list(self.pool.packages), "limits": limits, "quota": quota,
-                "waiting": self.waiting}  # fmt: skip
+                "packages": list(self.pool.packages), "modules": sorted(self.pool.modules), "limits": limits,
+                "quota": quota, "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
         """Return the counts as Prometheus text."""

@@ -103,6 +103,15 @@ def run(trials: Sequence[Trial]) -> list[RunResult]:
     return api.run_many(trials, tools=_tool_pool() if others else None)
 
 
+def modules() -> frozenset[str]:
+    """Return the names that programs may import besides the standard library's.
+
+    Raises: IsolationError if the programs run at services and none answers.
+    """
+    services = _services
+    return api.default_pool().modules if services is None else services.modules()
+
+
 def open_session(limits: Limits, quota: Quota) -> Session | RemoteSession:
     """Return a new session: of a service, which may lower limits and quota, or of this machine.
 

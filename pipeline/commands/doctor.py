@@ -114,11 +114,13 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     from verizero.pipeline.data.prompts import read_prompts
     from verizero.pipeline.models.gguf_file import is_gguf
     from verizero.pipeline.run.episodes import languages_of
+    from verizero.pipeline.scoring.sandbox_setup import use_sandbox
     from verizero.pipeline.scoring.score import bind_components, bind_verifiers
     from verizero.verifiers._sandbox_jobs import programs_of
     from verizero.verifiers.base import BoundVerifier
 
     sources = [*config.data.train, *config.data.evaluation]
+    use_sandbox(config.sandbox)
     here, _ = read_prompts([s for s in sources if s.hub is None], config.seed, base)
     bound = [*bind_verifiers(here, config.data.verifiers, base).values(), *bind_components(config.scoring, base)]
     for choice in (s.verifier for s in sources if s.hub is not None and s.verifier is not None):

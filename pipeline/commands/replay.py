@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from verizero.pipeline.run.episodes import bind_environments
     from verizero.pipeline.run.origin import recipe_folder
     from verizero.pipeline.run.replay import message_of, replay
+    from verizero.pipeline.scoring.sandbox_setup import use_sandbox
 
     row = None
     for candidate in read_rollouts(require_run(arguments.run_folder)):
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     config = load_recipe(arguments.run_folder / "recipe.yaml")
     base = arguments.recipes or recipe_folder(arguments.run_folder) or Path.cwd()
+    use_sandbox(config.sandbox)
     prompts, _ = read_prompts([*config.data.train, *config.data.evaluation], config.seed, base)
     prompt = next((p for p in prompts if p.id == row.prompt_id and p.environment is not None), None)
     if prompt is None or prompt.environment is None:

@@ -38,6 +38,7 @@ from verizero.pipeline.run.session import Run, Session, Workers
 from verizero.pipeline.run.stage_entry import enter_stage, load_policy, next_stage, restore_in_flight, restored_sampler
 from verizero.pipeline.run.state import RunState, read_state
 from verizero.pipeline.run.teachers import check_domains
+from verizero.pipeline.scoring.sandbox_setup import use_sandbox
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 from verizero.pipeline.train.device import switched
 from verizero.pipeline.train.ranks import Ranks, join, leave
@@ -48,6 +49,7 @@ LOG = "run.log"
 
 def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
     """Load and check the data."""
+    use_sandbox(config.sandbox)  # a row is refused if its tests need a package that the sandbox has not
     data = prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
     check_domains(config, data.train)
     return data

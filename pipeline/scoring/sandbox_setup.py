@@ -31,14 +31,23 @@ def open_sandbox(
     Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token, and
     for limits above those of a service.
     """
-    settings = settings_of(config)
-    configure(settings)
+    settings = use_sandbox(config)
     used = [p for v in verifiers if isinstance(v, BoundVerifier) for p in programs_of(v.params)]
     languages = {str(getattr(p, "language", "python")) for p in used} | set(played)
     if not languages:
         return None
     limits = [p.limits() for p in used]
     return _services(settings, languages, limits, say) if settings.urls else _this_machine(languages)
+
+
+def use_sandbox(config: SandboxConfig) -> SandboxSettings:
+    """Run the programs of this process as the recipe says, and return how. Call it before rows are read.
+
+    Raises: ConfigError for the token, and for a package that is not installed.
+    """
+    settings = settings_of(config)
+    configure(settings)
+    return settings
 
 
 def close_sandbox() -> None:

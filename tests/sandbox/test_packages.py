@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from verizero import sandbox
+from verizero.pipeline.commands.preflight.local_parts import read_local_parts
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.recipes import RECIPES
 from verizero.pipeline.config.sandbox import SandboxConfig
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.data.graded_by import gradable
+from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client
 from verizero.sandbox.packages import resolve
 from verizero.sandbox.serve import SandboxService
@@ -62,14 +68,22 @@ def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> Non
 def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
     code = load("code").bind({})
+    asserts = {"tests": ["import numpy\nassert f(numpy.arange(4)) == 6"]}
+    with pytest.raises(
+        DataError, match=r"tests: needs numpy, which programs have not; .* name it in sandbox\.packages"
+    ):
+        gradable("unit_tests", asserts)
     program, test = "import numpy\nprint(numpy.arange(4).sum())", {"input": "", "output": "6"}
     try:
         open_sandbox(SandboxConfig(packages=("numpy",), workers=1), [code], print)
         assert sandbox.run(program, [test]).passed
+        (verdict,) = load("unit_tests").bind({}).score([Attempt("def f(x): return x.sum()", asserts)])
+        assert verdict.is_correct, verdict
         with sandbox.Pool(workers=1, packages=["numpy"]) as pool, SandboxService(pool, token="secret") as service:
             at_service = {"url": service.address, "token_env": "MINE"}
             assert open_sandbox(SandboxConfig(packages=("numpy",), **at_service), [code], print)
             assert Client(service.address, "secret").run(program, [test]).passed
+            assert gradable("unit_tests", asserts) == asserts
             with pytest.raises(ConfigError, match="has no sortedcontainers; start it with --packages"):
                 open_sandbox(SandboxConfig(packages=("numpy", "sortedcontainers"), **at_service), [code], print)
         with pytest.raises(ConfigError, match="'no-such-thing' is not installed"):
@@ -78,3 +92,15 @@ def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.Monke
         close_sandbox()
     with pytest.raises(ValueError, match="interpreter of this machine"):
         SandboxConfig(python=sys.executable, url="http://127.0.0.1:1")
+
+
+def test_rows_are_read_with_the_packages_of_the_recipe(tmp_path: Path) -> None:
+    row = {"question": "Write f.", "answer": {"tests": ["import numpy\nassert f(numpy.arange(4)) == 6"]}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "verifier": "unit_tests"}) + "\n")
+    changes = ["data.train=[{file: rows.jsonl}]", "data.evaluation=[]", "sandbox={packages: [numpy], workers: 1}"]
+    try:
+        assert len(read_local_parts(load_recipe(RECIPES / "demo.yaml", changes), tmp_path).train.prompts) == 1
+        without = load_recipe(RECIPES / "demo.yaml", changes[:2])
+        assert not read_local_parts(without, tmp_path).train.prompts
+    finally:
+        close_sandbox()

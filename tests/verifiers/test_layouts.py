@@ -112,7 +112,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"official_tests": [], "interaction_format": "asks"}, "the problem is interactive"),
     ({"official_tests": [], "input_mode": "file"}, "programs read standard input here, got 'file'"),
     ({"test": "def check(candidate): pass", "entry_point": "f"}, "has tests of the verifier 'unit_tests'"),
-    ({**BIG, "libs": "['pandas', 'random', 'numpy']"}, "libs: needs numpy, pandas, and programs have the standard"),
+    ({**BIG, "libs": "['pandas', 'random', 'numpy']"}, "libs: needs numpy, pandas, which programs have not; install"),
     ({"test_list": ["import numpy\nassert f(1)"]}, "test_list: needs numpy"),
     ({"public_test_cases": "[]", "private_test_cases": "eJxrYJ"}, "private_test_cases: cannot be unpacked"),
     ({"verification_info": "{'test_cases': open('x')}"}, "neither JSON nor Python"),

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from verizero.pipeline.errors import DataError
+from verizero.sandbox import settings
 from verizero.verifiers.layouts.base import text_of
 
 OF_TESTS = frozenset({"pytest", "solution", "main", "your_module"})
@@ -25,10 +26,11 @@ def parsed(source: Any, field: str) -> ast.Module:
 
 def require_packages(names: Any, field: str) -> None:
     """Raise DataError naming the packages among these names that the sandbox has not."""
-    missing = sorted(set(names) - OF_TESTS - set(sys.stdlib_module_names) - {"__future__"})
-    if missing:
+    others = set(names) - OF_TESTS - set(sys.stdlib_module_names) - {"__future__"}
+    if others and (missing := sorted(others - settings.modules())):
         raise DataError(
-            f"{field}: needs {', '.join(missing)}, and programs have the standard library only; set on_bad_row: skip"
+            f"{field}: needs {', '.join(missing)}, which programs have not; install the package and name it in "
+            "sandbox.packages, or leave such rows out by on_bad_row: skip"
         )
 
 

@@ -13,6 +13,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.prompts import read_demonstrations, read_prompts
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.models.named import is_hub_reached, is_offline, is_path
+from verizero.pipeline.scoring.sandbox_setup import use_sandbox
 from verizero.pipeline.types import Prompt
 
 HUB_FAILS = "hub source"
@@ -87,6 +88,7 @@ def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
 
     quiet()
     data, seed = config.data, config.seed
+    use_sandbox(config.sandbox)
     train, evaluation = (_read(sources, seed, base_dir) for sources in (data.train, data.evaluation))
     shown = _demonstrations(config, base_dir, train) if config.needs_demonstrations else Rows()
     tokenizer, reason, lacks_end = None, "", False
