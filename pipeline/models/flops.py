@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.sizes import head_size
 
 PEAKS = {
     "B200": (2250, 80),
@@ -53,6 +54,5 @@ def update_flops(model: Any, rows: Iterable[tuple[int, int]]) -> float:
         body += (6 if p.requires_grad else 4) * share * getattr(p, "ds_numel", p.numel())
     output = 6 * getattr(head.weight, "ds_numel", head.weight.numel())
     heads = settings.num_attention_heads
-    size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
-    pair = 6 * settings.num_hidden_layers * heads * size
+    pair = 6 * settings.num_hidden_layers * heads * head_size(settings)
     return float(sum(body * (n - 1) + output * trained + pair * (n - 1) ** 2 for n, trained in rows))

@@ -111,8 +111,9 @@ class Runs:
         the products, 1 / sqrt(D) if None. `window`: the number of tokens that a token sees, itself included; None: all
         before it.
         """
-        if varlen.is_proved(query.device, query.dtype):
-            return varlen.attend(query, key, value, self._ends, scale, window)
+        kernel = varlen.kernel_for(query.device, query.dtype, query.shape[2])
+        if kernel is not None:
+            return varlen.attend(query, key, value, self._ends, scale, window, kernel)
         calls, order = self._calls
         attended = torch.cat([call.attend(query, key, value, scale, window) for call in calls])
         return attended.index_select(0, order)

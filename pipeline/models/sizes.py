@@ -1,4 +1,4 @@
-"""The number of parameters of a model, without its weights."""
+"""The sizes of a model, without its weights."""
 
 from __future__ import annotations
 
@@ -57,3 +57,8 @@ def num_parameters(settings: Any) -> int:
 
     with boundary(ConfigError, f"a model of type {getattr(settings, 'model_type', None)!r} cannot be made"):
         return int(on_meta(transformers.AutoModelForCausalLM, settings, torch.float32).num_parameters())
+
+
+def head_size(settings: Any) -> int:
+    """Return how many numbers a head's query has, of a text model's configuration."""
+    return int(getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads)

@@ -1,13 +1,13 @@
-"""Attention of pieces of different lengths that lie one after another, by torch's kernel for such pieces.
+"""Attention of pieces of different lengths that lie one after another, by a kernel for such pieces.
 
-Nothing is padded, and the kernel is built for no shape. It runs on CUDA, in half precision.
+Nothing is padded, and the kernel is built for no shape. It runs on CUDA, in half precision. `kernel_for` chooses it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from verizero.pipeline.models.kernels import HALF, matches_twin
+from verizero.pipeline.models import flash
+from verizero.pipeline.models.kernels import HALF, matches_twin, wanted
 
 
 class Piece(NamedTuple):
@@ -60,58 +61,72 @@ class Ends:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: float | None, window: int | None, kernel: Any = None
+    query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: float | None, window: int | None, kernel: Any
 ) -> Tensor:
     """Return [N, heads, D] for query [N, heads, D], key and value [N, key heads, D]; see `Runs.attend`.
 
-    `kernel`: takes the arguments of torch's `varlen_attn`; None for that itself.
+    `kernel`: takes the arguments of torch's `varlen_attn`.
     """
     if ends.source is not None:
         key, value = (x.index_select(0, ends.source) for x in (key, value))
     left = -1 if window is None or window >= ends.max_keys else window - 1
     named: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
-    if query.shape[1] != key.shape[1] and (kernel is not None or _asks_for_groups()):
+    if query.shape[1] != key.shape[1]:
         named["enable_gqa"] = True
-    around = (ends.queries, ends.keys, ends.max_queries, ends.max_keys)
-    out: Tensor = (kernel or _kernel())(query, key, value, *around, **named)
+    out: Tensor = kernel(query, key, value, ends.queries, ends.keys, ends.max_queries, ends.max_keys, **named)
     return out
 
 
-def _kernel() -> Any:
+def of_torch() -> Any:
+    """Return torch's `varlen_attn`, which is told that queries share keys; earlier ones than 2.12 see it."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return varlen_attn
+    return lambda *tensors, enable_gqa=False, **named: varlen_attn(*tensors, **named)
 
 
-@functools.cache
-def _asks_for_groups() -> bool:
-    """True if this torch wants to be told that queries share keys; earlier ones see it."""
-    return "enable_gqa" in inspect.signature(_kernel()).parameters
+def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Any | None:
+    """Return the kernel of attention for heads of that size, or None if there is none; tried once, on few numbers.
 
-
-@functools.cache
-def is_proved(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if the kernel computes attention and its gradients on that device as torch does; tried once, on few numbers.
-
-    False on other devices and in other number types, where the kernel does not run.
+    On CUDA in half precision: flash attention by transformers where it is installed and computes attention and its
+    gradients as torch does, with the deterministic kernels that torch is told to use now; else torch's own.
     """
     if device.type != "cuda" or dtype not in HALF:
-        return False
+        return None
+    return _kernel_for(device, dtype, head_size, torch.are_deterministic_algorithms_enabled(), wanted(device))
+
+
+@functools.cache
+def _kernel_for(
+    device: torch.device, dtype: torch.dtype, head_size: int, is_deterministic: bool, by_package: bool
+) -> Any | None:
+    name = flash.installed() if by_package else None
+    kernels: dict[str, Callable[[], Any]] = {"attention of different lengths": of_torch}
+    if name is not None:
+        kernels = {f"attention by {name}": functools.partial(flash.varlen_attn, name), **kernels}
     with torch.inference_mode(False), torch.enable_grad():  # wherever it is first asked
-        return matches_twin(f"attention of different lengths in {dtype}", lambda: gap(device, dtype), 3e-2)
+        for what, load in kernels.items():
+            if matches_twin(f"{what} in {dtype}", functools.partial(_gap_of, load, device, dtype, head_size), 3e-2):
+                return load()
+    return None
 
 
-def gap(device: torch.device, dtype: torch.dtype, kernel: Any = None) -> float:
+def _gap_of(load: Callable[[], Any], device: torch.device, dtype: torch.dtype, head_size: int) -> float:
+    return gap(device, dtype, head_size, load())
+
+
+def gap(device: torch.device, dtype: torch.dtype, head_size: int, kernel: Any) -> float:
     """Return the greatest difference from plain attention in float32, as a share of the greatest number compared."""
     pieces = [Piece(0, 40), Piece(40, 1), Piece(41, 70, 0, 40), Piece(111, 17)]
     ends = Ends.of(pieces, torch.tensor(pieces, device=device))
     draw = torch.Generator().manual_seed(0)
-    numbers = (torch.randn(128, heads, 64, generator=draw).to(dtype).to(device) for heads in (4, 2, 2))
+    numbers = (torch.randn(128, heads, head_size, generator=draw).to(dtype).to(device) for heads in (4, 2, 2))
     query, key, value = (x.requires_grad_() for x in numbers)
-    worst = 0.0
+    worst, scale = 0.0, 1.6 * head_size**-0.5
     for window in (None, 9):
-        ours = attend(query, key, value, ends, 0.2, window, kernel)
-        theirs = torch.cat([_plainly(p, query.float(), key.float(), value.float(), window) for p in pieces])
+        ours = attend(query, key, value, ends, scale, window, kernel)
+        theirs = torch.cat([_plainly(p, query.float(), key.float(), value.float(), scale, window) for p in pieces])
         pull = torch.sin(torch.arange(ours.numel(), device=device)).view_as(theirs)
         gradients = [torch.autograd.grad((x.float() * pull).sum(), (query, key, value)) for x in (ours, theirs)]
         for a, b in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
@@ -119,7 +134,7 @@ def gap(device: torch.device, dtype: torch.dtype, kernel: Any = None) -> float:
     return worst
 
 
-def _plainly(piece: Piece, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+def _plainly(piece: Piece, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
     """Return the attention of one piece by a mask of all pairs."""
     own = slice(piece.start, piece.start + piece.size)
     before = slice(piece.before, piece.before + piece.num_before)
@@ -128,4 +143,4 @@ def _plainly(piece: Piece, query: Tensor, key: Tensor, value: Tensor, window: in
     i = torch.arange(piece.size, device=query.device)[:, None] + piece.num_before
     j = torch.arange(k.shape[1], device=query.device)
     mask = (j <= i) if window is None else (j <= i) & (j > i - window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.2, enable_gqa=True).transpose(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True).transpose(0, 1)

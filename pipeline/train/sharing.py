@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import varlen
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.sizes import head_size
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import row_lengths
@@ -52,8 +53,8 @@ def packs_rows(backend: Backend) -> bool:
     packing, model = backend.train_config.packing, backend.model
     if packing == "off" or backend.ranks.pieces is not None:
         return False
-    # Without torch's variable-length kernel attention is in calls with padding and new shapes: nothing is gained.
-    if packing == "auto" and not _on_all_ranks(backend, varlen.is_proved(model.device, backend.dtype)):
+    # Without a kernel for different lengths attention is in calls with padding and new shapes: nothing is gained.
+    if packing == "auto" and not _on_all_ranks(backend, _has_kernel(backend)):
         return False
     if _can_pack(backend):
         return True
@@ -63,6 +64,13 @@ def packs_rows(backend: Backend) -> bool:
         f"train.packing=on: model type {model.config.model_type!r} has experts, a head that is more than a product, or "
         "an attention that packed rows do not pass through; set train.packing: auto"
     )
+
+
+def _has_kernel(backend: Backend) -> bool:
+    settings, device = backend.model.config.get_text_config(), backend.model.device
+    if not hasattr(settings, "num_attention_heads"):
+        return False  # nothing attends
+    return varlen.kernel_for(device, backend.dtype, head_size(settings)) is not None
 
 
 def _can_pack(backend: Backend) -> bool:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.oracles.varlen import varlen_attn
 from verizero.pipeline.models import varlen
 from verizero.pipeline.models.runs import Runs
-from verizero.pipeline.models.varlen import Ends, Piece, gap, is_proved
+from verizero.pipeline.models.varlen import Ends, Piece, gap, kernel_for
 from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.types import PromptOf
 
@@ -34,13 +34,13 @@ def wrong(*args: Any, **named: Any) -> Tensor:
 
 
 def test_the_proof_accepts_the_double_and_refuses_another_kernel() -> None:
-    assert gap(torch.device("cpu"), torch.float32, varlen_attn) < 1e-5
-    assert gap(torch.device("cpu"), torch.float32, wrong) > 0.1
+    assert gap(torch.device("cpu"), torch.float32, 64, varlen_attn) < 1e-5
+    assert gap(torch.device("cpu"), torch.float32, 64, wrong) > 0.1
 
 
 def test_no_kernel_is_tried_where_none_runs() -> None:
-    assert not is_proved(torch.device("cpu"), torch.bfloat16)
-    assert not is_proved(torch.device("cuda"), torch.float32)
+    assert kernel_for(torch.device("cpu"), torch.bfloat16, 64) is None
+    assert kernel_for(torch.device("cuda"), torch.float32, 64) is None
 
 
 def test_torch_takes_the_call() -> None:
@@ -50,7 +50,7 @@ def test_torch_takes_the_call() -> None:
     with FakeTensorMode() as mode:
         ends = Ends.of(pieces, mode.from_tensor(table))
         query, key, value = (torch.empty(7, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
-        out = varlen.attend(query, key, value, ends, 0.1, 3, varlen._kernel())
+        out = varlen.attend(query, key, value, ends, 0.1, 3, varlen.of_torch())
         assert out.shape == query.shape
         out.sum().backward()
         assert key.grad is not None
@@ -63,10 +63,9 @@ def test_the_kernel_attends_as_calls_do(
     window: int | None, tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With padding to the widths of a GPU, for micro-batches of so many tokens, and without."""
-    monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
     results = []
     for most, by_kernel in ((None, False), (tokens, False), (tokens, True)):
-        monkeypatch.setattr(varlen, "is_proved", lambda device, dtype, by_kernel=by_kernel: by_kernel)
+        monkeypatch.setattr(varlen, "kernel_for", lambda *_, on=by_kernel: varlen_attn if on else None)
         layout = Runs.of(ROWS, WIDTH) if most is None else Runs.of(ROWS, WIDTH, most=most, device="cuda")
         assert most is None or len(layout.source) == 64
         layout = layout.with_tensors(iter(layout.tensors()))

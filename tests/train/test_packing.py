@@ -48,8 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Attention in calls, as the CPU has it; or by the slow double of torch's kernel, in the widths of a GPU."""
     if request.param == "kernel":
-        monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
-        monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+        monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
         monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
     return str(request.param)
 
@@ -172,10 +171,9 @@ def test_where_rows_are_packed() -> None:
 
 def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     for by_kernel in (True, False):
-        monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
-        monkeypatch.setattr(varlen, "is_proved", lambda *_, by_kernel=by_kernel: by_kernel)
+        monkeypatch.setattr(varlen, "kernel_for", lambda *_, by_kernel=by_kernel: varlen_attn if by_kernel else None)
         assert packs_rows(begun(parts_of("grpo"))) is by_kernel
-    monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+    monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
     assert not packs_rows(TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig()))
 
 
@@ -189,8 +187,7 @@ class WithARankThatFails(Ranks):
 @pytest.mark.parametrize("packing", ["auto", "on"])
 def test_ranks_pack_together_or_not_at_all(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rows padded on one rank alone, ranks would have other numbers of micro-batches, and wait for ever."""
-    monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
-    monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+    monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
     backend = begun(parts_of("grpo"), packing=packing)
     assert packs_rows(backend)
     backend.ranks = WithARankThatFails()

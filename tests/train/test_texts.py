@@ -102,8 +102,7 @@ def test_where_a_kernel_attends_to_texts_of_different_lengths(
         asked.append(len(query))
         return varlen_attn(query, *arguments, **named)
 
-    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
-    monkeypatch.setattr(varlen, "is_proved", lambda device, dtype: True)
+    monkeypatch.setattr(varlen, "kernel_for", lambda *_: kernel)
     monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
     model = tiny(name, dtype=torch.float64)
     rows = texts(count=12)

@@ -47,13 +47,15 @@ def matches_twin(name: str, proof: Callable[[], float], allowed: float) -> bool:
 
     Otherwise, and if the kernel cannot be compiled, warn that the twin is used. Callers cache the answer.
 
-    Raises: ConfigError instead of the warning if VARIABLE is "on".
+    Raises: ConfigError instead of the warning if VARIABLE is "on"; OutOfMemoryError.
     """
     try:
         gap = proof()
         if gap <= allowed:  # NaN is not
             return True
         why = f"it differs from torch by {gap:.2g}, where {allowed:.2g} is allowed"
+    except torch.OutOfMemoryError:
+        raise  # says nothing of the kernel, and a run that continues with more memory would have other bytes
     except Exception as exc:  # of a compiler, which has no common error class
         why = f"{type(exc).__name__}: {exc}"
     message = f"the kernel of {name} is not used, and torch computes in its place: {why}"
