@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
+from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.teaching import DistillationConfig, TeacherConfig
 from verizero.pipeline.data.hints import answer_of
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import load_model
@@ -17,7 +18,7 @@ from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, Ser
 from verizero.pipeline.types import Prompt
 
 
-def teacher_of(section: DistillConfig, domain: str) -> str:
+def teacher_of(section: DistillationConfig, domain: str) -> str:
     """Return the name of the field that has the domain's teacher."""
     return f"teachers.{domain}" if domain in section.teachers else "teacher"
 

@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
-from verizero.pipeline.data.hints import answer_of, hinted_question
+from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper, rl_phases, update_policy
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.rows import require_single
 from verizero.pipeline.run.sampling import temperature
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
+from verizero.pipeline.run.teacher_rows import distill_rows
+from verizero.pipeline.run.teachers import stage_teachers
 from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.stages.base import StageKind
-from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
-from verizero.pipeline.types import Group, Prompt, StepMetrics
+from verizero.pipeline.train.distillation import DistillSettings, distill_update
+from verizero.pipeline.types import Group, StepMetrics
 
 
 def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
@@ -56,7 +55,8 @@ def train_on_teachers(
     """
     section, config = setup.section_as(DistillConfig), setup.config
     teachers = stage_teachers(run, workers, setup, state)
-    rows, left_out = distill_rows(run, section, groups, workers.context)
+    row_of_members, left_out = distill_rows(run, section, groups, workers.context, state.policy_version)
+    rows = [row for row in row_of_members if row is not None]
     metrics = left_out if section.has_reference else {}
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
     if rewards:
@@ -68,48 +68,6 @@ def train_on_teachers(
     settings = DistillSettings(run.pad_id, config.train.micro_batch_tokens, chunk)
     objective = section.objective(temperature(setup, state))
     return {**metrics, **distill_update(workers.backend, teachers, rows, objective, settings)}
-
-
-def distill_rows(
-    run: Run, section: DistillConfig, groups: Sequence[Group], context: int | None
-) -> tuple[list[DistillRow], StepMetrics]:
-    """Return a row for each response, and counts of those that their teacher cannot read.
-
-    `unhinted`: the prompt has no answer to hint at; `too_long`: hint and response do not fit into the policy's context.
-
-    Raises: DataError for an episode of several turns.
-    """
-    rows: list[DistillRow] = []
-    left_out = {"distill/unhinted": 0.0, "distill/too_long": 0.0}
-    for group in groups:
-        name = teacher_of(section, group.prompt.domain)
-        read = teachers_prompt(group.prompt, section.all_teachers[name])
-        if read is None:
-            left_out["distill/unhinted"] += len(group.members)
-            continue
-        is_same = read is group.prompt
-        hinted_ids = None if is_same else run.data.renderer.prompt_ids(read)
-        require_single((m.rollout for m in group.members), "stage distill")
-        for rollout in (m.rollout for m in group.members):
-            prompt_ids = tuple(rollout.prompt_ids)
-            row = DistillRow(name, prompt_ids, hinted_ids or prompt_ids, tuple(rollout.response_ids))
-            if not is_same and context is not None and row.longest > context:
-                left_out["distill/too_long"] += 1
-            else:
-                rows.append(row)
-    return rows, left_out
-
-
-def teachers_prompt(prompt: Prompt, teacher: TeacherConfig) -> Prompt | None:
-    """Return the prompt as the teacher reads it; None if its hint needs an answer that the prompt does not have."""
-    if not teacher.is_policy:
-        return prompt
-    question = prompt.question
-    if teacher.hint is not None:
-        if needs_answer(teacher) and answer_of(prompt) is None:
-            return None
-        question = hinted_question(prompt, teacher.hint)
-    return replace(prompt, question=question, system=prompt.system if teacher.system is None else teacher.system)
 
 
 KIND = StageKind(DistillConfig, run)

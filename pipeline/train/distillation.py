@@ -1,4 +1,4 @@
-"""The update of distillation: one optimiser step on responses, by the divergence from teachers, with its metrics."""
+"""The update of distillation on responses, by the divergence from teachers, and the same as a term of RL's update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.comparison import Readout, compare_at
 from verizero.pipeline.models.forward import spread
 from verizero.pipeline.models.widths import padded_width
-from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, distillation_loss
+from verizero.pipeline.rl.distillation import (
+    Compared,
+    ServedLogprobs,
+    distillation_loss,
+    drift_weights,
+    stale_weights,
+)
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
@@ -22,7 +28,7 @@ from verizero.pipeline.train.teachers import ResponseBatch, Teacher
 from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
-SUMS = ("divergence", "kl", "entropy", "outside", "tokens")
+SUMS = ("divergence", "kl", "entropy", "outside", "tokens", "stale_tokens", "stale_weight", "stale_clamped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class DistillRow:
     prompt_ids: Ids
     teacher_prompt_ids: Ids
     response_ids: Ids
+    rollout_logprobs: tuple[float, ...] | None = None
+    """Log-probs of a response that an older policy sampled, where it is weighted; None: its tokens have weight 1."""
 
     @property
     def longest(self) -> int:
@@ -51,6 +59,38 @@ class DistillSettings:
     """At most so many rows of logits are in memory at a time; None: as many as take 128 MiB."""
 
 
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """The term of distillation in an update of RL."""
+
+    coef: float
+    teachers: Mapping[str, Teacher]
+    rows: Sequence[DistillRow | None]
+    """One for each response that has a reward, in the order of their groups; None: it has no term."""
+    objective: Objective
+    settings: DistillSettings
+    left_out: StepMetrics
+    """Counts of the responses without a term, and of what their teacher read."""
+
+    def gradient(self, backend: Backend, rows: Sequence[int]) -> StepMetrics:
+        """Accumulate the gradient of the term of some responses, and return its metrics.
+
+        Raises: NonFiniteError if the term is not finite.
+        """
+        chosen = [row for i in rows if (row := self.rows[i]) is not None]
+        counts = {**self.left_out, "distill/rows": float(len(chosen))}
+        if not chosen:
+            return counts
+        metrics = distill_gradient(backend, self.teachers, chosen, self.objective, self.settings, self.coef)
+        own = {name: value for name, value in metrics.items() if name.startswith("distill/")}
+        return {
+            **counts,
+            **own,
+            "distill/tokens": metrics["tokens/trained"],
+            "loss/distill": self.coef * metrics["loss"],
+        }
+
+
 def distill_update(
     backend: Backend,
     teachers: Mapping[str, Teacher],
@@ -60,10 +100,26 @@ def distill_update(
 ) -> StepMetrics:
     """Take one optimiser step on the mean divergence of all response tokens, and return its metrics.
 
+    Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
+    """
+    metrics = distill_gradient(backend, teachers, rows, objective, settings)
+    return {**metrics, "rows": float(len(rows)), **backend.step()}
+
+
+def distill_gradient(
+    backend: Backend,
+    teachers: Mapping[str, Teacher],
+    rows: Sequence[DistillRow],
+    objective: Objective,
+    settings: DistillSettings,
+    coef: float = 1.0,
+) -> StepMetrics:
+    """Accumulate the gradient of `coef` times the mean divergence of all response tokens, and return the metrics.
+
     Every rank gets all rows and takes its share of them. The denominator is the number of response tokens of the whole
     step, counted before any backward: micro-batches and ranks change nothing. A micro-batch has one teacher.
 
-    Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
+    Raises: NonFiniteError if the mean is not finite; all gradients were dropped.
     """
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = float(sum(len(r.response_ids) for r in rows))
@@ -74,16 +130,34 @@ def distill_update(
         for batch, answer in _with_answers(backend, teachers[name], rows_of_teacher, settings):
             compared = _compared(backend, batch, answer, objective, settings.chunk_tokens)
             divergences, logprobs = (spread(x, batch.mask) for x in (compared.divergence, compared.logprobs))
-            backend.backward(distillation_loss(divergences, logprobs, batch.mask, objective.discount, total))
-            stats[number] += _sums(compared)
+            divergences, sums = _weighted(divergences, logprobs, batch, objective)
+            loss = distillation_loss(divergences, logprobs, batch.mask, objective.discount, total)
+            backend.backward(coef * loss)
+            stats[number] += torch.cat([_sums(divergences, compared), sums])
     stats = backend.ranks.row_ranks.all_reduce(stats)
-    loss = float(stats[:, 0].sum()) / total
-    if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
+    loss_of_step = float(stats[:, 0].sum()) / total
+    if not math.isfinite(loss_of_step):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
         raise NonFiniteError(
-            f"the divergence to the teacher is {loss}; the update was refused, lower the learning rate"
+            f"the divergence to the teacher is {loss_of_step}; the update was refused, lower the learning rate"
         )
-    return {**_summary(stats, names, objective), "rows": float(len(rows)), **backend.step()}
+    return _summary(stats, names, objective)
+
+
+def _weighted(
+    divergences: Tensor, logprobs: Tensor, batch: ResponseBatch, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """Return the divergences [B, T] times their weights, and the last three sums of SUMS."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    if objective.drift_gamma:
+        divergences = divergences * drift_weights(divergences, batch.mask, objective.drift_gamma)
+    if objective.stale_weights and batch.stale is not None and batch.rollout_logprobs is not None:
+        weights = stale_weights(logprobs, batch.rollout_logprobs.to(logprobs), batch.stale, batch.mask, objective)
+        divergences = divergences * weights.values
+        stale_tokens = batch.mask & batch.stale.unsqueeze(1)
+        counted = (stale_tokens, weights.values * stale_tokens, weights.clamped)
+        sums = torch.stack([x.detach().double().sum().cpu() for x in counted])
+    return divergences, sums
 
 
 def _compared(
@@ -130,15 +204,22 @@ def _batch(
     responses = [r.response_ids for r in rows or [shortest]]
     ids = padded_ids([(*p, *y) for p, y in zip(prompts, responses, strict=True)], pad_id, device)
     mask = torch.zeros(ids.shape, dtype=torch.bool, device=device)
-    for k in range(len(rows)):
-        mask[k, len(prompts[k]) : len(prompts[k]) + len(responses[k])] = True
-    return ResponseBatch(ids, mask)
+    logprobs = stale = None
+    if not of_teacher and any(r.rollout_logprobs is not None for r in rows):
+        logprobs = torch.zeros(ids.shape, dtype=torch.float64)
+        stale = torch.tensor([r.rollout_logprobs is not None for r in rows], device=device)
+    for k, row in enumerate(rows):
+        where = slice(len(prompts[k]), len(prompts[k]) + len(responses[k]))
+        mask[k, where] = True
+        if logprobs is not None and row.rollout_logprobs is not None:
+            logprobs[k, where] = torch.tensor(row.rollout_logprobs, dtype=torch.float64)
+    return ResponseBatch(ids, mask, None if logprobs is None else logprobs.to(device), stale)
 
 
-def _sums(compared: Compared) -> Tensor:
-    """Return the sums over the tokens of one micro-batch, in the order of SUMS."""
+def _sums(divergences: Tensor, compared: Compared) -> Tensor:
+    """Return the sums over the tokens of one micro-batch, in the order of SUMS, without its last three."""
     columns = (
-        compared.divergence,
+        divergences,
         compared.reverse_kl,
         compared.entropy,
         compared.outside,
@@ -159,6 +240,11 @@ def _summary(stats: Tensor, names: Sequence[str], objective: Objective) -> StepM
     }
     if objective.over == "top_k":
         out["distill/outside"] = sums["outside"] / tokens
+    if objective.stale_weights:
+        out["distill/stale"] = sums["stale_tokens"] / tokens
+        out["distill/stale_clamped"] = sums["stale_clamped"] / tokens
+        if sums["stale_tokens"]:
+            out["distill/stale_weight"] = sums["stale_weight"] / sums["stale_tokens"]
     if len(names) > 1:
         by_teacher = {
             name: dict(zip(SUMS, sums, strict=True)) for name, sums in zip(names, stats.tolist(), strict=True)

@@ -28,6 +28,10 @@ class ResponseBatch:
     """int64 [B, T], right-padded."""
     mask: Tensor
     """bool [B, T]: the response tokens; none in an idle micro-batch."""
+    rollout_logprobs: Tensor | None = None
+    """float64 [B, T], of the tokens of stale rows; None where no weights need them, and for teachers."""
+    stale: Tensor | None = None
+    """bool [B]: an older policy sampled the response."""
 
 
 class Teacher(Protocol):

@@ -24,6 +24,8 @@ def divergence(name: str, p: Floats, q: Floats, beta: float = 0.5) -> float:
         return kl(p, q)
     if name == "forward_kl":
         return kl(q, p)
+    if name == "mixed":
+        return beta * kl(q, p) + (1 - beta) * kl(p, q)
     m = [beta * b + (1 - beta) * a for a, b in zip(p, q, strict=True)]
     return beta * kl(q, m) + (1 - beta) * kl(p, m)
 
@@ -38,11 +40,30 @@ def most_likely(q: Floats, k: int) -> list[int]:
     return sorted(range(len(q)), key=lambda i: -q[i])[:k]
 
 
+def zero_outside(p: Floats, q: Floats, name: str, ids: Sequence[int], beta: float) -> float:
+    """D as NeMo-RL writes it: the teacher's tokens `ids` by themselves, then a correction for all others."""
+    own = {i: q[i] / sum(q[j] for j in ids) for i in ids}
+    forward = sum(own[i] * math.log(own[i] / p[i]) for i in ids)
+    rest = [x for i, x in enumerate(p) if i not in ids]
+    correction = sum(x * math.log(x) for x in rest) + 100 * sum(rest)
+    reverse = sum(p[i] * math.log(p[i] / own[i]) for i in ids) + correction
+    return {"forward_kl": forward, "reverse_kl": reverse, "mixed": beta * forward + (1 - beta) * reverse}[name]
+
+
 def token_loss(
-    logits: Floats, teacher: Floats, name: str, *, top_k: int | None, beta: float, temperature: float
+    logits: Floats,
+    teacher: Floats,
+    name: str,
+    *,
+    top_k: int | None,
+    beta: float,
+    temperature: float,
+    zero: bool = False,
 ) -> float:
     """D at one token, over the vocabulary or over the teacher's `top_k` tokens and the rest."""
     p, q = softmax(logits, temperature), softmax(teacher, temperature)
+    if top_k is not None and zero:
+        return zero_outside(p, q, name, most_likely(q, top_k), beta)
     if top_k is not None:
         ids = most_likely(q, top_k)
         p, q = coarse(p, ids), coarse(q, ids)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +22,23 @@ from verizero.pipeline.rl.distillation import (
     distillation_loss,
     distribution,
     divergence,
+    drift_weights,
+    stale_weights,
     with_credit,
 )
 from verizero.pipeline.rl.divergences import Divergence, Objective, explain
 
 WORDS = 7
-NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl", "jsd")
+NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl", "jsd", "mixed")
 OBJECTIVES = [
     *(Objective(name, "vocabulary", 0.3, temperature=t) for name in NAMES for t in (1.0, 0.7)),
     *(Objective(name, "top_k", 0.3, k, 0.7) for name in NAMES for k in (1, 3)),
     Objective(over="sampled", temperature=0.7),
+]
+ZEROED = [
+    Objective(name, "top_k", 0.3, k, 0.7, zero_outside_topk=True)
+    for name in ("reverse_kl", "forward_kl", "mixed")
+    for k in (1, 3, WORDS)
 ]
 NEAR: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -47,12 +58,13 @@ def asked(
     return found, targets, gradient
 
 
-@pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o.over != "sampled"], ids=str)
+@pytest.mark.parametrize("objective", [*(o for o in OBJECTIVES if o.over != "sampled"), *ZEROED], ids=str)
 def test_values_and_gradients_are_those_of_the_formulas(objective: Objective) -> None:
     logits, teacher = logits_of(5, 1), logits_of(5, 2)
     found, _, gradient = asked(logits, teacher, objective)
     top_k = objective.top_k if objective.over == "top_k" else None
     how: dict[str, Any] = {"beta": objective.beta, "temperature": objective.temperature, "top_k": top_k}
+    how |= {"zero": objective.zero_outside_topk}
     for row in range(5):
         own, theirs = logits[row].tolist(), teacher[row].tolist()
         wanted = slow.token_loss(own, theirs, objective.divergence, **how)
@@ -78,6 +90,43 @@ def test_they_are_those_of_trl(name: Divergence, beta: float, temperature: float
     torch.testing.assert_close(gradient, wanted, **NEAR)
 
 
+def test_weights_by_drift_are_those_of_trl() -> None:
+    from trl.experimental.iw_opd import IWOPDTrainer
+
+    logits, teacher = logits_of(10, 3).reshape(2, 5, WORDS), logits_of(10, 4).reshape(2, 5, WORDS)
+    targets = torch.randint(WORDS, (2, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    theirs = logits.clone().requires_grad_(True)
+    settings: Any = SimpleNamespace(
+        temperature=0.7, iw_opd_gamma=0.5, iw_opd_epsilon=1e-8, model=SimpleNamespace(training=True)
+    )
+    settings._metrics = {"train": defaultdict(list)}
+    log_q = distribution(teacher, 0.7).gather(2, targets.unsqueeze(2)).squeeze(2)
+    labels = torch.where(mask, targets, -100)
+    loss = IWOPDTrainer._compute_iw_opd_loss(settings, theirs, targets, labels, log_q)
+    (wanted,) = torch.autograd.grad(loss, theirs)
+    mine = logits.clone().requires_grad_(True)
+    how = Objective(over="sampled", temperature=0.7, drift_gamma=0.5)
+    found = compare(mine.flatten(0, 1), targets.flatten(), teacher.flatten(0, 1), how)
+    divergences, logprobs = (x.reshape(2, 5) for x in (found.divergence, found.logprobs))
+    weighted = divergences * drift_weights(divergences, mask, how.drift_gamma)
+    (gradient,) = torch.autograd.grad(distillation_loss(weighted, logprobs, mask, 0.0, 8.0), mine)
+    torch.testing.assert_close(gradient, wanted, **NEAR)
+
+
+def test_the_term_of_sdpo_is_that_of_trl() -> None:
+    from trl.experimental.sdpo import loss_utils
+
+    logits, teacher = logits_of(6, 3), logits_of(6, 4)
+    for alpha, objective in ((1.0, Objective()), (0.0, Objective("forward_kl")), (0.3, Objective("jsd", beta=0.3))):
+        theirs = logits.clone().requires_grad_(True)
+        values = loss_utils.compute_full_logit_self_distillation_loss(theirs, teacher, distillation_alpha=alpha)
+        (wanted,) = torch.autograd.grad(values.sum(), theirs)
+        found, _, gradient = asked(logits, teacher, objective)
+        torch.testing.assert_close(found.divergence, values, **NEAR)
+        torch.testing.assert_close(gradient, wanted, **NEAR)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_a_teacher_that_is_the_policy_teaches_nothing(objective: Objective) -> None:
     logits = logits_of(9, 5)
@@ -100,6 +149,18 @@ def test_top_k_of_all_tokens_is_the_vocabulary_and_fewer_are_never_more(name: Di
     assert float(some.outside.max()) == 0.0
 
 
+def test_a_teacher_that_gives_nothing_outside_its_top_tokens_costs_what_the_policy_gives_them() -> None:
+    logits, teacher = logits_of(9, 6), logits_of(9, 7)
+    found, _, _ = asked(logits, teacher, Objective(over="top_k", top_k=2, zero_outside_topk=True))
+    rest, _, _ = asked(logits, teacher, Objective(over="top_k", top_k=2))
+    torch.testing.assert_close(found.outside, rest.outside, **NEAR)
+    assert bool((found.divergence > 90 * found.outside).all())
+    whole, _, slope = asked(logits, teacher, Objective(over="top_k", top_k=WORDS, zero_outside_topk=True))
+    same, _, wanted = asked(logits, teacher, Objective())
+    torch.testing.assert_close(whole.divergence, same.divergence, **NEAR)
+    torch.testing.assert_close(slope, wanted, **NEAR)
+
+
 def test_a_small_rest_keeps_its_digits() -> None:
     logits = torch.tensor([[30.0, 0.0, -1.0], [30.0, 0.0, -1.0]])
     teacher = torch.tensor([[30.0, 3.0, -1.0], [30.0, 0.0, -1.0]])
@@ -111,12 +172,14 @@ def test_a_small_rest_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    "objective", [Objective(n, "top_k", 0.3, 3) for n in NAMES] + [Objective(over="sampled")], ids=str
+    "objective",
+    [Objective(n, "top_k", 0.3, 3) for n in NAMES] + [Objective(over="sampled"), ZEROED[1]],
+    ids=str,
 )
 def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> None:
     logits, teacher = logits_of(6, 8), logits_of(6, 9)
     held, targets, wanted = asked(logits, teacher, objective)
-    log_q = distribution(teacher, 1.0)
+    log_q = distribution(teacher, objective.temperature)
     ids = targets[:, None] if objective.over == "sampled" else log_q.topk(3, dim=1).indices
     told, _, gradient = asked(logits, ServedLogprobs(ids, log_q.gather(1, ids)), objective)
     for mine, theirs in zip(told, held, strict=True):
@@ -165,9 +228,15 @@ def trees() -> Iterator[dict[Prefix, Tensor]]:
 
 
 def mean_gradient(
-    objective: Objective, policy: dict[Prefix, Tensor], teacher: dict[Prefix, Tensor]
+    objective: Objective,
+    policy: dict[Prefix, Tensor],
+    teacher: dict[Prefix, Tensor],
+    sampler: dict[Prefix, Tensor] | None = None,
 ) -> dict[Prefix, Tensor]:
-    """The mean over all responses, weighted by the policy's probability, of the gradient of their loss."""
+    """The mean over all responses of the gradient of their loss, weighted by their probability.
+
+    That is the policy's, or that of an older policy `sampler`, whose responses have importance weights.
+    """
     own = {p: x.clone().requires_grad_(True) for p, x in policy.items()}
     total = {p: torch.zeros(NUM, dtype=torch.float64) for p in policy}
     for y in itertools.product(range(NUM), repeat=SHORT):
@@ -175,8 +244,13 @@ def mean_gradient(
         logits = torch.stack([own[s] for s in states])
         found = compare(logits, torch.tensor(y), torch.stack([teacher[s] for s in states]), objective)
         mask = torch.ones(1, SHORT, dtype=torch.bool)
-        loss = distillation_loss(found.divergence[None], found.logprobs[None], mask, objective.discount, 1.0)
-        weight = float(found.logprobs.detach().sum().exp())
+        values, logprobs = found.divergence[None], found.logprobs[None]
+        sampled = logprobs.detach()
+        if sampler is not None:
+            sampled = torch.stack([sampler[s].log_softmax(0)[w] for s, w in zip(states, y, strict=True)])[None]
+            values = values * stale_weights(logprobs, sampled, torch.tensor([True]), mask, objective).values
+        loss = distillation_loss(values, logprobs, mask, objective.discount, 1.0)
+        weight = float(sampled.sum().exp())
         for p, slope in zip(own, torch.autograd.grad(loss, own.values(), allow_unused=True), strict=True):
             total[p] += 0 if slope is None else weight * slope
     return total
@@ -208,6 +282,59 @@ def test_without_it_each_token_answers_for_itself(over: Any) -> None:
         other = teacher[prefix].tolist()
         steep = slow.slopes(lambda x, q=other: slow.kl(slow.softmax(x), slow.softmax(q)), logits.tolist())
         assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
+
+
+def older(policy: dict[Prefix, Tensor]) -> dict[Prefix, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {p: x + 0.5 * torch.randn(NUM, dtype=torch.float64, generator=generator) for p, x in policy.items()}
+
+
+@pytest.mark.parametrize("over", ["vocabulary", "sampled"])
+def test_with_prefix_weights_stale_responses_have_the_mean_gradient_of_fresh_ones(over: Any) -> None:
+    policy, teacher = trees()
+    weighted = Objective(over=over, stale_weights="prefix", stale_cap=math.inf)
+    wanted = mean_gradient(Objective(over=over), policy, teacher)
+    found = mean_gradient(weighted, policy, teacher, older(policy))
+    for prefix, gradient in wanted.items():
+        torch.testing.assert_close(found[prefix], gradient, **NEAR)
+    unweighted = mean_gradient(replace(weighted, stale_cap=1e-9), policy, teacher, older(policy))
+    assert any(float((unweighted[p] - wanted[p]).abs().max()) > 1e-3 for p in wanted)
+
+
+def test_with_token_weights_each_token_has_its_gradient_at_the_states_that_the_older_policy_visits() -> None:
+    policy, teacher = trees()
+    before = older(policy)
+    found = mean_gradient(Objective(over="sampled", stale_weights="token", stale_cap=math.inf), policy, teacher, before)
+    for prefix, logits in policy.items():
+        reach = math.prod(slow.softmax(before[prefix[:t]].tolist())[word] for t, word in enumerate(prefix))
+        other = teacher[prefix].tolist()
+        steep = slow.slopes(lambda x, q=other: slow.kl(slow.softmax(x), slow.softmax(q)), logits.tolist())
+        assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
+
+
+def test_weights_are_1_in_fresh_rows_and_those_above_the_cap_are_told() -> None:
+    logprobs = torch.tensor([[-1.0, -1.0, float("nan")], [-1.0, -1.0, -3.0]], dtype=torch.float64)
+    sampled = torch.tensor([[-2.0, -1.0, 0.0], [-2.0, -1.0, -1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    how = Objective(over="sampled", stale_weights="token", stale_cap=2.0)
+    found = stale_weights(logprobs, sampled, torch.tensor([True, False]), mask, how)
+    assert found.values.tolist() == [[2.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert found.clamped.tolist() == [[True, False, False], [False, False, False]]
+    prefix = replace(how, stale_weights="prefix", stale_cap=math.inf)
+    to_token = stale_weights(logprobs[1:], sampled[1:], torch.tensor([True]), mask[1:], prefix).values
+    before = stale_weights(
+        logprobs[1:], sampled[1:], torch.tensor([True]), mask[1:], replace(prefix, over="vocabulary")
+    )
+    assert to_token.tolist() == [pytest.approx([math.e, math.e, math.exp(-1)])]
+    assert before.values.tolist() == [pytest.approx([1.0, math.e, math.e])]
+
+
+def test_weights_by_drift_fall_from_the_first_token_to_the_last() -> None:
+    divergences = torch.tensor([[1.0, -2.0, float("nan"), 1.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False, True], [True] * 4])
+    found = drift_weights(divergences, mask, 0.8)
+    assert found[0][mask[0]].tolist() == pytest.approx([1.8, 1.6, 1.2])
+    assert found[1].tolist() == [1.8] * 4
 
 
 def test_credit_skips_what_does_not_train_and_never_reads_it() -> None:
@@ -255,4 +382,7 @@ def test_the_page_says_what_is_minimised() -> None:
     page = explain(Objective("jsd", "top_k", 0.1, 20, discount=0.5))
     for words in ("jsd over top_k", "0.1 KL(q || m)", "20 most likely", "0.5^(s - t)"):
         assert words in page
+    own = explain(Objective("mixed", "top_k", 0.1, 20, zero_outside_topk=True, stale_weights="prefix", drift_gamma=0.5))
+    for words in ("0.1 KL(q || pi)", "exp(-100) of each", "sum_t u_t w_t D_t", "prod_(s < t)", "1 + 0.5 (1 - "):
+        assert words in own
     assert divergence("reverse_kl", torch.zeros(1, 1), torch.zeros(1, 1)).item() == 0

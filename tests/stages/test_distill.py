@@ -14,8 +14,9 @@ from tests.stages.sessions import session_of
 from tests.stages.start import start
 from tests.stages.tiny import SUMS, TREE, tiny
 from tests.train.served_logprobs import Served, serving
-from verizero.pipeline.config.distill import DistillConfig, TeacherConfig
+from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.teaching import TeacherConfig
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.files import read_jsonl
@@ -23,7 +24,8 @@ from verizero.pipeline.models.load import create_model, load_model, save_folder
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.fingerprints import recipe_fields
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.stages.distill import distill_phases, teachers_prompt
+from verizero.pipeline.run.teacher_rows import teachers_prompt
+from verizero.pipeline.stages.distill import distill_phases
 from verizero.pipeline.types import Prompt
 
 CREATE = TREE["model"]["create"]
@@ -85,6 +87,19 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
         assert m["rows"] == 12
         assert "reward/sampled" in m
         assert ("distill/outside" in m) == (objective.get("over") == "top_k")
+
+
+@pytest.mark.integration
+def test_responses_of_older_policies_are_weighted_and_go_on_after_a_break(tmp_path: Path) -> None:
+    teacher = {"path": make_teacher(tmp_path / "teacher")}
+    weighted = {"over": "sampled", "stale_weights": "token", **SLOW, "rounds": 1}
+    config = recipe(teacher, **weighted).model_dump(mode="json")
+    config["rollout"]["publish_every"] = 3
+    goes_on_as_if_never_broken(RunConfig.model_validate(config), tmp_path / "runs", [("update", 5)])
+    shares = [m["distill/stale"] for m in steps_of(tmp_path / "runs" / "whole")]
+    assert shares == [0.0, 1.0, 1.0] * 4
+    weights = [m.get("distill/stale_weight", 1.0) for m in steps_of(tmp_path / "runs" / "whole")]
+    assert len({w for w in weights if w != 1.0}) == 8
 
 
 @pytest.mark.integration

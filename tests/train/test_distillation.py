@@ -29,7 +29,9 @@ OBJECTIVES = [
     Objective("jsd", beta=0.3, discount=0.9),
     Objective("forward_kl", "top_k", top_k=3),
     Objective(over="sampled", discount=0.5),
+    Objective("mixed", "top_k", 0.4, 3, stale_weights="prefix", stale_cap=1.1, drift_gamma=0.5),
 ]
+ZEROED = Objective("mixed", "top_k", 0.4, 3, zero_outside_topk=True)
 SERVABLE = [
     Objective("forward_kl", "top_k", top_k=4),
     Objective("reverse_kl", "top_k", top_k=4),
@@ -44,7 +46,12 @@ def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRo
     def text(most: int) -> tuple[int, ...]:
         return tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, most)))
 
-    return [DistillRow(teachers[i % len(teachers)], text(4), text(9), text(8)) for i in range(num)]
+    rows = [DistillRow(teachers[i % len(teachers)], text(4), text(9), text(8)) for i in range(num)]
+    # Every third is of an older policy, where weights ask for it.
+    return [
+        replace(r, rollout_logprobs=tuple(rng.uniform(-4, -2) for _ in r.response_ids)) if i % 3 == 1 else r
+        for i, r in enumerate(rows)
+    ]
 
 
 def settings(tokens: int = 4096) -> DistillSettings:
@@ -69,7 +76,7 @@ def updated(
     return metrics, weights(backend)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, ZEROED], ids=str)
 def test_micro_batches_padding_and_order_change_nothing(objective: Objective) -> None:
     rows = rows_of()
     whole, after = updated(rows, objective)
@@ -97,6 +104,23 @@ def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
     for name, values in by_teacher.items():
         assert metrics[f"distill/kl/{name}"] == pytest.approx(sum(values) / len(values), rel=1e-12)
     assert (metrics["tokens/trained"], metrics["rows"]) == (tokens, len(rows))
+
+
+def test_stale_tokens_and_those_whose_weight_was_cut_are_counted() -> None:
+    rows = [replace(r, rollout_logprobs=None) for r in rows_of()]
+    objective = Objective(over="sampled", stale_weights="token", stale_cap=1.5)
+    fresh, after = updated(rows, objective)
+    assert (fresh["distill/stale"], fresh["distill/stale_clamped"]) == (0.0, 0.0)
+    assert "distill/stale_weight" not in fresh
+    rows[2] = replace(rows[2], rollout_logprobs=(-100.0,) * len(rows[2].response_ids))
+    rows[3] = replace(rows[3], rollout_logprobs=(0.0,) * len(rows[3].response_ids))
+    stale, others = updated(rows, objective)
+    cut, uncut = len(rows[2].response_ids), len(rows[3].response_ids)
+    total = sum(len(r.response_ids) for r in rows)
+    assert stale["distill/stale"] == pytest.approx((cut + uncut) / total)
+    assert stale["distill/stale_clamped"] == pytest.approx(cut / total)
+    assert 1.5 * cut / (cut + uncut) < stale["distill/stale_weight"] < (1.5 * cut + uncut) / (cut + uncut)
+    assert distance(after, others) > 1e-5
 
 
 def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:

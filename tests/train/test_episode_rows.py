@@ -20,7 +20,7 @@ from verizero.pipeline.data.pairs import PairingConfig, pairs_of
 from verizero.pipeline.errors import DataError, EngineError
 from verizero.pipeline.loop.parity import logprob_gap
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.stages.distill import distill_rows
+from verizero.pipeline.run.teacher_rows import distill_rows
 from verizero.pipeline.train.collate import collate, rows_of, turn_table
 from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.step import update
@@ -241,9 +241,10 @@ def test_pairs_of_episodes_are_refused() -> None:
 
 
 def test_distillation_of_episodes_is_refused() -> None:
-    section: Any = SimpleNamespace(teachers={}, all_teachers={"teacher": SimpleNamespace(is_policy=False)})
+    own = SimpleNamespace(is_policy=False)
+    section: Any = SimpleNamespace(teachers={}, all_teachers={"teacher": own}, stale_weights=None)
     run: Any = None  # what a teacher's own prompt would need
-    with pytest.raises(DataError, match="stage distill reads single responses, and response 0 to 'p0' is an episode"):
-        distill_rows(run, section, episodes_of(), None)
-    rows, _ = distill_rows(run, section, groups_of(model_of("qwen2"), Sampling(MAX)), None)
+    with pytest.raises(DataError, match="distillation reads single responses, and response 0 to 'p0' is an episode"):
+        distill_rows(run, section, episodes_of(), None, 0)
+    rows, _ = distill_rows(run, section, groups_of(model_of("qwen2"), Sampling(MAX)), None, 0)
     assert len(rows) == 10

@@ -1,0 +1,233 @@
+"""Teachers, and the divergence from them that a stage of distillation, or a term of RL, minimises.
+
+Examples of teachers:
+
+{path: models/teacher}                                   a folder, or a hub id (needs network)
+{stage: rl}                                              the policy that an earlier stage of this run left
+{url: "http://localhost:8000/v1", model: big}            a server with vLLM's prompt_logprobs
+{hint: "{question} (The answer is {answer}.)"}           the policy itself, which is shown more than the policy
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
+from verizero.pipeline.config.sample import RequestConfig
+from verizero.pipeline.config.sections import ModelPath, Section, TrainConfig
+from verizero.pipeline.config.stages import POLICY, Recipe
+from verizero.pipeline.rl.divergences import Divergence, Objective, Over, StaleWeights
+
+
+class TeacherConfig(RequestConfig):
+    """A teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`. The inherited fields are for `url`."""
+
+    path: ModelPath = Field(None, description="folder or hub id of a model with the policy's vocabulary")
+    stage: str | None = Field(None, description="earlier stage whose policy, as that stage left it, is the teacher")
+    url: str | None = Field(
+        None, description="base URL of a server with prompt_logprobs, e.g. http://localhost:8000/v1"
+    )
+    model: str | None = Field(None, min_length=1, description="name of the model at `url`")
+    hint: str | None = Field(
+        None,
+        description="self-distillation: the policy, as `reference` schedules it, reads this text with {question} and, "
+        "if wanted, {answer} in place of the question. Responses to prompts whose reference is neither text nor number "
+        "do not train, and are counted",
+    )
+    system: str | None = Field(None, description="self-distillation: the policy reads this system message")
+
+    @model_validator(mode="after")
+    def _one(self) -> TeacherConfig:
+        kinds = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
+        kinds += ["hint or system"] if self.is_policy else []
+        if len(kinds) != 1:
+            raise ValueError(
+                "a teacher needs exactly one of path, stage, url, and hint or system, got "
+                f"{' and '.join(kinds) if kinds else 'none'}"
+            )
+        if (self.url is None) != (self.model is None):
+            verb = "needs" if self.model is None else "has no use without url for"
+            raise ValueError(f"a teacher at a url {verb} model, the name of the model there, got model={self.model!r}")
+        if self.hint is not None and "{question}" not in self.hint:
+            raise ValueError(f"hint must hold {{question}}, got {self.hint!r:.80}")
+        return self
+
+    @property
+    def is_policy(self) -> bool:
+        """True for self-distillation."""
+        return self.hint is not None or self.system is not None
+
+
+class DistillationConfig(Section):
+    """Teachers, and the divergence of the policy from them."""
+
+    teacher: TeacherConfig | None = Field(None, description="teacher of all domains that are not in `teachers`")
+    teachers: dict[str, TeacherConfig] = Field({}, description="domain: its teacher")
+    divergence: Divergence = Field(
+        "reverse_kl",
+        description="KL(policy || teacher), KL(teacher || policy), the generalised Jensen-Shannon divergence between "
+        "them (2306.13649), or mixed: a weighted sum of the first two",
+    )
+    beta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="jsd: weight of the teacher in the mixture; mixed: weight of KL(teacher || policy)",
+    )
+    over: Over = Field(
+        "vocabulary",
+        description="vocabulary: all tokens; top_k: the teacher's k most likely tokens, and all others as one; "
+        "sampled: the sampled token alone (policy gradient with the advantage log q - log pi)",
+    )
+    top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
+    zero_outside_topk: bool = Field(
+        False,
+        description="top_k: the teacher gives all other tokens nothing, as in NeMo-RL, and the policy is compared over "
+        "the vocabulary; false: all others are one outcome of both",
+    )
+    temperature: float | None = Field(
+        None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
+    )
+    discount: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="weight of the divergence one token later in the credit of a token; 0: each token for its own; 1: "
+        "the gradient of the divergence of whole responses (2306.08543)",
+    )
+    stale_weights: StaleWeights | None = Field(
+        None,
+        description="importance weights on responses of an older policy; token: of the sampled token, for over: "
+        "sampled; prefix: of all tokens up to it, or before it for over: vocabulary and top_k; null: none",
+    )
+    stale_cap: float = Field(2.0, gt=0, description="no weight of a stale token is above this; those cut are counted")
+    drift_gamma: float = Field(
+        0.0,
+        ge=0,
+        description="further weight of a response's first token, which falls to 0 at its end with the divergence of "
+        "the tokens before (2606.22600)",
+    )
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> DistillationConfig:
+        if not self.all_teachers:
+            raise ValueError(
+                "give distill.teacher, e.g. {path: models/teacher}, or distill.teachers by domain, got none"
+            )
+        for option, needed, setting in (
+            ("beta", self.divergence in ("jsd", "mixed"), f"divergence={self.divergence}"),
+            ("top_k", self.over == "top_k", f"over={self.over}"),
+        ):
+            if (getattr(self, option) is not None) != needed:
+                raise ValueError(f"distill.{setting} {'needs' if needed else 'has no use for'} distill.{option}")
+        if self.zero_outside_topk and self.over != "top_k":
+            raise ValueError(f"distill.over={self.over} has no use for distill.zero_outside_topk; set over: top_k")
+        if self.over == "sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"distill.over=sampled with distill.divergence={self.divergence}: samples of the policy measure the "
+                "reverse KL alone; set divergence: reverse_kl, or over: vocabulary or top_k"
+            )
+        if self.stale_weights == "token" and self.over != "sampled":
+            raise ValueError(
+                f"distill.stale_weights=token with distill.over={self.over}: the divergence at a token does not depend "
+                "on which token was sampled there, so weights of that token change nothing in the mean and add "
+                "variance; set stale_weights: prefix, or over: sampled"
+            )
+        return self
+
+    @property
+    def has_own_teacher(self) -> bool:
+        """True if a teacher is an earlier version of the policy."""
+        return any(t.is_policy for t in self.all_teachers.values())
+
+    @property
+    def all_teachers(self) -> dict[str, TeacherConfig]:
+        """All teachers by their field in this section."""
+        by_domain = {f"teachers.{domain}": teacher for domain, teacher in self.teachers.items()}
+        return by_domain if self.teacher is None else {"teacher": self.teacher, **by_domain}
+
+    @property
+    def paths_of_teachers(self) -> list[str]:
+        """Folders and hub ids of the teachers that have one."""
+        return [t.path for t in self.all_teachers.values() if t.path is not None]
+
+    @property
+    def teacher_stages(self) -> dict[str, tuple[str, str]]:
+        """The stages whose policies are teachers, by field of this section."""
+        return {f"{field}.stage": (t.stage, POLICY) for field, t in self.all_teachers.items() if t.stage is not None}
+
+    def objective(self, sampling_temperature: float) -> Objective:
+        """Return the divergence that is minimised, for responses sampled at that temperature."""
+        return Objective(
+            self.divergence,
+            self.over,
+            0.5 if self.beta is None else self.beta,
+            self.top_k or 0,
+            sampling_temperature if self.temperature is None else self.temperature,
+            self.discount,
+            self.zero_outside_topk,
+            self.stale_weights,
+            self.stale_cap,
+            self.drift_gamma,
+        )
+
+    def check_teaching(self, recipe: Recipe) -> None:
+        """Raise ValueError for settings of the recipe that distillation cannot use."""
+        _check_servers(self, recipe.rollout)
+        _check_sampling(self, recipe.rollout)
+        _check_backend(recipe.train, recipe.rollout)
+
+
+def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError for log-probs that a teacher's server cannot give."""
+    for name in (name for name, teacher in distill.all_teachers.items() if teacher.url is not None):
+        if distill.over == "vocabulary":
+            raise ValueError(
+                f"distill.{name}.url with distill.over=vocabulary: a server gives some tokens of each place; set over: "
+                "top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
+            )
+        temperature = distill.objective(rollout.temperature).temperature
+        if temperature != 1:
+            raise ValueError(
+                f"distill.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature 1; "
+                "set distill.temperature: 1"
+                + (", and rollout.temperature: 1" if distill.over == "sampled" or distill.discount else "")
+            )
+
+
+def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
+    if distill.over != "sampled" and distill.discount == 0 and distill.stale_weights is None:
+        return
+    setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
+    if distill.over != "sampled" and distill.discount == 0:
+        setting = f"stale_weights={distill.stale_weights}"
+    remedy = "or distill.over: vocabulary or top_k with distill.discount: 0 and no distill.stale_weights"
+    if distill.temperature not in (None, rollout.temperature):
+        raise ValueError(
+            f"distill.{setting} needs samples of the distribution that trains: distill.temperature="
+            f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
+        )
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        raise ValueError(
+            f"distill.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
+        )
+    is_weighted = distill.stale_weights is not None and distill.discount == 0
+    if (rollout.publish_every > 1 or rollout.max_staleness > 0) and not is_weighted:
+        option = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+        raise ValueError(
+            f"distill.{setting} needs samples of the present policy, and "
+            f"rollout.{option}={getattr(rollout, option)} trains "
+            f"on older ones; leave it out, set distill.stale_weights with distill.discount: 0, {remedy}"
+        )
+
+
+def _check_backend(train: TrainConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError for training settings that distillation cannot use."""
+    if train.sequence_parallel > 1:
+        raise ValueError(
+            f"train.sequence_parallel={train.sequence_parallel} divides each sequence, and distillation compares whole "
+            "ones; set it to 1"
+        )
+    check_older_weights(rollout, train)
