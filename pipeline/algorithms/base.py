@@ -82,6 +82,21 @@ KeepRouting = Annotated[bool, Field(description="replay the experts used while s
 KeepSampling = Annotated[
     bool, Field(description="training cuts off the tokens that top-p or top-k cut off while sampling")
 ]
+MismatchName = Annotated[MismatchLevel, Field(description="weights pi_old / pi_gen against engine mismatch")]
+Cap = Annotated[float, Field(gt=0, description="largest weight")]
+Reject = Annotated[
+    dict[str, float | tuple[float, float]],
+    Field(
+        description="drop tokens or responses outside bounds, e.g. {mean_k3: 0.01, max_k2: 0.1, sum_k1: [-1, 1]}",
+    ),
+]
+Stale = Annotated[
+    StaleObjective,
+    Field(
+        description="rows of an older policy: ratio to pi_gen (bypass), or to pi at batch start, with weights against "
+        "pi_gen (decoupled)",
+    ),
+]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
 Credit = Literal["outcome", "turns", "states", "turn_gae"]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
@@ -119,27 +134,21 @@ class PolicyParams(AlgorithmParams):
     )
     keep_routing: KeepRouting = False
     keep_sampling: KeepSampling = False
-    mismatch_level: MismatchLevel = Field("none", description="weights pi_old / pi_gen against engine mismatch")
+    mismatch_level: MismatchName = "none"
     mismatch_action: MismatchAction = Field(
         "truncate", description="a weight outside floor and cap: clamped, or its token dropped"
     )
-    mismatch_cap: float = Field(2.0, gt=0, description="largest weight")
+    mismatch_cap: Cap = 2.0
     mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
     mismatch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
-    mismatch_reject: dict[str, float | tuple[float, float]] = Field(
-        {}, description="drop tokens or responses outside bounds, e.g. {mean_k3: 0.01, max_k2: 0.1, sum_k1: [-1, 1]}"
-    )
+    mismatch_reject: Reject = {}
     mismatch_m2: float | None = Field(
         None,
         gt=0,
         description="drop the worst tokens until the mean square of log(pi_old / pi_gen) is below this: M2PO as AReaL "
         "has it; the paper's own has pi in place of pi_old",
     )
-    mismatch_stale: StaleObjective = Field(
-        "bypass",
-        description="rows of an older policy: ratio to pi_gen (bypass), or to pi at batch start, with weights against "
-        "pi_gen (decoupled)",
-    )
+    mismatch_stale: Stale = "bypass"
     mismatch_prox: Proximal = Field(
         "recompute", description="pi at batch start, over several updates: a forward, or interpolated without one"
     )

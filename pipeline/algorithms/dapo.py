@@ -15,6 +15,7 @@ from verizero.pipeline.rl.parts import Parts
 SOURCE = "arXiv:2503.14476 eq. 8 to 13"
 DEPARTURES: tuple[str, ...] = (
     "the overlong buffer is a share of the longest response (0.2, as 4096 of 20480)",
+    "the mean is over all tokens of the batch, as in the authors' code; eq. 8 has one for each prompt (prompt_mean)",
     one_update(16),
 )
 

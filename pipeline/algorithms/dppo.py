@@ -28,6 +28,7 @@ class Params(PolicyParams):
     """DPPO's numbers."""
 
     divergence: Literal["tv", "kl"] = option("dppo", "divergence")
+    symmetric: bool = option("dppo", "symmetric")
     threshold_low: float | None = Field(
         None, gt=0, description="a token with A < 0 that fell by more than this stops; null: 0.15 for tv, 0.05 for kl"
     )

@@ -1,7 +1,7 @@
 """The loss that prime-rl trains with by default: DPPO by total variation, and a pull back to the sampled policy.
 
 J = (1 / sum_i |y_i|) sum_i sum_t [ sg[M_t r_t] A_i log pi(y_t) - drift_coef (log r_t)^2 ]
-M_t, A_i and r_t as in DPPO
+M_t, A_i and r_t as in DPPO. `symmetric: true` is its other loss, IPO: M_t is 0 on either side of pi_old.
 """
 
 from __future__ import annotations

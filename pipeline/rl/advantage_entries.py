@@ -56,6 +56,7 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
     "group_mean": AdvantageEntry(
         "A_i = R_i - mean of the group", "arXiv:2503.20783", "advantages.group_mean", needs=GROUP
     ),
+    "batch_mean": AdvantageEntry("A_i = R_i - mean of the batch", "FlashREINFORCE, 2026", "advantages.batch_mean"),
     "leave_one_out": AdvantageEntry(
         "A_i = R_i - mean of the group's others", "arXiv:2402.14740", "advantages.leave_one_out", needs=GROUP
     ),

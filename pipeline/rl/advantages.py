@@ -127,6 +127,16 @@ def group_mean(x: Rewarded) -> Tensor:
     return _zero_if_flat(x.rewards, x.groups, x.rewards - _mean(x.rewards, x.groups))
 
 
+def batch_mean(x: Rewarded) -> Tensor:
+    """Return R_i - mean of the batch of all ranks, [B]; 0 if all rewards are equal. Needs no groups.
+
+    Source: FlashREINFORCE, https://github.com/yifanzhang-pro/FlashREINFORCE (September 2026).
+    """
+    _, mean, std = moments(x.rewards, x.rows, 0, x.all_reduce)
+    # The mean of equal floats may differ from them by rounding.
+    return torch.where(std <= 1e-12 * mean.abs(), torch.zeros_like(x.rewards), x.rewards - mean)
+
+
 def leave_one_out(x: Rewarded) -> Tensor:
     """Return R_i - mean of the others of the group, [B]. Source: arXiv:2402.14740."""
     size = _sum(torch.ones_like(x.rewards), x.groups)

@@ -42,6 +42,7 @@ __all__ = [
 AGGREGATES: dict[str, str] = {
     "sequence_mean_token_mean": "mean_i (1/|y_i|) sum_t",
     "token_mean": "(1 / sum_i |y_i|) sum_i sum_t",
+    "prompt_mean": "mean_q (1 / sum_(i in q) |y_i|) sum_(i in q) sum_t",
     "sequence_mean_token_sum_norm": "mean_i (1/{norm_length}) sum_t",
     "sequence_mean_token_sum": "mean_i sum_t",
     "sequence_mean": "mean_i",
@@ -62,5 +63,6 @@ REJECTIONS: dict[str, str] = {  # x = log(pi_old / pi_gen); k1 = -x, k2 = x^2 / 
     **{f"sum_{k}": f"sum of {k} over the response" for k in ("k1", "k2", "k3")},
     **{f"mean_{k}": f"mean of {k} over the response" for k in ("k1", "k2", "k3")},
     **{f"max_{k}": f"largest {k} of the response" for k in ("k2", "k3")},
+    "mean_binary_kl": "mean binary kl of the response",
 }
 """Criteria by which tokens or whole responses are dropped."""

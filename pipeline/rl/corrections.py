@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl import ratios
-from verizero.pipeline.rl.kl import k3
+from verizero.pipeline.rl.kl import binary_kl, k3
 from verizero.pipeline.rl.parts import Mismatch, Parts
 from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
@@ -83,17 +83,21 @@ def rejection_keep(
     """Return [B, T] bool: False where a criterion of pi_old against pi_gen is outside its bounds.
 
     A criterion is `<reduction>_<estimator>`, a name of `catalog.REJECTIONS`. With x = log(pi_old / pi_gen), the
-    estimators of the divergence are k1 = -x, k2 = x^2 / 2 and k3 = exp(x) - x - 1; `token` judges each token, `sum`,
-    `mean` and `max` the response. All criteria must pass. A value at its bound is kept.
+    estimators of the divergence are k1 = -x, k2 = x^2 / 2 and k3 = exp(x) - x - 1, and binary_kl that from pi_gen to
+    pi_old between a token and all others; `token` judges each token, `sum`, `mean` and `max` the response. All criteria
+    must pass. A value at its bound is kept.
 
     Source: the rejection modes of verl's rollout correction, with the same names; its bounds of k1 are ratios, ours
-    are values of k1.
+    are values of k1. The mean of binary_kl: FlashREINFORCE's sequence trust region.
     """
     keep = mask
     x = (old_logprobs - rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     for name, low, high in criteria:
         reduction, _, estimator = name.partition("_")
-        value = masked({"k1": -x, "k2": x**2 / 2, "k3": k3(x)}[estimator], mask)
+        if estimator == "binary_kl":
+            value = masked(binary_kl(rollout_logprobs, old_logprobs), mask)
+        else:
+            value = masked({"k1": -x, "k2": x**2 / 2, "k3": k3(x)}[estimator], mask)
         if reduction == "sum":
             value = masked_sum(value, mask, dim=1).unsqueeze(1)
         elif reduction == "mean":

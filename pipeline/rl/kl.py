@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
@@ -65,3 +66,14 @@ def _estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs
         # The difference is exactly 0 in value and leaves the gradient of k2.
         return value.detach() + (k2 - k2.detach())
     raise ConfigError(f"kl.form has no {form!r}")
+
+
+def binary_kl(old_logprobs: Tensor, logprobs: Tensor) -> Tensor:
+    """Return the KL from pi_old to pi of the choice between a token and all others, [B, T].
+
+    pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)). Source: arXiv:2602.04879.
+    """
+    # 1 - p, where rounding may leave nothing: 1e-8 as in the authors' code.
+    old_rest, rest = (-torch.expm1(lp).clamp(max=-1e-8) for lp in (old_logprobs, logprobs))
+    kl: Tensor = old_logprobs.exp() * (old_logprobs - logprobs) + old_rest * (old_rest / rest).log()
+    return kl

@@ -42,6 +42,8 @@ class Counts:
     """Such tokens of right responses; 0 where they are not told apart."""
     observed: float = 0.0
     """Tokens that answered the policy; 0 where they are not told apart."""
+    prompts: float = 0.0
+    """Prompts with at least one trained token; 0 where they are not told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def count_denominators(
     shares: Shares | None = None,
     observed: Tensor | None = None,
 ) -> Tensor:
-    """Return the counts of one micro-batch, float64 [4] in the order of `Counts`, to be added before any backward.
+    """Return the counts of one micro-batch, float64 [5] in the order of `Counts`, to be added before any backward.
 
     Rows without a trained token count nowhere, but for truncated responses under `masks.overlong_counts`.
     """
@@ -104,7 +106,12 @@ def count_denominators(
     answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
     # Tensors, not numbers: the host would wait for the device at each micro-batch.
     counted = response_mask > 0 if parts.masks.overlong_counts else mask
-    return torch.stack([tokens, sequences_of(counted, shares).sum(), right_tokens, answers]).double()
+    # Each row is its share of its prompt's tokens, so that the rows of a prompt, wherever they are, count as one.
+    num_prompts = torch.zeros_like(tokens)
+    if shares is not None and shares.prompt_tokens is not None:
+        num_prompts = reduce.divide(mask.sum(1).double(), shares.prompt_tokens).sum()
+    sequences = sequences_of(counted, shares).sum()
+    return torch.stack([x.double() for x in (tokens, sequences, right_tokens, answers, num_prompts)])
 
 
 def policy_loss(
@@ -144,7 +151,7 @@ def policy_loss(
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     weighted = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     kl_by_token = _kl_by_token(parts, logprobs, ref, old, mask) if parts.kl.where == "loss" else None
-    losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs.shares)}
+    losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs)}
     losses |= _terms(parts, inputs, mask, totals, logprobs, kl_by_token, (kl_coef, entropy_coef, observation_coef))
     loss = torch.stack(list(losses.values())).sum()
     observed = Observed(
@@ -268,15 +275,20 @@ def _required(tokens: Tensor | None, what: str, name: str) -> Tensor:
     return tokens > 0
 
 
-def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts, shares: Shares | None) -> Tensor:
+def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts, inputs: LossInputs) -> Tensor:
+    lengths, sequences = None if inputs.shares is None else inputs.shares.lengths, totals.sequences
+    if parts.aggregate == "prompt_mean":
+        if inputs.shares is None or inputs.shares.prompt_tokens is None:
+            raise DataError("aggregate 'prompt_mean' needs shares with prompt_tokens; see episodes.shares_of_prompts")
+        lengths, sequences = inputs.shares.prompt_tokens, totals.prompts
     return reduce.aggregate(
         parts.aggregate,
         x,
         mask,
         tokens=totals.tokens,
-        sequences=totals.sequences,
+        sequences=sequences,
         norm_length=parts.norm_length,
-        lengths=None if shares is None else shares.lengths,
+        lengths=lengths,
     )
 
 
@@ -298,7 +310,7 @@ def _terms(
     if kl_by_token is not None:
         # The KL counts every trained token: no importance weights, nothing dropped.
         beta = parts.kl.coef if kl_coef is None else kl_coef
-        losses["kl_loss"] = beta * _aggregate(parts, kl_by_token, mask, totals, inputs.shares)
+        losses["kl_loss"] = beta * _aggregate(parts, kl_by_token, mask, totals, inputs)
     if parts.terms.nll_coef != 0:
         losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
     bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef

@@ -30,6 +30,7 @@ from verizero.pipeline.rl.catalog import (
 Aggregate = Literal[
     "sequence_mean_token_mean",
     "token_mean",
+    "prompt_mean",
     "sequence_mean_token_sum_norm",
     "sequence_mean_token_sum",
     "sequence_mean",

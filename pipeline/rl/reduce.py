@@ -68,7 +68,8 @@ def aggregate(
 
     `tokens` and `sequences` are counted over the whole optimiser step (all micro-batches and ranks), so that the shares
     add up to the aggregate whatever the split. Rows with an empty mask count in neither. `lengths` [B]: trained tokens
-    of the whole episode that a row belongs to, over which a sequence's mean is; None where every row is an episode.
+    of the whole episode that a row belongs to, over which a sequence's mean is; None where every row is an episode. For
+    `prompt_mean` all responses to a prompt are one sequence, whose tokens `lengths` must give.
 
     Raises: ConfigError if `sequence_mean_token_sum_norm` has no length, or the name is unknown.
     """
@@ -77,7 +78,7 @@ def aggregate(
     if name == "token_mean":
         return divide(masked_sum(x, mask), tokens)
     # Empty rows add 0 here, and are not among `sequences`.
-    if name in ("sequence_mean_token_mean", "sequence_mean"):
+    if name in ("sequence_mean_token_mean", "sequence_mean", "prompt_mean"):
         if lengths is not None:
             return divide(divide(masked_sum(x, mask, dim=1), lengths).sum(), sequences)
         return divide(masked_mean(x, mask, dim=1).sum(), sequences)

@@ -13,7 +13,7 @@ from verizero.pipeline.rl.parts import Part, Parts
 UNUSUAL: dict[str, str] = {
     "wide_sequence_clip": "a sequence-level ratio with a token-sized clip never clips (GSPO uses 3e-4 / 4e-4)",
     "narrow_token_clip": "a token-level ratio with a sequence-sized clip stops almost every token (PPO uses 0.2)",
-    "sequence_ratio_token_mean": "a sequence-level ratio under token_mean weights responses by their length",
+    "sequence_ratio_token_mean": "a sequence-level ratio under a mean over tokens weights responses by their length",
     "token_advantage_sequence_ratio": "a sequence-level ratio takes one advantage per response; see sequence_token",
     "reuse_without_ratio": "several updates on one batch without an importance ratio are biased",
     "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
@@ -277,7 +277,7 @@ def _unusual(parts: Parts) -> Iterator[str]:
         yield "narrow_token_clip"
     if ratio.of == "sum" and widths:
         yield "product_ratio_clip"
-    if ratio.of == "mean" and parts.aggregate == "token_mean":
+    if ratio.of == "mean" and parts.aggregate in ("token_mean", "prompt_mean"):
         yield "sequence_ratio_token_mean"
     if ratio.per == "response" and parts.token_advantage:
         yield "token_advantage_sequence_ratio"

@@ -108,7 +108,8 @@ SURROGATES: dict[str, SurrogateEntry] = {
     ),
     "dppo": SurrogateEntry(
         "sg[M min(r, {ratio_cap})] A log pi - {drift_coef} (log r)^2; M = 0 where pi has left pi_old, in the direction "
-        "of A, by more than {threshold_high} (A > 0) or {threshold_low} (A < 0) in binary {divergence}, else 1",
+        "of A or with symmetric in any, by more than {threshold_high} (upwards) or {threshold_low} (downwards) in "
+        "binary {divergence}, else 1",
         "arXiv:2602.04879; the squared log-ratio 2602.02276",
         "surrogates.dppo",
         {
@@ -117,8 +118,11 @@ SURROGATES: dict[str, SurrogateEntry] = {
                 "distance of pi to pi_old, by the token's own probability: total variation or kl",
                 choices=("tv", "kl"),
             ),
-            "threshold_low": Option(0.15, "a token with A < 0 that fell by more than this stops", above=0),
-            "threshold_high": Option(0.15, "a token with A > 0 that rose by more than this stops", above=0),
+            "symmetric": Option(
+                False, "a token stops on either side of pi_old, not only where its advantage pushes it"
+            ),
+            "threshold_low": Option(0.15, "a token that fell by more than this stops", above=0),
+            "threshold_high": Option(0.15, "a token that rose by more than this stops", above=0),
             "ratio_cap": Option(None, "largest ratio that counts; null: no bound", above=0),
             "drift_coef": Option(0.0, "weight of the squared log-ratio, which pulls every token back to pi_old", low=0),
         },

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verizero.pipeline.rl.kl import binary_kl
 from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 from verizero.pipeline.rl.reduce import masked, masked_mean
 
@@ -157,6 +158,7 @@ def dppo(
     x: SurrogateInputs,
     *,
     divergence: str,
+    symmetric: bool,
     threshold_low: float,
     threshold_high: float,
     ratio_cap: float | None,
@@ -169,7 +171,7 @@ def dppo(
     Source: arXiv:2602.04879 (binary divergences; the ratio's bound, section 5.4); arXiv:2602.02276 (the squared
     log-ratio).
     """
-    is_beyond = beyond_divergence(x, divergence, threshold_low, threshold_high)
+    is_beyond = beyond_divergence(x, divergence, symmetric, threshold_low, threshold_high)
     # Detached: the gradient is that of log pi, with this weight.
     weight = masked(exp_clamped(x.log_ratio.detach()), ~is_beyond)
     if ratio_cap is not None:
@@ -178,28 +180,24 @@ def dppo(
 
 
 def beyond_divergence(
-    x: SurrogateInputs, divergence: str, threshold_low: float, threshold_high: float, **_: Any
+    x: SurrogateInputs, divergence: str, symmetric: bool, threshold_low: float, threshold_high: float, **_: Any
 ) -> Tensor:
     """Return [B, T] bool: True where pi is further from pi_old than a threshold, in the direction that A pushes.
 
-    The threshold is `threshold_high` where A > 0 and pi > pi_old, `threshold_low` where A < 0 and pi < pi_old. The
-    distance is binary, between the token and all others: |pi - pi_old| (tv), or
+    The threshold is `threshold_high` where A > 0 and pi > pi_old, `threshold_low` where A < 0 and pi < pi_old; if
+    `symmetric`, whatever A is. The distance is binary, between the token and all others: |pi - pi_old| (tv), or
     pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)) (kl).
 
-    Source: arXiv:2602.04879.
+    Source: arXiv:2602.04879; symmetric, prime-rl's IPO loss.
     """
     logprobs = x.logprobs.detach()
     old_logprobs = logprobs - x.log_ratio.detach()
     change = logprobs.exp() - old_logprobs.exp()
-    distance = change.abs() if divergence == "tv" else _binary_kl(old_logprobs, logprobs)
-    rising = (x.advantages > 0) & (change > 0) & (distance > threshold_high)
-    return rising | ((x.advantages < 0) & (change < 0) & (distance > threshold_low))
-
-
-def _binary_kl(old_logprobs: Tensor, logprobs: Tensor) -> Tensor:
-    # 1 - p, where rounding may leave nothing: 1e-8 as in the authors' code.
-    old_rest, rest = (-torch.expm1(lp).clamp(max=-1e-8) for lp in (old_logprobs, logprobs))
-    return old_logprobs.exp() * (old_logprobs - logprobs) + old_rest * (old_rest / rest).log()
+    distance = change.abs() if divergence == "tv" else binary_kl(old_logprobs, logprobs)
+    rising, falling = (change > 0) & (distance > threshold_high), (change < 0) & (distance > threshold_low)
+    if symmetric:
+        return (rising | falling) & x.mask
+    return (rising & (x.advantages > 0)) | (falling & (x.advantages < 0))
 
 
 def reinforce(x: SurrogateInputs) -> Tensor:

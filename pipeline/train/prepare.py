@@ -14,7 +14,7 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.controllers import entropy_controller, kl_controller
 from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of
+from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of, shares_of_prompts
 from verizero.pipeline.rl.logprobs import score_norms
 from verizero.pipeline.rl.loss import ratio_logprobs
 from verizero.pipeline.rl.parts import Parts
@@ -169,7 +169,7 @@ class Prepared:
     right: Tensor
     """[B] bool: the verifiers gave a reward above 0."""
     shares: Shares | None
-    """The part of its episode that each row is; None where every row is a whole episode of one turn."""
+    """The part of its episode, or of its prompt, that each row is; None where every row is a whole episode."""
 
     @property
     def num_responses(self) -> int:
@@ -190,6 +190,9 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(episode_layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
+    if parts.aggregate == "prompt_mean":
+        mask = training_mask(parts, collated.response_mask, collated.truncated)
+        shares = shares_of_prompts(shares, mask, collated.group_ids)
     batch = _with_length_penalties(parts, collated, shares, settings)
     start = BatchStart.of(backend, parts, batch, settings)
     critic_values = _critic_values(backend, parts, batch, settings)

@@ -21,7 +21,14 @@ from verizero.pipeline.rl.rules import check
 
 CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
 SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})
-DPPO = {"divergence": "tv", "threshold_low": 0.15, "threshold_high": 0.15, "ratio_cap": 20.0, "drift_coef": 0.0}
+DPPO = {
+    "divergence": "tv",
+    "symmetric": False,
+    "threshold_low": 0.15,
+    "threshold_high": 0.15,
+    "ratio_cap": 20.0,
+    "drift_coef": 0.0,
+}
 TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     "ppo": ("gae", "token", CLIP, "token_mean", ("reward", "k1")),
     "vapo": ("gae", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
@@ -32,6 +39,7 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     "dapo": ("group_norm", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
     "gspo": ("group_norm", "sequence", SEQUENCE, "sequence_mean_token_mean", None),
     "gspo_token": ("group_norm", "sequence_token", SEQUENCE, "sequence_mean_token_mean", None),
+    "flash_reinforce": ("batch_mean", "none", ("reinforce", {}), "sequence_mean_token_mean", None),
     "rloo": ("leave_one_out", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
     "remax": ("greedy_baseline", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
     "reinforce_pp": ("reward_to_go_norm", "token", CLIP, "token_mean", ("reward", "k1")),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.loop.scripted import group_of, loop_of
-from tests.oracles import rl as oracle
+from tests.oracles import advantages as oracle
 from tests.stages.sessions import Heard, rows, session_of, train_round
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.phases import rl_phases, select_groups, with_baseline

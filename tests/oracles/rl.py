@@ -6,7 +6,6 @@ over `lp` is the gradient that training must see.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,9 @@ class Row:
     """`old` as the trainer computed it, where the ratio compares to another policy."""
     still: list[float] = field(default_factory=list)
     right: bool = False
+    prompt: int | None = None
+    prompt_tokens: int = 0
+    """Tokens of all responses to the prompt, as training is told."""
 
     def __post_init__(self) -> None:
         self.still = self.still or list(self.lp)
@@ -59,116 +61,6 @@ def whiten(xs: Sequence[float], ddof: int, eps: float) -> list[float]:
 
 def clamp(x: float, low: float, high: float) -> float:
     return min(max(x, low), high)
-
-
-# advantages
-
-
-def members(groups: Sequence[int], i: int) -> list[int]:
-    return [j for j, g in enumerate(groups) if g == groups[i]]
-
-
-def group_norm(
-    rewards: Sequence[float], groups: Sequence[int], baseline: str, spread: str, ddof: int, eps: float
-) -> list[float]:
-    out = []
-    for i, reward in enumerate(rewards):
-        own = [rewards[j] for j in members(groups, i)]
-        others = [rewards[j] for j in members(groups, i) if j != i]
-        centred = reward - (mean(own) if baseline == "mean" else mean(others))
-        if max(own) == min(own):
-            out.append(0.0)
-        elif spread == "none":
-            out.append(centred)
-        elif spread == "leave_one_out":
-            # undivided where the others are equal, to a millionth of the whole group's spread
-            flat = std(others, 0) ** 2 * len(others) <= 1e-12 * std(own, 0) ** 2 * len(own)
-            out.append(centred if flat or len(others) <= ddof else centred / (std(others, ddof) + eps))
-        else:
-            out.append(centred / (std(own if spread == "group" else list(rewards), ddof) + eps))
-    return out
-
-
-def max_rl(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
-    out = []
-    for i, reward in enumerate(rewards):
-        centre = mean([rewards[j] for j in members(groups, i)])
-        out.append((reward - centre) / centre if centre > 0 else 0.0)
-    return out
-
-
-def best_of_k(rewards: Sequence[float], groups: Sequence[int], k: int | None) -> list[float]:
-    """By writing down every subset."""
-    out = []
-    for i in range(len(rewards)):
-        own = members(groups, i)
-        subsets = list(itertools.combinations(own, len(own) if k is None else min(k, len(own))))
-        gains = [max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) if i in s else 0.0 for s in subsets]
-        out.append(mean(gains))
-    return out
-
-
-def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
-    out = []
-    for i, reward in enumerate(rewards):
-        own = members(groups, i)
-        out.append(reward - sum(lengths[j] * rewards[j] for j in own) / sum(lengths[j] for j in own))
-    return out
-
-
-def optimal_token_baseline(
-    to_go: Sequence[Sequence[float]], norms: Sequence[Sequence[float]], groups: Sequence[int], leaves_out: bool
-) -> list[list[float]]:
-    """By token of each response; `to_go` starts with the whole reward, which a tail has as baseline from the others."""
-    out = []
-    for i, own in enumerate(to_go):
-        row = []
-        for t, value in enumerate(own):
-            reach = [j for j in members(groups, i) if len(to_go[j]) > t]
-            if reach == [i]:
-                row.append(value - mean([to_go[j][0] for j in members(groups, i) if j != i]))
-                continue
-            weights = {j: sum(norms[j][: t + 1]) for j in reach if j != i or not leaves_out}
-            row.append(value - sum(w * to_go[j][t] for j, w in weights.items()) / sum(weights.values()))
-        out.append(row)
-    return out
-
-
-def normalize_then_sum(
-    components: Sequence[Sequence[float]], groups: Sequence[int], weights: Sequence[float], ddof: int, eps: float
-) -> list[float]:
-    total = [0.0] * len(components)
-    for k, weight in enumerate(weights):
-        column = [row[k] for row in components]
-        for i, value in enumerate(group_norm(column, groups, "mean", "group", ddof, eps)):
-            total[i] += weight * value
-    return whiten(total, ddof, eps)
-
-
-def gae(
-    rewards: Sequence[float], values: Sequence[float], final: float, gamma: float, lam: float
-) -> tuple[list[float], list[float]]:
-    """By the definition: A_t = sum_k (gamma lam)^k delta_(t+k)."""
-    after = [*values[1:], final]
-    deltas = [r + gamma * nxt - v for r, nxt, v in zip(rewards, after, values, strict=True)]
-    advantages = [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, len(deltas))) for t in range(len(deltas))]
-    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
-
-
-def reward_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
-    return [sum(gamma ** (s - t) * rewards[s] for s in range(t, len(rewards))) for t in range(len(rewards))]
-
-
-def value_loss(
-    values: Sequence[float], old: Sequence[float], returns: Sequence[float], clip: float | None
-) -> list[float]:
-    out = []
-    for v, before, target in zip(values, old, returns, strict=True):
-        worst = (v - target) ** 2
-        if clip is not None:
-            worst = max(worst, (clamp(v, before - clip, before + clip) - target) ** 2)
-        out.append(0.5 * worst)
-    return out
 
 
 # kl
@@ -266,19 +158,31 @@ def surrogate(name: str, options: dict[str, Any], level: str, row: Row) -> list[
     return out
 
 
+def binary_kl(q: float, p: float) -> float:
+    """KL between two coins, from that of q to that of p."""
+    rest, old_rest = max(1 - p, 1e-8), max(1 - q, 1e-8)
+    return q * math.log(q / p) + old_rest * math.log(old_rest / rest)
+
+
 def beyond(o: dict[str, Any], lp: float, old: float, a: float) -> bool:
     """The token has moved too far, where its advantage pushes it."""
     p, q = math.exp(lp), math.exp(old)
-    distance = abs(p - q)
-    if o["divergence"] == "kl":
-        rest, old_rest = max(1 - p, 1e-8), max(1 - q, 1e-8)
-        distance = q * math.log(q / p) + old_rest * math.log(old_rest / rest)
+    distance = binary_kl(q, p) if o["divergence"] == "kl" else abs(p - q)
+    if o["symmetric"]:
+        return distance > (o["threshold_high"] if p > q else o["threshold_low"])
     if a > 0:
         return p > q and distance > o["threshold_high"]
     return a < 0 and p < q and distance > o["threshold_low"]
 
 
-def aggregate(name: str, rows: Sequence[Sequence[float]], norm_length: int | None) -> float:
+def aggregate(
+    name: str, rows: Sequence[Sequence[float]], norm_length: int | None, prompts: Sequence[int | None] = ()
+) -> float:
+    if name == "prompt_mean":
+        of_prompts: dict[int | None, list[float]] = {}
+        for prompt, row in zip(prompts, rows, strict=True):
+            of_prompts.setdefault(prompt, []).extend(row)
+        return aggregate("sequence_mean_token_mean", list(of_prompts.values()), None)
     rows = [row for row in rows if row]
     if not rows:
         return 0.0
@@ -312,9 +216,12 @@ def off_policy_keep(delta: float, row: Row) -> list[float]:
 def rejected(criteria: Sequence[tuple[str, float, float]], row: Row) -> list[bool]:
     out = [False] * len(row.lp)
     for name, low, high in criteria:
-        reduction, estimator = name.split("_")
+        reduction, _, estimator = name.partition("_")
         xs = [clamp(old - gen, -20, 20) for old, gen in zip(row.trainer, row.gen, strict=True)]
-        values = [{"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - x - 1}[estimator] for x in xs]
+        if estimator == "binary_kl":
+            values = [binary_kl(math.exp(gen), math.exp(old)) for old, gen in zip(row.trainer, row.gen, strict=True)]
+        else:
+            values = [{"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - x - 1}[estimator] for x in xs]
         if reduction != "token":
             values = [{"sum": sum, "mean": mean, "max": max}[reduction](values)] * len(values)
         out = [o or not low <= v <= high for o, v in zip(out, values, strict=True)]
@@ -360,7 +267,7 @@ def weighted(p: Any, row: Row) -> list[float]:
 def loss(parts: Any, rows: Sequence[Row]) -> float:
     """The loss of a whole batch for `Parts` (only its plain fields are read)."""
     p = parts
-    elements, kls, entropies = [], [], []
+    elements, kls, entropies, prompts = [], [], [], []
     for row in rows:
         if not row.lp or (p.masks.overlong_filter and row.truncated):
             elements += [[0.0]] if row.lp and p.masks.overlong_counts else []  # under a mean over responses
@@ -368,6 +275,7 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
             continue
         if row.stale and p.mismatch.stale != "decoupled":
             row = replace(row, old=row.gen)
+        prompts.append(row.prompt)
         elements.append(weighted(p, row))
         spots = zip(row.lp, row.ref, row.old, row.still, strict=True)
         if p.kl.form == "k3_ratio":
@@ -378,9 +286,9 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
         else:
             kls.append([kl(p.kl.form, lp, ref, old, p.kl.cap, still) for lp, ref, old, still in spots])
         entropies.append(row.entropy)
-    total = -aggregate(p.aggregate, elements, p.norm_length)
+    total = -aggregate(p.aggregate, elements, p.norm_length, prompts)
     if p.kl.where == "loss":
-        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length)
+        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length, prompts)
     if p.terms.nll_coef:
         trained = [row for row in rows if row.lp and not (p.masks.overlong_filter and row.truncated)]
         total -= p.terms.nll_coef * aggregate("token_mean", [row.lp for row in trained if row.right], None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles.rl import Row
+from verizero.pipeline.rl.episodes import Shares
 from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss, summarize
 from verizero.pipeline.rl.parts import Parts
 
@@ -26,10 +27,14 @@ def random_rows(
     per_token: bool = False,
     on_policy: bool = False,
     stale: bool = False,
+    prompts: bool = False,
 ) -> list[Row]:
-    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink); with `stale` some are old."""
+    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink); with `stale` some are old.
+
+    With `prompts` they answer two prompts; else no row knows of the others.
+    """
     r, chosen = random.Random(seed), random.Random(f"chosen {seed}")
-    rows = []
+    rows: list[Row] = []
     for _ in range(num):
         size = r.randint(1, longest)
         lp = [-r.expovariate(1.0) - 0.01 for _ in range(size)]
@@ -48,8 +53,11 @@ def random_rows(
                 low_moment=[chosen.random() < 0.7 for _ in lp],
                 stale=stale and chosen.random() < 0.5,
                 right=len(rows) % 2 == 0,
+                prompt=len(rows) % 4 // 2 if prompts else None,
             )
         )
+    for row in rows:
+        row.prompt_tokens = sum(len(other.lp) for other in rows if other.prompt == row.prompt)
     return rows
 
 
@@ -68,7 +76,7 @@ class Padded:
 
 def count_of(parts: Parts, *inputs: LossInputs) -> Counts:
     """Return the counts of these micro-batches together."""
-    counts = [count_denominators(parts, x.response_mask, x.truncated, x.right) for x in inputs]
+    counts = [count_denominators(parts, x.response_mask, x.truncated, x.right, x.shares) for x in inputs]
     return Counts(*torch.stack(counts).sum(0).tolist())
 
 
@@ -118,6 +126,11 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
     mask = torch.zeros(len(rows), width)
     for i, places in enumerate(where):
         mask[i, places] = 1.0
+    shares = None
+    if any(row.prompt is not None for row in rows):
+        lengths, tokens = ([len(r.lp) for r in rows], [r.prompt_tokens for r in rows])
+        every = torch.ones(len(rows), dtype=torch.bool)
+        shares = Shares(torch.tensor(lengths).double(), every, torch.tensor(tokens).double())
     inputs = LossInputs(
         logprobs=tensor("lp"),
         advantages=tensor("adv"),
@@ -132,5 +145,6 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
         low_moment=flags("low_moment"),
         stale=torch.tensor([row.stale for row in rows]) if any(row.stale for row in rows) else None,
         right=torch.tensor([row.right for row in rows]),
+        shares=shares,
     )
     return Padded(inputs, where)

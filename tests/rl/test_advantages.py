@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import batches, inputs_of, parts_of, per_response, solve
 from verizero.pipeline.algorithms.base import load_algorithm
@@ -53,7 +54,7 @@ def test_the_published_conventions_for_one_success_in_four(advantage: Any, first
 def test_group_norm(batch: tuple[list[float], list[int], list[int]], baseline: str, std: str, ddof: int) -> None:
     rewards, groups, lengths = batch
     options = {"name": "group_norm", "baseline": baseline, "std": std, "ddof": ddof, "eps": 1e-4}
-    expected = oracle.group_norm(rewards, groups, baseline, std, ddof, 1e-4)
+    expected = advantages_oracle.group_norm(rewards, groups, baseline, std, ddof, 1e-4)
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
@@ -67,15 +68,19 @@ def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[in
         name: solve(name, rewards, groups, lengths=lengths)
         for name in ("group_mean", "leave_one_out", "optimal_baseline", "none")
     }
-    centred = oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
+    centred = advantages_oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
     assert got["group_mean"] == pytest.approx(centred, **near)
     assert got["leave_one_out"] == pytest.approx(
-        oracle.group_norm(rewards, groups, "leave_one_out", "none", 0, 0), **near
+        advantages_oracle.group_norm(rewards, groups, "leave_one_out", "none", 0, 0), **near
     )
-    assert got["optimal_baseline"] == pytest.approx(oracle.optimal_baseline(rewards, groups, lengths), **near)
+    assert got["optimal_baseline"] == pytest.approx(
+        advantages_oracle.optimal_baseline(rewards, groups, lengths), **near
+    )
     assert got["none"] == rewards
     above = [abs(r) for r in rewards]
-    assert solve("max_rl", above, groups, lengths=lengths) == pytest.approx(oracle.max_rl(above, groups), **near)
+    assert solve("max_rl", above, groups, lengths=lengths) == pytest.approx(
+        advantages_oracle.max_rl(above, groups), **near
+    )
 
 
 @pytest.mark.parametrize("rewards", [[1.0, -1.0, 1e-9, 0.0], [-1.0, -1.0, -1.0, 0.0], [-1e-9, 1.0, 1.0, 1.0]])
@@ -92,7 +97,7 @@ def test_a_mean_of_rewards_below_0_divides_nothing(rewards: list[float]) -> None
 @given(batches(), st.integers(0, 1), st.sampled_from(["tokens", "responses"]))
 def test_group_mean_batch_norm(batch: tuple[list[float], list[int], list[int]], ddof: int, over: str) -> None:
     rewards, groups, lengths = batch
-    centred = oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
+    centred = advantages_oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
     times = lengths if over == "tokens" else [1] * len(rewards)
     everything = oracle.whiten([c for c, n in zip(centred, times, strict=True) for _ in range(n)], ddof, 1e-4)
     firsts = [sum(times[:i]) for i in range(len(times))]
@@ -121,7 +126,7 @@ def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int
     weights = (1.0, 0.5, 2.0)
     inputs = inputs_of(rewards, groups, reward_components=torch.tensor(components, dtype=torch.float64))
     parts = parts_of({"name": "normalize_then_sum", "weights": list(weights), "eps": 1e-4})
-    expected = oracle.normalize_then_sum(components, groups, weights, 1, 1e-4)
+    expected = advantages_oracle.normalize_then_sum(components, groups, weights, 1, 1e-4)
     assert per_response(compute_advantages(parts, inputs), inputs) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import batches, solve
 
@@ -18,9 +19,9 @@ from tests.rl.rewarded import batches, solve
 def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | None) -> None:
     rewards, groups, lengths = batch
     options: dict[str, Any] = {"name": "best_of_k", "k": k}
-    expected = oracle.best_of_k(rewards, groups, k)
+    expected = advantages_oracle.best_of_k(rewards, groups, k)
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    spreads = [oracle.std([rewards[j] for j in oracle.members(groups, i)], 1) for i in range(len(rewards))]
+    spreads = [oracle.std([rewards[j] for j in advantages_oracle.members(groups, i)], 1) for i in range(len(rewards))]
     divided = solve({**options, "std": "group", "eps": 1e-4}, rewards, groups, lengths=lengths)
     assert divided == pytest.approx(
         [a / (s + 1e-4) for a, s in zip(expected, spreads, strict=True)], rel=1e-6, abs=1e-7

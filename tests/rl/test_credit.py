@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import inputs_of, parts_of, per_response
 from verizero.pipeline.algorithms.base import load_algorithm
@@ -91,7 +92,7 @@ def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
             a, b = -r.random(), -r.random()
             old[i, 2 + t], ref[i, 2 + t] = a, b
             tokens.append(-0.3 * (a - b) + (reward if t == size - 1 else 0.0))
-        flat += oracle.reward_to_go(tokens, 0.9)
+        flat += advantages_oracle.reward_to_go(tokens, 0.9)
     inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
     parts = with_kl({"name": "reward_to_go_norm", "gamma": 0.9, "ddof": 0, "eps": 1e-8}, "k1", 0.3)
     found = compute_advantages(parts, inputs).advantages
@@ -118,7 +119,7 @@ def test_a_length_penalty_is_relative_to_the_group() -> None:
     found = compute_advantages(parts_of("group_mean", group_length_penalty=0.4), inputs)
     penalties = [0.4 * 0.5 * 2 / 8, 0.4 * 0.5 * 8 / 8, 0.0, 0.0]
     shaped = [a - b for a, b in zip(rewards, penalties, strict=True)]
-    expected = oracle.group_norm(shaped, groups, "mean", "none", 0, 0)
+    expected = advantages_oracle.group_norm(shaped, groups, "mean", "none", 0, 0)
     assert per_response(found, inputs) == pytest.approx(expected, rel=1e-12, abs=1e-15)
     assert found.stats["reward/length_penalty"] == pytest.approx(sum(penalties) / 4)
     assert "reward/length_penalty" not in compute_advantages(parts_of("group_mean"), inputs).stats

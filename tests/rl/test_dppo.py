@@ -99,6 +99,24 @@ def test_prime_rls_gradient_is_that_of_its_own_form(seed: int) -> None:
     assert torch.allclose(solve(parts, inputs).gradient, lp.grad, rtol=1e-10, atol=1e-15)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_symmetric_mask_is_prime_rls_ipo(seed: int) -> None:
+    """The gradient of its own form: a token stops on both sides of the sampled policy, whatever its advantage."""
+    inputs = pad(random_rows(seed)).inputs
+    mask = inputs.response_mask > 0
+    parts = parts_of("prime_rl", symmetric=True, drift_coef=0.3, threshold_low=0.02, threshold_high=0.02)
+    lp, old, advantages = (torch.where(mask, x, 0.0) for x in (inputs.logprobs, inputs.old_logprobs, inputs.advantages))
+    lp.requires_grad_()
+    kept = (lp.exp() - old.exp()).abs() <= 0.02
+    one_sided = solve(parts_of("prime_rl", threshold_low=0.02, threshold_high=0.02), inputs).metrics["masked/stopped"]
+    solved = solve(parts, inputs)
+    assert solved.metrics["masked/stopped"] == pytest.approx(float((mask & ~kept).sum() / mask.sum()))
+    assert one_sided < solved.metrics["masked/stopped"] < 1
+    loss = (torch.where(kept, -advantages, 0.0) * (lp - old).exp() + 0.3 * (lp - old) ** 2)[mask].sum() / mask.sum()
+    loss.backward()
+    assert torch.allclose(solved.gradient, lp.grad, rtol=1e-10, atol=1e-15)
+
+
 def test_the_usual_thresholds_follow_the_divergence() -> None:
     for divergence, usual in (("tv", 0.15), ("kl", 0.05)):
         options = parts_of("dppo", divergence=divergence).surrogate.options

@@ -47,8 +47,8 @@ def dropped(option: str, inputs: LossInputs) -> Tensor:
 @pytest.mark.parametrize("option", DROPS)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_dropped_token_has_no_gradient(name: str, option: str) -> None:
-    """The KL to the reference is off: it holds back every token, dropped or not."""
-    parts = load_algorithm(name, {**DROPS[option], "kl_coef": 0})[1].resolve(LONGEST)
+    """The KL to the reference is off: it holds back every token, dropped or not. So is a preset's own rejection."""
+    parts = load_algorithm(name, {"mismatch_reject": {}, **DROPS[option], "kl_coef": 0})[1].resolve(LONGEST)
     inputs = pad(random_rows(7, drift=0.2, per_token=parts.token_advantage)).inputs
     inputs = dataclasses.replace(inputs, truncated=torch.zeros(6), logprobs=inputs.old_logprobs + 1e-5)  # type: ignore[operator]
     gradient = solve(parts, inputs).gradient

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracles import rl as oracle
+from tests.oracles import advantages as oracle
 from tests.rl.rewarded import parts_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import DataError
@@ -61,7 +62,7 @@ def test_gae_equals_its_definition(gamma: float, lam: float, bootstrap: bool) ->
     advantages, returns = [], []
     for i, (rs, vs) in enumerate(zip(token_rewards(inputs, where), values, strict=True)):
         final = float(inputs.final_values[i]) if bootstrap and bool(inputs.truncated[i]) else 0.0
-        a, g = oracle.gae(rs, vs, final, gamma, lam)
+        a, g = advantages_oracle.gae(rs, vs, final, gamma, lam)
         advantages += a
         returns += g
     assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
@@ -86,8 +87,8 @@ def test_the_critic_and_the_policy_may_have_lambdas_of_their_own() -> None:
     advantages, returns = [], []
     for rs, vs in zip(token_rewards(inputs, where), values, strict=True):
         lam = max(0.0, 1 - 1 / (0.5 * len(vs)))
-        advantages += oracle.gae(rs, vs, 0.0, 1.0, lam)[0]
-        returns += oracle.gae(rs, vs, 0.0, 1.0, 1.0)[1]
+        advantages += advantages_oracle.gae(rs, vs, 0.0, 1.0, lam)[0]
+        returns += advantages_oracle.gae(rs, vs, 0.0, 1.0, 1.0)[1]
     assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
     assert found.returns is not None
     assert at(found.returns, where) == pytest.approx(returns, rel=1e-12)
@@ -119,7 +120,7 @@ def test_reward_to_go_steps_over_gaps() -> None:
     mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
     rewards = torch.tensor([[9.0, 1.0, 9.0, 9.0, 2.0, 3.0, 9.0]], dtype=torch.float64)
     found = reward_to_go(rewards, mask, 0.5)
-    expected = oracle.reward_to_go([1.0, 2.0, 3.0], 0.5)
+    expected = advantages_oracle.reward_to_go([1.0, 2.0, 3.0], 0.5)
     assert found[mask].tolist() == pytest.approx(expected)
     assert bool((found[~mask] == 0).all())
 
@@ -143,7 +144,7 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
     loss.backward()
 
     def slow(rows: list[list[float]]) -> float:
-        parts = [oracle.value_loss(v, o, g, clip) for v, o, g in zip(rows, old, target, strict=True)]
+        parts = [advantages_oracle.value_loss(v, o, g, clip) for v, o, g in zip(rows, old, target, strict=True)]
         return sum(map(sum, parts)) / total
 
     assert float(loss.detach()) == pytest.approx(slow(values), rel=1e-12)

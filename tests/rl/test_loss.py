@@ -89,7 +89,7 @@ def test_rows_without_a_trained_token_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_batch_of_nothing_has_loss_0_and_gradient_0(name: str) -> None:
-    solved = solve(VARIANTS[name], pad([oracle.Row([], [], [], [], [], [])] * 2).inputs, Counts())
+    solved = solve(VARIANTS[name], pad([oracle.Row([], [], [], [], [], [], prompt=0)] * 2).inputs, Counts())
     assert solved.loss == 0.0
     assert bool((solved.gradient == 0).all())
 
@@ -112,6 +112,7 @@ def test_a_runaway_ratio_stays_finite_and_is_counted() -> None:
         ("clip_cov", "selected"),
         ("right_answers", "right"),
         ("ppo", "old_logprobs"),
+        ("prompt_mean", "shares"),
     ],
 )
 def test_a_missing_input_is_named(name: str, missing: str) -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from tests.oracles import rl as oracle
+from tests.oracles import advantages as oracle
 from tests.rl.rewarded import parts_of
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages

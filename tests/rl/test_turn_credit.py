@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.test_episodes import Scene, scene
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
@@ -48,7 +49,7 @@ def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, 
     params = {"credit": "turns", "credit_coef": coef, "credit_outcome": outcome, "credit_gamma": gamma}
     params |= {"credit_std": std}
     found = compute_advantages(load_algorithm("dr_grpo", params)[1], s.inputs)
-    to_go = [oracle.reward_to_go(own, gamma) for own in rewards_of(s)]
+    to_go = [advantages_oracle.reward_to_go(own, gamma) for own in rewards_of(s)]
     of_episode = outcomes(s)
     for e, own in enumerate(s.lists(found.advantages)):
         group = [j for j in range(len(to_go)) if j // 3 == e // 3]
@@ -70,7 +71,9 @@ def test_credit_of_states_is_its_formula(seed: int, std: str) -> None:
     assert s.inputs.turn_states is not None
     states, of_episode = s.inputs.turn_states.tolist(), outcomes(s)
     # The episode's own reward comes at its last turn.
-    to_go = [oracle.reward_to_go([*own[:-1], own[-1] + of_episode[e]], 0.9) for e, own in enumerate(rewards_of(s))]
+    to_go = [
+        advantages_oracle.reward_to_go([*own[:-1], own[-1] + of_episode[e]], 0.9) for e, own in enumerate(rewards_of(s))
+    ]
     alone = 0
     for e, own in enumerate(s.lists(found.advantages)):
         group = [j for j in range(len(to_go)) if j // 3 == e // 3]
@@ -117,7 +120,7 @@ def test_gae_over_turns_is_its_definition(kl: float, bootstrap: bool) -> None:
         ]
         rewards[-1] += outcomes(s)[e]
         final = float(x.final_values[s.places[e][-1][0]]) if bootstrap and e % 2 == 0 else 0.0
-        advantages, returns = oracle.gae(rewards, [values[e][own[0]] for own in turns], final, 0.9, 0.7)
+        advantages, returns = advantages_oracle.gae(rewards, [values[e][own[0]] for own in turns], final, 0.9, 0.7)
         for k, own in enumerate(turns):
             for t in own:
                 assert s.lists(found.advantages)[e][t] == pytest.approx(advantages[k], rel=1e-10)

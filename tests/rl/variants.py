@@ -59,6 +59,10 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "stale_decoupled": ("grpo", {"mismatch_stale": "decoupled", "mismatch_level": "token"}),
     "stale_decoupled_gspo": ("gspo", {"mismatch_stale": "decoupled", **_ICEPOP}),
     "dppo_tight": ("dppo", {"threshold_low": 0.03, "threshold_high": 0.02, "ratio_cap": 1.2, "drift_coef": 0.1}),
+    "dppo_symmetric": ("prime_rl", {"symmetric": True, "threshold_low": 0.03, "threshold_high": 0.02}),
+    "dppo_symmetric_kl": ("dppo", {"symmetric": True, "divergence": "kl", "threshold_low": 1e-3}),
+    "binary_kl_gate": ("grpo", {"mismatch_reject": {"mean_binary_kl": 0.02}}),
+    "prompt_mean": ("custom", {**_CUSTOM, "aggregate": "prompt_mean", "kl": {"in": "loss", "form": "k3", "coef": 0.3}}),
     "dppo_kl": ("dppo", {"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.02}),
     "right_answers": ("vapo", {"nll_coef": 0.1}),
     "right_answers_filtered": ("grpo", {"nll_coef": 0.3, "overlong_filter": True}),
@@ -89,4 +93,5 @@ def variants() -> dict[str, Parts]:
 
 def rows_like(parts: Parts) -> dict[str, bool]:
     """The kind of random rows that reach every branch of the parts, as arguments of `random_rows`."""
-    return {"per_token": parts.token_advantage, "stale": parts.mismatch.level == "token" or bool(parts.mismatch.reject)}
+    stale = parts.mismatch.level == "token" or bool(parts.mismatch.reject)
+    return {"per_token": parts.token_advantage, "stale": stale, "prompts": parts.aggregate == "prompt_mean"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracles import rl as oracle
+from tests.oracles import advantages as oracle
 from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, NonFiniteError, RunError

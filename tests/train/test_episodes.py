@@ -32,6 +32,7 @@ AGGREGATES: dict[str, tuple[str, dict[str, Any]]] = {
     "sequence_mean_token_mean": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_mean"}),
     "sequence_mean_token_sum": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_sum"}),
     "sequence_mean_token_sum_norm": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_sum_norm"}),
+    "prompt_mean": ("custom", {**TOKEN, **KL, "aggregate": "prompt_mean"}),
     "sequence_mean": (
         "custom",
         {**TOKEN, "advantage": "group_mean", "ratio": "sequence_product", "surrogate": {"name": "squared", "tau": 0.5},
@@ -98,6 +99,13 @@ def double(backend: TorchBackend, groups: list[Group], how: str, version: int = 
                 value = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
                 own.append(value if how == "gspo" else value - 0.3 * ((ref - now).exp() - (ref - now) - 1))
         objectives.append(own)
+    if how == "prompt_mean":
+        prompts = [g.prompt.id for g in groups for m in g.members if m.reward is not None]
+        means = []
+        for prompt in dict.fromkeys(prompts):
+            own = [x for of, xs in zip(prompts, objectives, strict=True) for x in xs if of == prompt]
+            means.append(sum(own, zero) / len(own))
+        return -sum(means, zero) / len(means)
     if how == "token_mean":
         return -sum(map(sum, objectives)) / sum(map(len, objectives))  # type: ignore[return-value,arg-type]
     sums = [sum(own, zero) for own in objectives]
@@ -174,7 +182,9 @@ def test_no_cut_and_no_order_of_rows_changes_anything(name: str, monkeypatch: py
             same(solved(parts, groups, [range(num // 2), range(num // 2, num)]), wanted)
 
 
-@pytest.mark.parametrize("name", ["sequence_mean_token_mean", "sequence_mean_token_sum_norm", "overlong", "turns"])
+@pytest.mark.parametrize(
+    "name", ["sequence_mean_token_mean", "sequence_mean_token_sum_norm", "prompt_mean", "overlong", "turns"]
+)
 def test_no_division_among_ranks_changes_anything(name: str) -> None:
     """Two ranks in threads, each with its own policy: rows of one episode lie on both."""
     groups, parts = cut_groups(), parts_of(CUTS[name][0], **CUTS[name][1])

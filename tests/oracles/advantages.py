@@ -1,0 +1,119 @@
+"""Slow doubles of pipeline/rl/advantages.py: floats, lists and loops over groups, straight from the formulas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tests.oracles.rl import clamp, mean, std, whiten
+
+
+def members(groups: Sequence[int], i: int) -> list[int]:
+    return [j for j, g in enumerate(groups) if g == groups[i]]
+
+
+def group_norm(
+    rewards: Sequence[float], groups: Sequence[int], baseline: str, spread: str, ddof: int, eps: float
+) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        own = [rewards[j] for j in members(groups, i)]
+        others = [rewards[j] for j in members(groups, i) if j != i]
+        centred = reward - (mean(own) if baseline == "mean" else mean(others))
+        if max(own) == min(own):
+            out.append(0.0)
+        elif spread == "none":
+            out.append(centred)
+        elif spread == "leave_one_out":
+            # undivided where the others are equal, to a millionth of the whole group's spread
+            flat = std(others, 0) ** 2 * len(others) <= 1e-12 * std(own, 0) ** 2 * len(own)
+            out.append(centred if flat or len(others) <= ddof else centred / (std(others, ddof) + eps))
+        else:
+            out.append(centred / (std(own if spread == "group" else list(rewards), ddof) + eps))
+    return out
+
+
+def max_rl(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        centre = mean([rewards[j] for j in members(groups, i)])
+        out.append((reward - centre) / centre if centre > 0 else 0.0)
+    return out
+
+
+def best_of_k(rewards: Sequence[float], groups: Sequence[int], k: int | None) -> list[float]:
+    """By writing down every subset."""
+    out = []
+    for i in range(len(rewards)):
+        own = members(groups, i)
+        subsets = list(itertools.combinations(own, len(own) if k is None else min(k, len(own))))
+        gains = [max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) if i in s else 0.0 for s in subsets]
+        out.append(mean(gains))
+    return out
+
+
+def batch_mean(rewards: Sequence[float]) -> list[float]:
+    return [reward - mean(rewards) for reward in rewards]
+
+
+def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        own = members(groups, i)
+        out.append(reward - sum(lengths[j] * rewards[j] for j in own) / sum(lengths[j] for j in own))
+    return out
+
+
+def optimal_token_baseline(
+    to_go: Sequence[Sequence[float]], norms: Sequence[Sequence[float]], groups: Sequence[int], leaves_out: bool
+) -> list[list[float]]:
+    """By token of each response; `to_go` starts with the whole reward, which a tail has as baseline from the others."""
+    out = []
+    for i, own in enumerate(to_go):
+        row = []
+        for t, value in enumerate(own):
+            reach = [j for j in members(groups, i) if len(to_go[j]) > t]
+            if reach == [i]:
+                row.append(value - mean([to_go[j][0] for j in members(groups, i) if j != i]))
+                continue
+            weights = {j: sum(norms[j][: t + 1]) for j in reach if j != i or not leaves_out}
+            row.append(value - sum(w * to_go[j][t] for j, w in weights.items()) / sum(weights.values()))
+        out.append(row)
+    return out
+
+
+def normalize_then_sum(
+    components: Sequence[Sequence[float]], groups: Sequence[int], weights: Sequence[float], ddof: int, eps: float
+) -> list[float]:
+    total = [0.0] * len(components)
+    for k, weight in enumerate(weights):
+        column = [row[k] for row in components]
+        for i, value in enumerate(group_norm(column, groups, "mean", "group", ddof, eps)):
+            total[i] += weight * value
+    return whiten(total, ddof, eps)
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], final: float, gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """By the definition: A_t = sum_k (gamma lam)^k delta_(t+k)."""
+    after = [*values[1:], final]
+    deltas = [r + gamma * nxt - v for r, nxt, v in zip(rewards, after, values, strict=True)]
+    advantages = [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, len(deltas))) for t in range(len(deltas))]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def reward_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    return [sum(gamma ** (s - t) * rewards[s] for s in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def value_loss(
+    values: Sequence[float], old: Sequence[float], returns: Sequence[float], clip: float | None
+) -> list[float]:
+    out = []
+    for v, before, target in zip(values, old, returns, strict=True):
+        worst = (v - target) ** 2
+        if clip is not None:
+            worst = max(worst, (clamp(v, before - clip, before + clip) - target) ** 2)
+        out.append(0.5 * worst)
+    return out
