@@ -1,8 +1,10 @@
-"""The notebooks of examples/: stored without outputs, and executed as a user's kernel executes them."""
+"""The examples: notebooks, stored without outputs and executed as a user's kernel executes them, and a program."""
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.library.tiny import SMALL, save_tiny
 from tests.source import ROOT
 
+JOB = ROOT / "examples" / "smollm2.py"
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 INTERRUPTED = """
 import signal, sys
@@ -90,3 +95,40 @@ def test_an_interrupted_cell_goes_on_when_it_is_run_again(tmp_path: Path) -> Non
     assert [o for o in second.outputs if o["output_type"] == "error"] == []
     assert "4/4" in shown(second)
     assert "<iframe srcdoc=" in shown(second)
+
+
+class TestTheJobOfARealModel:
+    ROW = '{"equals": {"name": "Ann", "home": {"city": "Rome"}}}'
+    DEMANDS = '[{"type": "keywords", "include": ["rain"], "exclude": ["of"]}, {"type": "words", "min": 3, "max": 4}]'
+    EDGES = '[{"type": "sentences", "min": 1, "max": 1}, {"type": "edges", "end": "?"}]'
+
+    @pytest.mark.parametrize(
+        ("completion", "answer", "wanted"),
+        [
+            ('{"home": {"city": "Rome"}, "name": "Ann"}', ROW, 1.0),
+            ('{"home": {"city": "Oslo"}, "name": "Ann"}', ROW, 1 / 3),
+            ("Ann", ROW, 0.0),
+            ("Rain falls today.", DEMANDS, 1.0),
+            ("Rain of today falls down here.", DEMANDS, 1 / 3),
+            ("Does it rain?", EDGES, 1.0),
+            ("It rains. Does it?", EDGES, 0.5),
+        ],
+    )
+    def test_its_reward_is_the_share_of_what_is_wanted(self, completion: str, answer: str, wanted: float) -> None:
+        assert runpy.run_path(str(JOB))["reward"](completion, answer) == pytest.approx(wanted)
+
+    @pytest.mark.integration
+    def test_a_reference_of_each_row_is_worth_1(self) -> None:
+        example = runpy.run_path(str(JOB))
+        answers = [row["answer"] for row in example["rows"]("train")]
+        of_json = [a for a in answers if a.startswith("{")]
+        assert len(of_json) == 400
+        assert {example["reward"](json.dumps(json.loads(a)["equals"]), a) for a in of_json} == {1.0}
+
+    @pytest.mark.integration
+    def test_its_short_form_runs(self, tmp_path: Path) -> None:
+        save_tiny(tmp_path / "tiny", positions=512, chat=CHAT)
+        short = {**SMALL, "evaluation.limit": 8, "evaluation.k": 2, "evaluation.every_rounds": 1}
+        run = runpy.run_path(str(JOB))["job"](str(tmp_path / "tiny"), steps=2, output=str(tmp_path), **short)
+        assert run.summary["steps"] == 2
+        assert run.summary["domains"].keys() == {"extraction", "instructions"}
