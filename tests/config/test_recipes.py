@@ -178,6 +178,9 @@ class TestAlgorithms:
         shorter = {"vapo": {"critic_warmup_steps": 5, "length_alpha": 1.0}}
         if name in shorter:
             assert mine["rl"]["optimizer"].pop("learning_rate") < demo["rl"]["optimizer"].pop("learning_rate")
+        if name == "flash_reinforce":  # one response to each prompt, and as many responses a step
+            sizes = [tree["rl"].pop("prompts_per_step") * tree["rl"].pop("group_size") for tree in (mine, demo)]
+            assert sizes[0] == sizes[1]
         _, parts = load_algorithm(name, given)
         assert kept == (select if parts.needs_group else {"keep": "all"})
         assert ("components" in mine.pop("scoring", {})) == parts.needs_components
