@@ -19,8 +19,8 @@ from verizero.pipeline.config.pairs import (
 )
 from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import RoundsConfig, StageSection, check_one_length
-from verizero.pipeline.preferences.base import PreferenceParams, load_preference
+from verizero.pipeline.config.stages import Recipe, RoundsConfig, StageSection, check_one_length
+from verizero.pipeline.preferences.base import PreferenceParams, explain_preference, load_preference
 from verizero.pipeline.rl.parts import Part, Parts
 
 
@@ -69,6 +69,10 @@ class PreferenceConfig(StageSection):
         """Return the stage whose reward model ranks the samples."""
         return judges_stage("sampled.judge", self.sampled.judge)
 
+    def explain(self, recipe: Recipe) -> str:
+        """Return the loss that is minimised."""
+        return explain_loss(self.loss)
+
     def steps_of_items(self) -> list[int]:
         """Return the steps of each part; 0 if they follow from the pairs, which are not known yet."""
         return [self.steps or 0] * self.parts
@@ -101,6 +105,10 @@ class OnlinePreferenceConfig(RoundsConfig):
         """Return the stage whose reward model ranks."""
         return judges_stage("judge", self.judge)
 
+    def explain(self, recipe: Recipe) -> str:
+        """Return the loss that is minimised."""
+        return explain_loss(self.loss)
+
     @property
     def has_reference(self) -> bool:
         """True if the loss compares the policy to a reference."""
@@ -114,6 +122,12 @@ def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
     if not isinstance(name, str):
         raise ValueError(f"{section}.loss needs a name, e.g. {{name: dpo}}, got {loss!r}")
     return load_preference(name, params)[0]
+
+
+def explain_loss(loss: dict[str, Any]) -> str:
+    """Return the page of a loss that was checked."""
+    params = dict(loss)
+    return explain_preference(params.pop("name"), params)
 
 
 def loop_parts(groups_differ: bool = True) -> Parts:

@@ -7,6 +7,7 @@ pairs takes `PairParams`; one of the margin between implicit rewards takes `Marg
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,11 +32,23 @@ class PreferenceParams(BaseModel):
     """The loss takes single responses, each good or bad; else pairs, whose sides have equal indices."""
     needs_divergence: ClassVar[bool] = False
     """The loss takes an estimate of the KL to the reference, from prompts with responses to other prompts."""
+    sorts_pairs: ClassVar[bool] = False
+    """The loss compares margins of equal rank among the pairs of the optimiser step, `Sides.matched`."""
+
+    @property
+    def tail_weight(self) -> float:
+        """Weight in the log-ratio of the tokens of a response beyond the length of the other one."""
+        return 1.0
 
     @property
     def needs_weights(self) -> bool:
         """True if each pair's loss is multiplied by a weight, `Sides.weights`."""
         return False
+
+    @property
+    def terms(self) -> tuple[Mapping[str, Any], ...]:
+        """The losses that this one is a weighted sum of, as a recipe has them; empty: it is no sum."""
+        return ()
 
 
 Beta = Annotated[float, Field(gt=0, description="inverse temperature of the implicit reward")]
@@ -86,13 +99,15 @@ class Responses:
     lengths: Tensor
     """[B] tokens of the response, at least 1, in the type of `logprobs`."""
     ref_logprobs: Tensor | None = None
-    """[B] of the reference; None if the loss has no reference."""
+    """[B] of the reference, weighed as `weighed_logprobs`; None if the loss has no reference."""
+    weighed_logprobs: Tensor | None = None
+    """[B] as `logprobs`, where tokens beyond the other response's length have `tail_weight`; None: all count 1."""
 
     @property
     def log_ratio(self) -> Tensor:
         """h(y) = log pi(y|x) - log pi_ref(y|x), [B]."""
         assert self.ref_logprobs is not None
-        return self.logprobs - self.ref_logprobs
+        return (self.logprobs if self.weighed_logprobs is None else self.weighed_logprobs) - self.ref_logprobs
 
     @property
     def mean_logprobs(self) -> Tensor:
@@ -110,6 +125,8 @@ class Sides:
     """z: the estimate of the KL to the reference over the whole optimiser step, at least 0."""
     weights: Tensor | None = None
     """[pairs] without gradient, by which `weighed` multiplies the loss; None: 1."""
+    matched: Tensor | None = None
+    """[pairs] log pi_ref(w|x) - log pi_ref(l|x) of the pair whose rank by it is that of this pair by the policy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +237,35 @@ def load_preference(name: str, params: Mapping[str, Any] | None = None) -> tuple
     except ValidationError as exc:
         reason = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
         raise ConfigError(f"preference {name!r}: {reason}") from exc
+
+
+def explain_preference(name: str, params: Mapping[str, Any] | None = None) -> str:
+    """Return the page of `explain` for the loss `name`: its formula and numbers, models in memory, departures.
+
+    Raises: as `load_preference`.
+    """
+    checked, function = load_preference(name, params)
+    module = registry.find("preferences", name)
+    numbers = [f"{key} {value}" for key, value in checked if value is not None and key != "losses"]
+    lines = [
+        f"loss        {name}  ({module.SOURCE})",
+        f"minimise    the mean over {'responses' if checked.from_labels else 'pairs'} of {_formula(function)}",
+        f"numbers     {', '.join(numbers)}",
+    ]
+    for term in checked.terms:
+        own = {key: value for key, value in term.items() if key not in ("name", "weight")}
+        numbers_of_term = "".join(f", {key} {value}" for key, value in own.items())
+        formula = _formula(registry.find("preferences", term["name"]).loss)
+        lines.append(f"  loss      {term.get('weight', 1.0)} {term['name']}{numbers_of_term}: {formula}")
+    if checked.tail_weight != 1:
+        lines.append(f"log-ratio   tokens beyond the length of the other response count {checked.tail_weight:g}")
+    if checked.needs_weights:
+        lines.append("weights     the loss of a pair is multiplied by the policy's likelihood of both responses")
+    reference = "reference (its log-probs are computed once)" if checked.needs_reference else "no reference"
+    lines.append(f"models      policy (trained); {reference}")
+    return "\n".join(lines + [f"departs     {text}" for text in module.DEPARTURES or ("in nothing that is known",)])
+
+
+def _formula(function: Loss) -> str:
+    """Return the formula in the first line of the docstring."""
+    return (inspect.getdoc(function) or "").split("\n")[0].removeprefix("Return ").removesuffix(".")

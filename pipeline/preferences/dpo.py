@@ -17,7 +17,7 @@ from verizero.pipeline.preferences.base import (
 
 SOURCE = (
     "arXiv:2305.18290 eq. 7; label smoothing as in the authors' note on conservative DPO; nll_coef: 2404.19733; "
-    "length_average: 2411.15124 section 4.3"
+    "length_average: 2411.15124 section 4.3; ld_alpha: 2409.06411"
 )
 DEPARTURES: tuple[str, ...] = ("f_alpha is 1 less the alpha of 2309.16240, as in TRL 1.16: reverse KL is f_alpha 1",)
 
@@ -28,6 +28,14 @@ class Params(MarginParams):
     label_smoothing: LabelSmoothing = 0.0
     nll_coef: LikelihoodCoef = 0.0
     length_average: bool = Field(False, description="implicit rewards per token (TRL's sigmoid_norm); false: summed")
+    ld_alpha: float | None = Field(
+        None, ge=0, le=1, description="weight of a response's tokens beyond the length of the other one; null: 1"
+    )
+
+    @property
+    def tail_weight(self) -> float:
+        """`ld_alpha`."""
+        return 1.0 if self.ld_alpha is None else self.ld_alpha
 
 
 def loss(params: Params, sides: Sides) -> Losses:

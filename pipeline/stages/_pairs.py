@@ -39,7 +39,8 @@ def loss_of(setup: StageSetup) -> tuple[PreferenceParams, Loss]:
 
 def update_settings(run: Run, setup: StageSetup) -> PreferenceSettings:
     """Return the settings of updates on pairs; log-probs are those of the distribution that is sampled."""
-    return PreferenceSettings(run.pad_id, setup.config.rollout.temperature, setup.config.train.micro_batch_tokens)
+    config, tail_weight = setup.config, loss_of(setup)[0].tail_weight
+    return PreferenceSettings(run.pad_id, config.rollout.temperature, config.train.micro_batch_tokens, tail_weight)
 
 
 def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: PhaseWrapper) -> list[PreferenceRow]:

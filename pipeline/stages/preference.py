@@ -44,7 +44,7 @@ def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow],
     params, settings = loss_of(session.setup)[0], update_settings(run, session.setup)
     if not params.needs_reference:
         return ReferenceTable(rows)
-    key = key_of(rows, settings.temperature)
+    key = key_of(rows, settings)
     path = run.stage_folder(item.stage) / f"reference-{item.round}-{key}.safetensors"
     if not begins:
         if not path.is_file():

@@ -55,6 +55,8 @@ class PreferenceSettings:
     pad_id: int
     temperature: float
     micro_batch_tokens: int
+    tail_weight: float = 1.0
+    """As in `PreferenceParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,15 @@ def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
 def side_logprobs(
     backend: Backend, rows: Sequence[PreferenceRow], which: WhichModel, settings: PreferenceSettings
 ) -> Tensor:
-    """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows."""
+    """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows.
+
+    Tokens of a response beyond the length of the other one have the settings' `tail_weight`.
+    """
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
     for micro_rows in _micro_batches(backend, rows, settings):
-        sums, _ = _summed_logprobs(backend, rows, micro_rows, which, settings)
+        summed = _summed_logprobs(backend, rows, micro_rows, which, settings)
         if micro_rows:
-            for (row, side), value in zip(_sequences(rows, micro_rows), sums.tolist(), strict=True):
+            for (row, side), value in zip(_sequences(rows, micro_rows), summed.weighed.tolist(), strict=True):
                 out[row, side] = value
     # Each rank has 0 in the rows of the others. Absent sides become NaN after the sum, which would spread it.
     out = backend.ranks.row_ranks.all_reduce(out)
@@ -115,18 +120,20 @@ def preference_update(
     Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
     """
     z = _divergence(backend, batch, settings) if params.needs_divergence else 0.0
+    matched = _matched_margins(backend, batch, settings) if params.sorts_pairs else None
     rows = batch.rows
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
     sums_of_rank = _Sums()
     for micro_rows in _micro_batches(backend, rows, settings):
         sharpened = _sharpened_logprobs(backend, rows, micro_rows, settings) if params.needs_weights else None
-        logprobs, lengths = _summed_logprobs(backend, rows, micro_rows, "policy", settings)
+        summed = _summed_logprobs(backend, rows, micro_rows, "policy", settings)
         if not micro_rows:  # an idle micro-batch: the backward keeps in step with the other ranks
-            backend.backward(logprobs.sum() * 0.0)
+            backend.backward(summed.logprobs.sum() * 0.0)
             continue
-        weights = None if sharpened is None else _pair_weights(logprobs, sharpened, lengths)
-        sides = replace(_sides(batch, micro_rows, logprobs, lengths, z), weights=weights)
+        weights = None if sharpened is None else _pair_weights(summed.logprobs, sharpened, summed.lengths)
+        own = None if matched is None else matched[micro_rows].to(summed.logprobs)
+        sides = replace(_sides(batch, micro_rows, summed, z), weights=weights, matched=own)
         losses = weighed(loss(params, sides), sides)
         share = losses.values.sum() / total
         backend.backward(share)
@@ -189,6 +196,19 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
     return max(0.0, float(drift[~drift.isnan()].mean()))
 
 
+def _matched_margins(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> Tensor:
+    """Return [rows] margins of the reference, sorted as the policy's are: the least stands where the policy's least is.
+
+    Ranks are among all rows, so that they do not depend on micro-batches and ranks of processes.
+    """
+    assert batch.ref is not None
+    now = side_logprobs(backend, batch.rows, "policy", settings)
+    order = (now[:, 0] - now[:, 1]).argsort(stable=True)
+    matched = torch.empty_like(now[:, 0])
+    matched[order] = (batch.ref[:, 0] - batch.ref[:, 1]).double().sort().values
+    return matched
+
+
 def _micro_batches(
     backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings
 ) -> Iterator[list[int]]:
@@ -209,14 +229,26 @@ def _sequences(rows: Sequence[PreferenceRow], micro_rows: Sequence[int]) -> list
     return [(i, side) for side in (0, 1) for i in micro_rows if rows[i].sides[side] is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """Log-probs of the N responses of a micro-batch; see `_sequences`."""
+
+    logprobs: Tensor
+    """[N] summed over the tokens."""
+    lengths: Tensor
+    """[N] tokens, in the type of `logprobs`."""
+    weighed: Tensor
+    """[N] as `logprobs`, with `tail_weight`."""
+
+
 def _summed_logprobs(
     backend: Backend,
     rows: Sequence[PreferenceRow],
     micro_rows: Sequence[int],
     which: WhichModel,
     settings: PreferenceSettings,
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the log-probs [N] and the length [N] of each response of a micro-batch; see `_sequences`.
+) -> _Summed:
+    """Return the summed log-probs of a micro-batch.
 
     An idle micro-batch computes the shortest row, of which nothing trains, to keep in step with the other ranks.
     """
@@ -227,11 +259,19 @@ def _summed_logprobs(
     idle = [(*shortest.prompt_ids, *(shortest.chosen_ids or shortest.rejected_ids or ()))]
     ids_N_T = padded_ids([(*prompt, *response) for prompt, response in texts] or idle, settings.pad_id, device)
     mask_N_T = torch.zeros(ids_N_T.shape, dtype=torch.bool, device=device)
+    tail_N_T = torch.zeros_like(mask_N_T)
     for k, (prompt, response) in enumerate(texts):
         mask_N_T[k, len(prompt) : len(prompt) + len(response)] = True
     logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False)
     sums_N = logprobs_N_T.sum(1)
-    return sums_N, mask_N_T.sum(1).to(sums_N.dtype)
+    weighed_N = sums_N
+    if settings.tail_weight != 1:
+        for k, (i, side) in enumerate(_sequences(rows, micro_rows)):
+            other = rows[i].sides[1 - side]
+            first = len(rows[i].prompt_ids) + (len(other) if other is not None else 0)
+            tail_N_T[k, first:] = mask_N_T[k, first:]
+        weighed_N = sums_N - (1 - settings.tail_weight) * torch.where(tail_N_T, logprobs_N_T, 0.0).sum(1)
+    return _Summed(sums_N, mask_N_T.sum(1).to(sums_N.dtype), weighed_N)
 
 
 def _sharpened_logprobs(
@@ -240,7 +280,7 @@ def _sharpened_logprobs(
     """Return [N] summed log-probs of the policy at half the temperature, without gradient; see `_pair_weights`."""
     halved = replace(settings, temperature=settings.temperature / 2)
     with torch.no_grad():
-        return _summed_logprobs(backend, rows, micro_rows, "policy", halved)[0]
+        return _summed_logprobs(backend, rows, micro_rows, "policy", halved).logprobs
 
 
 def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
@@ -255,15 +295,16 @@ def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
     return chosen * rejected
 
 
-def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:
+def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], summed: _Summed, z: float) -> Sides:
     sequences = _sequences(batch.rows, micro_rows)
     num_chosen = sum(side == 0 for _, side in sequences)  # `_sequences` lists all chosen ones first
     ref: Tensor | None = None
     if batch.ref is not None:
-        ref = torch.stack([batch.ref[i, side] for i, side in sequences]).to(sums)
+        ref = torch.stack([batch.ref[i, side] for i, side in sequences]).to(summed.logprobs)
 
     def responses(part: slice) -> Responses:
-        return Responses(sums[part], lengths[part], None if ref is None else ref[part])
+        own = summed.logprobs[part], summed.lengths[part], None if ref is None else ref[part]
+        return Responses(*own, summed.weighed[part])
 
     return Sides(responses(slice(0, num_chosen)), responses(slice(num_chosen, None)), z)
 
@@ -311,9 +352,10 @@ class ReferenceTable:
         return cls(rows, tensors.get("ref"), others, tensors.get("mismatched_ref"))
 
 
-def key_of(rows: Sequence[PreferenceRow], temperature: float) -> str:
-    """Return a hash of the rows and the temperature; with the weights, they determine the reference's log-probs."""
-    digest = hashlib.sha256(repr(temperature).encode())
+def key_of(rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> str:
+    """Return a hash of what, besides the policy's weights, determines the reference's log-probs."""
+    tail = "" if settings.tail_weight == 1 else f" {settings.tail_weight!r}"
+    digest = hashlib.sha256(f"{settings.temperature!r}{tail}".encode())
     for row in rows:
         digest.update(repr((row.prompt_ids, row.chosen_ids, row.rejected_ids)).encode())
     return digest.hexdigest()[:16]

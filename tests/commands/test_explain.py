@@ -38,7 +38,7 @@ def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
     cut = tiny(overrides=["rl.algorithm={name: deepseek_v32}", "rollout.top_p=0.9"])
     assert "among the fewest of probability 0.9" in explain_recipe(cut)
     assert "the policy has no experts" in explain_recipe(cut)
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL or distillation"
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL, preferences or distillation"
 
 
 def test_no_reference_is_refused_where_a_term_needs_one() -> None:
@@ -52,7 +52,23 @@ def test_several_stages_of_rl_have_a_page_each() -> None:
     first, second = both.split("\n\nstage rl_again\n")
     assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
     assert second == explain_recipe(tiny({"stages": [again]}))
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL or distillation"
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL, preferences or distillation"
+
+
+def test_a_loss_of_preferences_is_its_formula_with_its_numbers() -> None:
+    mpo = {"name": "mpo", "losses": [{"name": "ipo", "beta": 0.2}, {"name": "bco", "weight": 0.3}], "wpo": True}
+    sampled = {"loss": mpo, "steps": 2}
+    page = explain_recipe(tiny({"stages": ["sft", "preference"], "preference": sampled})).splitlines()
+    assert page[0] == "loss        mpo  (arXiv:2411.10442 eq. 1)"
+    assert page[1].startswith("minimise    the mean over pairs of sum_k weight_k loss_k - nll_coef log pi(w) / |w|")
+    assert page[2] == "numbers     wpo True, nll_coef 1.0"
+    assert page[3].startswith("  loss      1.0 ipo, beta 0.2: (h_w - h_l - 1 / (2 beta))^2")
+    assert page[4].startswith("  loss      0.3 bco: -log sigmoid(r_w) - log sigmoid(-r_l)")
+    assert "weights     the loss of a pair is multiplied by the policy's likelihood of both responses" in page
+    assert page[-2].startswith("departs     BCO's rewards are not shifted")
+    shortened = {"loss": {"name": "dpo", "ld_alpha": 0.5}, "steps": 2}
+    page = explain_recipe(tiny({"stages": ["sft", "preference"], "preference": shortened})).splitlines()
+    assert "log-ratio   tokens beyond the length of the other response count 0.5" in page
 
 
 def test_observations_are_a_term_of_the_objective() -> None:

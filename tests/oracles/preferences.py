@@ -51,10 +51,17 @@ def slope(h: float, f_divergence: str = "reverse_kl", f_alpha: float | None = No
     return math.log(u)
 
 
-def apart(w: Side, r: Side, length_average: bool = False, **divergence: Any) -> float:
+def shortened(side: Side, other: Side, ld_alpha: float) -> float:
+    """h of the side, in which its tokens beyond the length of the other one count `ld_alpha`."""
+    each = [a - b for a, b in zip(side.lp, side.ref, strict=True)]
+    return sum(each[: len(other.lp)]) + ld_alpha * sum(each[len(other.lp) :])
+
+
+def apart(w: Side, r: Side, length_average: bool = False, ld_alpha: float = 1.0, **divergence: Any) -> float:
     """The chosen side's slope less the rejected one's."""
     n_w, n_l = (len(w.lp), len(r.lp)) if length_average else (1, 1)
-    return slope(w.h, **divergence) / n_w - slope(r.h, **divergence) / n_l
+    h_w, h_l = shortened(w, r, ld_alpha), shortened(r, w, ld_alpha)
+    return slope(h_w, **divergence) / n_w - slope(h_l, **divergence) / n_l
 
 
 def dpo(
@@ -97,6 +104,36 @@ def sppo(w: Side, r: Side, beta: float = 1e-3) -> float:
     return sum((side.h - (wins - 0.5) / beta) ** 2 for side, wins in ((w, 1), (r, 0)))
 
 
+def bco(w: Side, r: Side, beta: float = 0.1, shift: float = 0.0) -> float:
+    return -math.log(sigmoid(beta * w.h - shift)) - math.log(1 - sigmoid(beta * r.h - shift))
+
+
+def discopop(w: Side, r: Side, beta: float = 0.1, tau: float = 0.05, **given: Any) -> float:
+    m = beta * apart(w, r, **given)
+    mix = sigmoid(m / tau)
+    return -(1 - mix) * math.log(sigmoid(m)) + mix * math.exp(-m)
+
+
+def mpo(
+    w: Side, r: Side, losses: Sequence[dict[str, Any]] | None = None, nll_coef: float = 1.0, shift: float = 0.0
+) -> float:
+    total = 0.0
+    for term in losses or [{"name": "dpo", "weight": 0.8}, {"name": "bco", "weight": 0.2}]:
+        rest = {k: v for k, v in term.items() if k not in ("name", "weight")}
+        rest |= {"shift": shift} if term["name"] == "bco" else {}
+        total += term.get("weight", 1.0) * PAIRWISE[term["name"]](w, r, **rest)
+    return total - nll_coef * w.mean
+
+
+def aot(chosen: Sequence[Side], rejected: Sequence[Side], beta: float = 0.1, label_smoothing: float = 0.0) -> float:
+    """The k-th smallest margin of the policy against the k-th smallest of the reference, for all k."""
+    pairs = list(zip(chosen, rejected, strict=True))
+    ours = sorted(sum(w.lp) - sum(r.lp) for w, r in pairs)
+    theirs = sorted(sum(w.ref) - sum(r.ref) for w, r in pairs)
+    each = [sigmoid(beta * (a - b)) for a, b in zip(ours, theirs, strict=True)]
+    return sum(-(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) for p in each) / len(each)
+
+
 def nca(w: Side, r: Side, beta: float = 0.1) -> float:
     def classified(side: Side, share: float) -> float:
         """The share of the response among the answers asked for, and 1/2 of it among the reference's."""
@@ -106,9 +143,13 @@ def nca(w: Side, r: Side, beta: float = 0.1) -> float:
     return classified(w, 1) + classified(r, 0)
 
 
-def cpo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 1.0) -> float:
+def cpo(
+    w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 1.0, summed: bool = False
+) -> float:
+    """With `summed` the likelihood is the paper's."""
     p = sigmoid(beta * (sum(w.lp) - sum(r.lp)))
-    return -(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) - nll_coef * w.mean
+    likelihood = nll_coef * (sum(w.lp) if summed else w.mean)
+    return -(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) - likelihood
 
 
 def orpo(w: Side, r: Side, beta: float = 0.1) -> float:
@@ -146,11 +187,14 @@ def divergence(mismatched: Sequence[Side]) -> float:
 PAIRWISE: dict[str, Callable[..., float]] = {
     "apo_down": apo_down,
     "apo_zero": apo_zero,
+    "bco": bco,
     "cpo": cpo,
+    "discopop": discopop,
     "dpo": dpo,
     "exo": exo,
     "hinge": hinge,
     "ipo": ipo,
+    "mpo": mpo,
     "nca": nca,
     "orpo": orpo,
     "robust": robust,
@@ -160,11 +204,17 @@ PAIRWISE: dict[str, Callable[..., float]] = {
 
 
 def mean_loss(name: str, chosen: Sequence[Side], rejected: Sequence[Side], z: float, params: dict[str, Any]) -> float:
-    """The loss of an optimiser step."""
+    """The loss of an optimiser step; with `shifted` BCO's rewards are taken off their mean over both sides."""
+    if params.get("shifted"):
+        rest = {k: v for k, v in params.items() if k != "shifted"}
+        both = [rest.get("beta", 0.1) * side.h for side in (*chosen, *rejected)]
+        return mean_loss(name, chosen, rejected, z, {**rest, "shift": sum(both) / len(both)})
     if name == "kto":
         return kto(chosen, rejected, z, **params)
     if name == "apo_zero_unpaired":
         return kto(chosen, rejected, 0.0, **params)
+    if name == "aot":
+        return aot(chosen, rejected, **params)
     rest = {k: v for k, v in params.items() if k != "wpo"}
     each = [PAIRWISE[name](w, r, **rest) for w, r in zip(chosen, rejected, strict=True)]
     if params.get("wpo"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles.preferences import Side
-from verizero.pipeline.preferences.base import Losses, Responses, Sides, load_preference, weighed
+from verizero.pipeline.preferences.base import Losses, PreferenceParams, Responses, Sides, load_preference, weighed
 
 LONGEST = 7
 Z = 0.3
@@ -18,7 +18,7 @@ DIVERGENCES: list[dict[str, Any]] = [
     {"f_divergence": "js_divergence"},
     {"f_divergence": "alpha_divergence", "f_alpha": 0.3},
 ]
-MARGINS = ("dpo", "exo", "hinge", "ipo", "robust")
+MARGINS = ("discopop", "dpo", "exo", "hinge", "ipo", "robust")
 """The losses that take an f-divergence."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dpo", {}),
@@ -53,6 +53,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sppo", {"beta": 0.3}),
     ("nca", {}),
     ("nca", {"beta": 0.7}),
+    ("dpo", {"ld_alpha": 0.3}),
+    ("dpo", {"ld_alpha": 0.0, "length_average": True, "nll_coef": 0.4, "wpo": True}),
+    ("bco", {}),
+    ("bco", {"beta": 0.7}),
+    ("discopop", {}),
+    ("discopop", {"beta": 0.4, "tau": 0.6}),
+    ("aot", {}),
+    ("aot", {"beta": 0.7, "label_smoothing": 0.2}),
+    ("mpo", {}),
+    ("mpo", {"losses": [{"name": "ipo", "beta": 0.4}, {"name": "hinge", "weight": 0.3}], "nll_coef": 0, "wpo": True}),
     ("cpo", {}),
     ("cpo", {"beta": 0.5, "label_smoothing": 0.2, "nll_coef": 0.0}),
     *((name, {"beta": 0.3, **divergence}) for name in MARGINS for divergence in DIVERGENCES),
@@ -78,12 +88,21 @@ class Random:
         """[B] WPO's weights of the responses."""
         return (((self.lp - self.collision) * self.mask).sum(1) / self.mask.sum(1)).exp()
 
-    def sides(self, lp: Tensor | None = None, z: float = 0.0, wpo: bool = False) -> Sides:
+    def sides(self, params: PreferenceParams, lp: Tensor | None = None, z: float = 0.0) -> Sides:
         lp = self.lp if lp is None else lp
-        sums, refs, lengths = (lp * self.mask).sum(1), (self.ref * self.mask).sum(1), self.mask.sum(1).to(lp.dtype)
-        n = self.num_chosen
-        weights = self.weights[:n] * self.weights[n:] if wpo else None
-        return Sides(Responses(sums[:n], lengths[:n], refs[:n]), Responses(sums[n:], lengths[n:], refs[n:]), z, weights)
+        n, lengths = self.num_chosen, self.mask.sum(1).to(lp.dtype)
+        counted = self.mask.to(lp.dtype)
+        if params.tail_weight != 1:
+            shorter = torch.minimum(lengths[:n], lengths[n:]).repeat(2)
+            counted = torch.where(torch.arange(LONGEST) < shorter[:, None], counted, params.tail_weight * counted)
+        sums, refs, weighed = (lp * self.mask).sum(1), (self.ref * counted).sum(1), (lp * counted).sum(1)
+        weights = self.weights[:n] * self.weights[n:] if params.needs_weights else None
+        matched = None
+        if params.sorts_pairs:
+            margins, ref_margins = (x[:n] - x[n:] for x in (sums.detach(), refs))
+            matched = ref_margins.sort().values[margins.argsort().argsort()]
+        w, r = (Responses(sums[i], lengths[i], refs[i], weighed[i]) for i in (slice(n), slice(n, None)))
+        return Sides(w, r, z, weights, matched)
 
     def lists(self, lp: Tensor | None = None) -> tuple[list[Side], list[Side]]:
         lp = self.lp if lp is None else lp
@@ -94,7 +113,7 @@ class Random:
 
 def losses_of(name: str, params: dict[str, Any], batch: Random, lp: Tensor | None = None) -> Losses:
     checked, loss = load_preference(name, params)
-    sides = batch.sides(lp, Z if checked.needs_divergence else 0.0, checked.needs_weights)
+    sides = batch.sides(checked, lp, Z if checked.needs_divergence else 0.0)
     return weighed(loss(checked, sides), sides)
 
 

@@ -14,8 +14,21 @@ from verizero.pipeline.preferences.base import load_preference
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs" / "preferences"
 LOSSES = (
-    *("apo_down", "apo_zero", "apo_zero_unpaired", "cpo", "dpo", "exo", "hinge", "ipo", "kto", "nca", "orpo"),
-    *("robust", "simpo", "sppo"),
+    *(
+        "aot",
+        "apo_down",
+        "apo_zero",
+        "apo_zero_unpaired",
+        "bco",
+        "cpo",
+        "discopop",
+        "dpo",
+        "exo",
+        "hinge",
+        "ipo",
+        "kto",
+    ),
+    *("mpo", "nca", "orpo", "robust", "simpo", "sppo"),
 )
 
 
@@ -54,6 +67,16 @@ def test_an_unknown_name_answers_with_the_near_ones() -> None:
         ("ipo", {"f_divergence": "alpha_divergence", "f_alpha": 1.5}, "f_alpha = 1.5"),
         ("sppo", {"f_divergence": "forward_kl"}, "no parameter 'f_divergence'"),
         ("kto", {"wpo": True}, "no parameter 'wpo'"),
+        ("aot", {"wpo": True}, "no parameter 'wpo'"),
+        ("dpo", {"ld_alpha": 1.5}, "ld_alpha = 1.5"),
+        ("discopop", {"tau": 2}, "tau = 2"),
+        ("mpo", {"losses": []}, "losses = "),
+        ("mpo", {"losses": [{"name": "dpo", "weight": 0}]}, "a name and a weight above 0"),
+        ("mpo", {"losses": [{"name": "dpo", "bta": 1}]}, "no parameter 'bta'; did you mean beta"),
+        ("mpo", {"losses": [{"name": "kto"}]}, "losses of pairs with a reference.*'kto'"),
+        ("mpo", {"losses": [{"name": "aot"}]}, "losses of pairs with a reference.*'aot'"),
+        ("mpo", {"losses": [{"name": "simpo"}]}, "losses of pairs with a reference.*'simpo'"),
+        ("mpo", {"losses": [{"name": "dpo", "ld_alpha": 0.5}]}, "without wpo and ld_alpha of their own"),
     ],
 )
 def test_a_wrong_parameter_is_named(name: str, params: dict[str, Any], said: str) -> None:
@@ -67,7 +90,9 @@ def test_what_each_loss_needs() -> None:
     assert {n for n, p in needs.items() if p.from_labels} == {"kto", "apo_zero_unpaired"}
     assert {n for n, p in needs.items() if p.needs_divergence} == {"kto"}
     assert not any(p.needs_weights for p in needs.values())
-    pairs = [n for n, p in needs.items() if not p.from_labels]
+    assert {n for n, p in needs.items() if p.sorts_pairs} == {"aot"}
+    assert load_preference("dpo", {"ld_alpha": 0.0})[0].tail_weight == 0.0
+    pairs = [n for n, p in needs.items() if not p.from_labels and not p.sorts_pairs]
     assert all(load_preference(n, {"wpo": True})[0].needs_weights for n in pairs)
 
 

@@ -25,7 +25,7 @@ def our_loss(name: str, batch: Random, z: float = 0.0, **params: Any) -> tuple[f
     checked, loss = load_preference(name, params)
 
     def mean(lp: Tensor) -> Tensor:
-        sides = batch.sides(lp, z, checked.needs_weights)
+        sides = batch.sides(checked, lp, z)
         return weighed(loss(checked, sides), sides).values.mean()
 
     return gradient_of(batch, mean)
@@ -49,10 +49,11 @@ def trainer_of(kind: str, **attributes: Any) -> Any:
 class Scripted:
     """A model whose log-probs are given: `rows` [B, T], masked; `collision` [B, T] is log sum_v p(v)^2."""
 
-    training = True
+    training, is_gradient_checkpointing = True, False
 
     def __init__(self, rows: Tensor, collision: Tensor | None = None) -> None:
         self.rows, self.collision = rows, collision
+        self._modules: dict[str, Any] = {}  # none is compiled, as accelerate asks
 
     def __call__(self, **_: Any) -> Any:
         still = torch.zeros_like(self.rows.detach())
@@ -66,13 +67,17 @@ def with_prompt(mask: Tensor) -> Tensor:
 
 
 def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
-    settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "precompute_ref_logps": True}
+    settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl"}
     settings |= {"loss_weights": [1.0], "label_smoothing": 0.0, "use_weighting": False, **given}
     mask = with_prompt(batch.mask)
-    refs = (batch.ref * batch.mask).sum(1).to(lp.dtype)
     n = batch.num_chosen
     trainer = trainer_of("DPOTrainer", **settings)
+    trainer.args.discopop_tau = 0.05
+    # With ld_alpha the reference's sums are TRL's own too.
+    trainer.precompute_ref_logps = settings["ld_alpha"] is None
+    trainer.ref_model = Scripted(batch.ref * batch.mask, batch.collision)
     trainer.model = Scripted(lp * batch.mask, batch.collision)
+    refs = (batch.ref * batch.mask).sum(1).to(lp.dtype)
     inputs = {
         "input_ids": mask,
         "attention_mask": torch.ones_like(mask),

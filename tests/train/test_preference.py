@@ -29,7 +29,8 @@ from verizero.pipeline.train.torch_backend import TorchBackend
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),
-    *((name, {}) for name in ("apo_zero_unpaired", "sppo", "nca", "cpo")),
+    *((name, {}) for name in ("apo_zero_unpaired", "sppo", "nca", "cpo", "bco", "aot", "discopop", "mpo")),
+    ("dpo", {"ld_alpha": 0.3}),
     ("dpo", {"wpo": True}),
     ("orpo", {"wpo": True}),
     ("dpo", {"length_average": True}),
@@ -51,8 +52,8 @@ def rows_of(num: int = 6, seed: int = 0, labels: bool = False) -> list[Preferenc
     return [PreferenceRow(r.prompt_ids, r.chosen_ids if i % 3 else None, r.rejected_ids) for i, r in enumerate(rows)]
 
 
-def settings(tokens: int = 4096, temperature: float = 1.0) -> PreferenceSettings:
-    return PreferenceSettings(pad_id=0, temperature=temperature, micro_batch_tokens=tokens)
+def settings(tokens: int = 4096, temperature: float = 1.0, tail_weight: float = 1.0) -> PreferenceSettings:
+    return PreferenceSettings(0, temperature, tokens, tail_weight)
 
 
 def backend_of(ranks: Ranks | None = None, drift: int = 0) -> TorchBackend:
@@ -61,16 +62,16 @@ def backend_of(ranks: Ranks | None = None, drift: int = 0) -> TorchBackend:
     return backend
 
 
-def batch_of(rows: list[PreferenceRow], temperature: float = 1.0) -> PreferenceBatch:
+def batch_of(rows: list[PreferenceRow], temperature: float = 1.0, tail_weight: float = 1.0) -> PreferenceBatch:
     """With the log-probs of another policy as the reference's."""
-    return _batch_of(tuple(rows), temperature)
+    return _batch_of(tuple(rows), temperature, tail_weight)
 
 
 @cache
-def _batch_of(some: tuple[PreferenceRow, ...], temperature: float) -> PreferenceBatch:
+def _batch_of(some: tuple[PreferenceRow, ...], temperature: float, tail_weight: float) -> PreferenceBatch:
     other, rows = backend_of(drift=9), list(some)
     shifted = mismatched(rows)
-    at = settings(temperature=temperature)
+    at = settings(temperature=temperature, tail_weight=tail_weight)
     ref, shifted_ref = (side_logprobs(other, x, "policy", at) for x in (rows, shifted))
     return PreferenceBatch(rows, ref, shifted, shifted_ref)
 
@@ -97,8 +98,10 @@ self_gradients: list[list[Tensor]] = []
 def updated(
     name: str, params: dict[str, Any], rows: list[PreferenceRow], tokens: int
 ) -> tuple[dict[str, float], list[Tensor]]:
-    backend = backend_of()
-    metrics = preference_update(backend, *load_preference(name, params), batch_of(rows), settings(tokens))
+    backend, loss = backend_of(), load_preference(name, params)
+    tail = loss[0].tail_weight
+    batch = batch_of(rows, tail_weight=tail)
+    metrics = preference_update(backend, *loss, batch, settings(tokens, tail_weight=tail))
     return metrics, [p.detach().clone() for p in backend.model.parameters()]
 
 
@@ -124,25 +127,24 @@ def same(one: tuple[dict[str, float], list[Tensor]], other: tuple[dict[str, floa
 
 @pytest.mark.parametrize(("name", "params"), LOSSES)
 def test_the_gradients_of_two_ranks_add_up_to_that_of_one(name: str, params: dict[str, Any]) -> None:
+    loss = load_preference(name, params)
     rows = rows_of(5, labels=is_of_labels(name))
-    batch = batch_of(rows)
-    z_of_all = side_logprobs(backend_of(), batch.mismatched, "policy", settings()).nan_to_num()
+    at = settings(30, tail_weight=loss[0].tail_weight)
+    batch = batch_of(rows, tail_weight=at.tail_weight)
+    # what is summed over ranks before the update: log-probs of these
+    shared = batch.rows if loss[0].sorts_pairs else batch.mismatched
+    of_all = side_logprobs(backend_of(), shared, "policy", at).nan_to_num()
     grads = []
     for size in (1, 2):
         self_gradients.clear()
         for rank in range(size):
-            own = torch.zeros_like(z_of_all)
-            if size == 2:  # what the other rank finds of the mismatched responses
-                own = z_of_all - _own(rank, batch)
-            backend = backend_of(Alone(rank, size, (own,)))
-            preference_update(backend, *load_preference(name, params), batch, settings(30))
+            own = torch.zeros_like(of_all)
+            if size == 2:  # what the other rank finds
+                own = of_all - side_logprobs(backend_of(Alone(rank, 2)), shared, "policy", at).nan_to_num()
+            preference_update(backend_of(Alone(rank, size, (own,))), *loss, batch, at)
         grads.append([sum(g) for g in zip(*self_gradients, strict=True)])
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
-
-
-def _own(rank: int, batch: PreferenceBatch) -> Tensor:
-    return side_logprobs(backend_of(Alone(rank, 2)), batch.mismatched, "policy", settings(30)).nan_to_num()
 
 
 @cache
@@ -172,8 +174,9 @@ def test_loss_z_and_weight_are_those_of_the_double_on_the_models_token_logprobs(
     z = divergence([side(r.prompt_ids, y, temperature) for r in mismatched(rows) for y in r.sides if y is not None])
     chosen = [side(r.prompt_ids, r.chosen_ids, temperature) for r in rows if r.chosen_ids is not None]
     rejected = [side(r.prompt_ids, r.rejected_ids, temperature) for r in rows if r.rejected_ids is not None]
-    at = settings(40, temperature)
-    metrics = preference_update(backend_of(), *load_preference(name, params), batch_of(rows, temperature), at)
+    loss = load_preference(name, params)
+    at = settings(40, temperature, loss[0].tail_weight)
+    metrics = preference_update(backend_of(), *loss, batch_of(rows, temperature, at.tail_weight), at)
     assert metrics["loss"] == pytest.approx(mean_loss(name, chosen, rejected, z, params), rel=1e-6)
     assert "preference/clamped" not in metrics
     assert ("preference/weight" in metrics) == ("wpo" in params)

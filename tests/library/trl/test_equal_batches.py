@@ -108,8 +108,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def theirs(folder: str, out: Path, arguments: dict[str, Any]) -> tuple[list[float], list[dict[str, Tensor]], Rows]:
-    """Return losses and gradients of TRL's trainer in two updates, and the rows."""
+def scored(folder: str, out: Path, arguments: dict[str, Any], kind: str = "GRPO") -> tuple[Any, Any, Rows]:
+    """Return TRL's trainer `<kind>Trainer`, the inputs of its loss with advantages and old log-probs, and the rows."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = Rows(tokenizer.eos_token_id, len(tokenizer))
     options = {name: value for name, value in arguments.items() if name != "use_vllm"}
@@ -126,29 +126,35 @@ def theirs(folder: str, out: Path, arguments: dict[str, Any]) -> tuple[list[floa
         return {"prompt_ids": own, "completion_ids": rows.responses, "logprobs": rows.logprobs}
 
     data = [{"prompt": str(p)} for p in range(PROMPTS)]
-    split_tensor_dict = trl_class("trainer.utils.split_tensor_dict")
-    trainer = trl_class("GRPOTrainer")(
+    trainer = trl_class(f"{kind}Trainer")(
         model=folder,
         reward_funcs=[first, second] if "reward_weights" in options else first,
-        args=trl_class("GRPOConfig")(output_dir=str(out), report_to="none", **{**COMMON, **options}),
+        args=trl_class(f"{kind}Config")(output_dir=str(out), report_to="none", **{**COMMON, **options}),
         train_dataset=Dataset.from_list(data),
         processing_class=tokenizer,
         rollout_func=sampled,
     )
     if use_vllm:  # only now, as there is no vLLM
         trainer.use_vllm, trainer._last_loaded_step = True, trainer.state.global_step
-    pieces = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer.model.train()
     if trainer.ref_model is not None:
         move(trainer.ref_model)
     inputs = trainer._generate_and_score_completions([data[i // GENERATIONS] for i in range(len(rows.responses))])
+    return trainer, inputs, rows
+
+
+def theirs(folder: str, out: Path, arguments: dict[str, Any]) -> tuple[list[float], list[dict[str, Tensor]], Rows]:
+    """Return losses and gradients of TRL's trainer in two updates, and the rows."""
+    trainer, inputs, rows = scored(folder, out, arguments)
+    split_tensor_dict = trl_class("trainer.utils.split_tensor_dict")
     optimizer = torch.optim.AdamW(
         trainer.model.parameters(), lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=0
     )
     losses, gradients = [], []
     for _ in range(2):
         total = 0.0
-        for piece in split_tensor_dict(inputs, pieces):
+        for piece in split_tensor_dict(inputs, trainer.args.gradient_accumulation_steps):
             loss = trainer.compute_loss(trainer.model, piece)
             loss.backward()
             total += float(loss.detach())
@@ -159,12 +165,12 @@ def theirs(folder: str, out: Path, arguments: dict[str, Any]) -> tuple[list[floa
     return losses, gradients, rows
 
 
-def move(model: Any) -> None:
-    """Change the weights, so that a reference is another policy."""
-    generator = torch.Generator().manual_seed(3)
+def move(model: Any, seed: int = 3, size: float = 0.05) -> None:
+    """Change the weights, so that the model is another policy."""
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p += size * torch.randn(p.shape, generator=generator, dtype=torch.float64)
 
 
 class Recording(TorchBackend):

@@ -1,0 +1,170 @@
+"""One loss on one batch by its paper, by this project and by TRL: values, and how far gradients are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from torch import Tensor
+
+from tests.library.trl.test_equal_batches import GENERATIONS, LONGEST, OPTIMIZER, Rows, move, scored
+from tests.losses.cases import Arguments, Case
+from tests.oracles import advantages as advantage_oracle
+from tests.oracles import rl as oracle
+from tests.oracles.preferences import mean_loss
+from tests.preferences.sides import Random
+from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
+from verizero.pipeline.algorithms.base import load_algorithm, weighted
+from verizero.pipeline.rl.loss import LossInputs, policy_loss
+from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train import step
+from verizero.pipeline.train.micros import micros_of
+from verizero.pipeline.train.prepare import Controllers, Settings, prepare
+from verizero.pipeline.train.torch_backend import TorchBackend
+
+DRIFT = 0.4
+"""KTO's mean log-ratio of responses to other prompts."""
+Gradient = dict[str, Tensor]
+Solved = tuple[float, Gradient]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Values of one loss, and distances of gradients as shares of ours."""
+
+    paper: float
+    ours: float
+    named: float
+    """TRL by name."""
+    asked: float
+    """TRL as the paper has it."""
+    asked_apart: float
+    same_apart: float
+    """Of our loss with the numbers that make it TRL's."""
+
+
+def compare(case: Case, folder: str, out: Path) -> Result:
+    """Compute one case; `folder` has the tiny model, `out` is empty."""
+    if case.trainer.rpartition(".")[2] in ("GRPO", "GMPO"):
+        return _policy(case, folder, out)
+    return _pairs(case)
+
+
+def _apart(a: Gradient, b: Gradient) -> float:
+    size = torch.cat([g.flatten() for g in b.values()]).norm()
+    return float(torch.cat([(a[name] - b[name]).flatten() for name in b]).norm() / size)
+
+
+def _policy(case: Case, folder: str, out: Path) -> Result:
+    named, _ = _their_policy(case, folder, out, case.named)
+    (asked, their_gradient), rows = _their_policy(case, folder, out, case.asked)
+    (ours, gradient), inputs, parts = _our_policy(case, folder, rows, {})
+    same = gradient
+    if case.same:
+        (_, same), *_ = _our_policy(case, folder, rows, case.same)
+    paper = oracle.loss(parts, _rows_of(parts, inputs, rows, case))
+    return Result(paper, ours, named[0], asked, _apart(their_gradient, gradient), _apart(their_gradient, same))
+
+
+def _their_policy(case: Case, folder: str, out: Path, arguments: Arguments) -> tuple[Solved, Rows]:
+    """Return TRL's loss and gradient after the policy has moved, on rewards of one or two functions."""
+    if arguments.get("multi_objective_aggregation"):
+        arguments = {"reward_weights": [1.0, 1.0], **arguments}
+    trainer, inputs, rows = scored(folder, out, arguments, case.trainer)
+    move(trainer.model, 5, 0.02)
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    return (float(loss.detach()), {n: p.grad.clone() for n, p in trainer.model.named_parameters()}), rows
+
+
+def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tuple[Solved, LossInputs, Parts]:
+    """Return our loss and gradient by the preset on the same rows, what the loss was given, and the preset's parts."""
+    load = transformers.AutoModelForCausalLM
+    name, params = case.ours
+    # a second minibatch would compare to the log-probs from before the policy moved
+    parts = weighted(load_algorithm(name, {**params, **changes, "num_minibatches": 2})[1], ()).resolve(LONGEST)
+    backend = TorchBackend(load.from_pretrained(folder, dtype=torch.float64))
+    backend.start(OPTIMIZER, 2)
+    if parts.needs_reference:
+        backend.reference = load.from_pretrained(folder, dtype=torch.float64).requires_grad_(False)
+        move(backend.reference)
+    both = "normalize_then_sum" if parts.needs_components else ""
+    args: Any = SimpleNamespace(multi_objective_aggregation=both, reward_weights=[1.0, 1.0] if both else None)
+    settings = Settings(0, 1.0, 10_000, 0, LONGEST, Controllers(parts))
+    prepared = prepare(backend, parts, rows.groups(args), settings)
+    move(backend.model, 5, 0.02)
+    micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks.row_ranks)
+    given: list[LossInputs] = []
+
+    def recorded(parts: Parts, inputs: LossInputs, *rest: Any, **coefs: Any) -> Any:
+        given.append(inputs)
+        return policy_loss(parts, inputs, *rest, **coefs)
+
+    with patch.object(step, "policy_loss", recorded):
+        metrics = step._policy_gradient(backend, parts, prepared, micros, settings, 1)
+    order = micros[0].rows.argsort()
+    inputs = LossInputs(
+        **{
+            key: value[order] if isinstance(value := getattr(given[0], key), Tensor) else None
+            for key in ("logprobs", "advantages", "response_mask", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+        }  # type: ignore[arg-type]
+    )
+    gradient = {n: p.grad.clone() for n, p in backend.model.named_parameters() if p.grad is not None}
+    return (metrics["loss/total"], gradient), inputs, parts
+
+
+def _rows_of(parts: Parts, inputs: LossInputs, rows: Rows, case: Case) -> list[oracle.Row]:
+    """Return the rows of the double: log-probs as the models gave them, advantages of its own."""
+    groups = [i // GENERATIONS for i in range(len(rows.responses))]
+    advantages = _advantages(parts, rows, groups)
+    out = []
+    for i, mask in enumerate(inputs.response_mask > 0):
+        lp, old, ref, gen = (
+            [0.0] * int(mask.sum()) if x is None else x[i][mask].tolist()
+            for x in (inputs.logprobs, inputs.old_logprobs, inputs.ref_logprobs, inputs.rollout_logprobs)
+        )
+        out.append(oracle.Row(lp, old, ref, gen, [advantages[i]] * len(lp), [0.0] * len(lp)))
+    return out
+
+
+def _advantages(parts: Parts, rows: Rows, groups: list[int]) -> list[float]:
+    first, o = [r[0] for r in rows.rewards], parts.advantage.options
+    if parts.advantage.name == "normalize_then_sum":
+        return advantage_oracle.normalize_then_sum(rows.rewards, groups, [1.0, 1.0], int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
+    if parts.advantage.name == "group_mean":
+        return advantage_oracle.group_norm(first, groups, "mean", "none", 0, 0.0)
+    assert parts.advantage.name == "group_norm"
+    return advantage_oracle.group_norm(first, groups, "mean", "group", int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
+
+
+def _pairs(case: Case) -> Result:
+    batch, (name, params) = Random(7), case.ours
+    z = DRIFT if name == "kto" else 0.0
+    ours, gradient = our_loss(name, batch, z, **params)
+    same = our_loss(name, batch, z, **{**params, **case.same})[1]
+    paper = mean_loss(name, *batch.lists(), z, {**params, **case.paper})
+    named = gradient_of(batch, lambda lp: _their_pairs(case, batch, lp, case.named))[0]
+    asked, their_gradient = gradient_of(batch, lambda lp: _their_pairs(case, batch, lp, case.asked))
+    by_pair = [{"": g} for g in (their_gradient, gradient, same)]
+    return Result(paper, ours, named, asked, *(_apart(by_pair[0], other) for other in by_pair[1:]))
+
+
+def _their_pairs(case: Case, batch: Random, lp: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    rest: dict[str, Any] = {"beta": 0.1, **arguments}
+    if case.trainer == "DPO":
+        kinds = rest.pop("loss_type")
+        rest["loss_types"] = [kinds] if isinstance(kinds, str) else kinds
+        rest["loss_weights"] = rest.get("loss_weights") or [1.0] * len(rest["loss_types"])
+        return their_dpo(batch, lp, **rest)
+    if case.trainer == "KTO":
+        drift = torch.full((len(lp),), DRIFT, dtype=lp.dtype)
+        weights = {"desirable_weight": 1.0, "undesirable_weight": 1.0}
+        return their_kto(batch, lp, (drift, torch.zeros_like(drift)), **{**rest, **weights})
+    defaults = {"label_smoothing": 0.0, "cpo_alpha": 1.0, "simpo_gamma": 0.5, "alpha": 0.0}
+    return their_pairwise(trainer_of(f"{case.trainer}Trainer", **{**defaults, **rest}), batch, lp, prompt=3)
