@@ -28,7 +28,7 @@ The same batch through the paper's formula, through this project and through TRL
 `tests/losses/cases.py`): with another release of TRL, that release's. A test computes every row again.
 
 - **paper**: the slow double of `tests/oracles`, from log-probs of tokens and rewards.
-- **ours**: the loss by its name, with its own defaults; "equal" means as the paper, to 1e-5 of the value.
+- **ours**: the loss by our name, with its own defaults; "equal" means as the paper, to 1e-5 of the value.
 - **TRL by name**: what somebody gets who asks for the loss by its name.
 - **TRL as the paper**: with the arguments nearest to the paper. "equal" means that the gradients of TRL and ours are
   equal to 1e-5; else it is their distance, as a share of ours.
@@ -54,7 +54,7 @@ def page() -> str:
 
     with tempfile.TemporaryDirectory() as work:
         rows = {case.name: row(case, Path(work)) for case in (*RL, *PAIRS)}
-    head = ("| loss | ours | paper | ours | TRL by name | TRL as the paper | what differs |", "|---" * 7 + "|")
+    head = ("| loss | our name | paper | ours | TRL by name | TRL as the paper | what differs |", "|---" * 7 + "|")
     tables = ["\n".join([*head, *(rows[case.name] for case in cases)]) for cases in (RL, PAIRS)]
     parts = [OPENING.format(version=version("trl")), POLICY, tables[0], "\n", PREFERENCES, tables[1], "\n"]
     return "\n".join(part.strip("\n") + "\n" for part in parts if part.strip("\n")).rstrip() + "\n"
@@ -83,23 +83,23 @@ def row(case: Case, work: Path) -> str:
         torch.set_default_dtype(before)
 
 
-def line(case: Case, found: Result) -> str:
+def line(case: Case, result: Result) -> str:
     """Return the line of a result."""
     name, numbers = case.ours
     own = f"`{name}`" + (f" {arguments(numbers)}" if numbers and name != "custom" else "")
-    same = found.ours if abs(found.ours - found.paper) > NEAR * max(1.0, abs(found.paper)) else None
-    trl = "equal" if found.asked_apart < NEAR else f"gradient {found.asked_apart:.2g} apart"
-    if found.asked_apart >= NEAR and case.same:
-        ours_as_trl = "equal" if found.same_apart < NEAR else f"{found.same_apart:.2g} apart"
+    same = result.ours if abs(result.ours - result.paper) > NEAR * max(1.0, abs(result.paper)) else None
+    trl = "equal" if result.asked_apart < NEAR else f"gradient {result.asked_apart:.1g} apart"
+    if result.asked_apart >= NEAR and case.same:
+        ours_as_trl = "equal" if result.same_apart < NEAR else f"{result.same_apart:.1g} apart"
         trl += f"; {ours_as_trl} with our {arguments(case.same)}"
-    unexplained = "" if case.why or (same is None and found.asked_apart < NEAR) else "**not explained**"
+    unexplained = "" if case.why or (same is None and result.asked_apart < NEAR) else "**not explained**"
     cells = (
         f"{case.name} ({case.source})",
         own,
-        f"{found.paper:.4g}",
-        "equal" if same is None else f"{same:.4g}",
-        f"{found.named:.4g}: {arguments(case.named)}",
-        f"{found.asked:.4g}, {trl}: {arguments(case.asked)}",
+        f"{result.paper:.5g}",
+        "equal" if same is None else f"{same:.5g}",
+        f"{result.named:.5g}: {arguments(case.named)}",
+        f"{result.asked:.5g}, {trl}: {arguments(case.asked)}",
         case.why or unexplained or "nothing",
     )
     return f"| {' | '.join(cells)} |"

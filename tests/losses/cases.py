@@ -34,10 +34,11 @@ class Case:
 GSPO = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
 EPS = {"eps": 1e-4}
 BY_EPS = "TRL adds 1e-4 to the deviation, ours 1e-6"
-TWO_SIDED = {
-    "advantage": {"name": "group_norm"}, "ratio": "token", "surrogate": {"name": "two_sided", "delta": 1.06},
-    "aggregate": "token_mean",
+TWO_SIDED: Arguments = {
+    "advantage": {"name": "group_norm"}, "ratio": "token", "aggregate": "token_mean",
+    "surrogate": {"name": "two_sided", "clip_low": 0.02, "clip_high": 0.05, "delta": 1.06},
 }  # fmt: skip
+NARROW: Arguments = {"epsilon": 0.02, "epsilon_high": 0.05}
 RL: tuple[Case, ...] = (
     Case(
         "GRPO", "2402.03300", ("grpo", {}), {"loss_type": "grpo"},
@@ -72,7 +73,8 @@ RL: tuple[Case, ...] = (
     ),
     Case("VESPO", "2602.10693", ("vespo", {}), {"loss_type": "vespo"}, {"loss_type": "vespo"}, BY_EPS, EPS),
     Case(
-        "two-sided clip (INTELLECT-2)", "2505.07291", ("custom", TWO_SIDED), {"delta": 1.06}, {"delta": 1.06}, BY_EPS,
+        "two-sided clip (INTELLECT-2)", "2505.07291", ("custom", TWO_SIDED), {"delta": 1.06, **NARROW},
+        {"delta": 1.06, **NARROW}, BY_EPS,
         {"advantage": {"name": "group_norm", **EPS}},
     ),
     Case(
@@ -113,7 +115,7 @@ PAIRS: tuple[Case, ...] = (
     ),
     _margin(
         "EXO", "2402.00856", "exo_pair", as_ours="exo", named={"label_smoothing": 1e-3},
-        asked={"label_smoothing": 1e-3}, why="TRL's default `label_smoothing` of 0 has an infinite loss",
+        asked={"label_smoothing": 1e-3}, why="TRL refuses its own default of 0 for `label_smoothing`",
     ),
     _margin("NCA", "2402.05369", "nca_pair", as_ours="nca"),
     _margin(
