@@ -60,7 +60,9 @@ def _loss(term: dict[str, Any]) -> tuple[float, PreferenceParams, Loss]:
     rest = dict(term)
     name, weight = rest.pop("name", None), rest.pop("weight", 1.0)
     if not isinstance(name, str) or isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight <= 0:
-        raise ConfigError(f"losses of mpo need a name and a weight above 0, e.g. {{name: dpo, weight: 0.8}}, got {term}")
+        raise ConfigError(
+            f"losses of mpo need a name and a weight above 0, e.g. {{name: dpo, weight: 0.8}}, got {term}"
+        )
     own, function = load_preference(name, rest)
     if not isinstance(own, PairParams) or not own.needs_reference or own.needs_weights or own.tail_weight != 1:
         raise ConfigError(
