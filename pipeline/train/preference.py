@@ -197,7 +197,7 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
 
 
 def _matched_margins(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> Tensor:
-    """Return [rows] margins of the reference, sorted as the policy's are: the least stands where the policy's least is.
+    """Return [rows] margins of the reference, ordered as the policy's are: the least is where the policy's least is.
 
     Ranks are among all rows, so that they do not depend on micro-batches and ranks of processes.
     """
