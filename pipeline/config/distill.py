@@ -9,7 +9,6 @@ from pydantic import model_validator
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import Recipe, RoundsConfig
 from verizero.pipeline.config.teaching import DistillationConfig
-from verizero.pipeline.rl.divergences import explain
 
 
 class DistillConfig(DistillationConfig, RoundsConfig):
@@ -37,7 +36,7 @@ class DistillConfig(DistillationConfig, RoundsConfig):
         if not self.has_reference:
             raise ValueError(
                 f"distill.reference.schedule={schedule}, and no teacher is the policy itself; leave reference out, or "
-                "give a teacher with hint or system"
+                "give a teacher with hint, feedback or system"
             )
         if schedule in ("none", "on_kl"):
             why = "the teacher is the reference" if schedule == "none" else "no KL to a reference is measured"
@@ -66,4 +65,4 @@ class DistillConfig(DistillationConfig, RoundsConfig):
 
     def explain(self, recipe: Recipe) -> str:
         """Return the divergence that is minimised."""
-        return explain(self.objective(recipe.rollout.temperature))
+        return self.explain_teaching(recipe)

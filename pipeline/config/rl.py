@@ -14,6 +14,7 @@ from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights,
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.config.stages import MODEL, Recipe, RoundsConfig, located
+from verizero.pipeline.config.teaching import DistillTermConfig
 from verizero.pipeline.rl.explain import Setting
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rl.rules import UNUSUAL
@@ -47,14 +48,29 @@ class RlConfig(RoundsConfig):
         description="optimiser of the critic; null: `optimizer`, at the algorithm's critic_learning_rate if it has one",
     )
 
+    distill: DistillTermConfig | None = Field(
+        None, description="term of distillation in each update, e.g. from the policy itself with feedback (SDPO)"
+    )
+
     @field_validator("algorithm")
     @classmethod
     def _file(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         return located(value, info)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return the stage whose reward model grades."""
-        return {} if self.reward is None or self.reward.stage is None else {"reward": (self.reward.stage, MODEL)}
+        """Return the stage whose reward model grades, and the stages whose policies are teachers."""
+        teachers = {} if self.distill is None else self.distill.teacher_stages
+        taken = {f"distill.{field}": stage for field, stage in teachers.items()}
+        return (
+            taken
+            if self.reward is None or self.reward.stage is None
+            else {**taken, "reward": (self.reward.stage, MODEL)}
+        )
+
+    @property
+    def teacher_paths(self) -> list[str]:
+        """Folders and hub ids of the teachers of the term of distillation."""
+        return [] if self.distill is None else self.distill.paths_of_teachers
 
     @property
     def needs_demonstrations(self) -> bool:
@@ -69,15 +85,17 @@ class RlConfig(RoundsConfig):
         check_lag(self, recipe.rollout, recipe.train)
         check_quantized(recipe.rollout, recipe.model.dtype, parts_of(self).mismatch.needs_rollout_logprobs)
         check_guard(self, recipe)
+        check_term(self, recipe)
 
     def explain(self, recipe: Recipe) -> str:
-        """Return the objective of the algorithm, with the recipe's numbers."""
-        return explain_algorithm(
+        """Return the objective of the algorithm, with the recipe's numbers, and the term of distillation."""
+        page = explain_algorithm(
             *chosen(self.algorithm),
             max_response_tokens=longest_response(recipe.rollout, recipe.episodes),
             setting=self._setting(recipe),
             weights=recipe.scoring.weights,
         )
+        return page if self.distill is None else f"{page}\n{self.distill.explain_teaching(recipe, self.distill.coef)}"
 
     def _setting(self, recipe: Recipe) -> Setting:
         """Return the settings outside the algorithm on which the objective depends."""
@@ -202,6 +220,20 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
         raise ValueError(
             f"num_minibatches={parts.updates.num_minibatches} is more than rl.prompts_per_step={rl.prompts_per_step}; "
             "lower rl.algorithm.num_minibatches or raise rl.prompts_per_step"
+        )
+
+
+def check_term(rl: RlConfig, recipe: Recipe) -> None:
+    """Raise ValueError for a term of distillation that this recipe cannot have."""
+    if rl.distill is None:
+        return
+    rl.distill.check_teaching(recipe)
+    if has_episodes(recipe.data, recipe.episodes):
+        raise ValueError("rl.distill reads single responses, and rows have environments; drop it, or the environments")
+    if rl.distill.has_own_teacher and rl.reference is not None and rl.reference.schedule == "none":
+        raise ValueError(
+            "rl.reference.schedule is 'none', and the policy teaches itself in rl.distill as its reference; set "
+            "another schedule, e.g. {schedule: ema, alpha: 0.05}"
         )
 
 

@@ -6,9 +6,12 @@ Examples of teachers:
 {stage: rl}                                              the policy that an earlier stage of this run left
 {url: "http://localhost:8000/v1", model: big}            a server with vLLM's prompt_logprobs
 {hint: "{question} (The answer is {answer}.)"}           the policy itself, which is shown more than the policy
+{feedback: {}}                                           the policy itself, which is shown the result of its response
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -16,11 +19,50 @@ from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
 from verizero.pipeline.config.sample import RequestConfig
 from verizero.pipeline.config.sections import ModelPath, Section, TrainConfig
 from verizero.pipeline.config.stages import POLICY, Recipe
-from verizero.pipeline.rl.divergences import Divergence, Objective, Over, StaleWeights
+from verizero.pipeline.rl.divergences import Divergence, Objective, Over, StaleWeights, explain
+
+
+class FeedbackConfig(Section):
+    """The texts that the policy reads with the question, as the teacher of its own response (SDPO, 2601.20802).
+
+    The teacher's question is `template` with its three names replaced. A part without text in a batch is empty: `right`
+    where no other response of the group is right, `message` where the response itself is right or its grader failed.
+    """
+
+    template: str = Field(
+        "{question}{right}{message}\n\nAnswer the question above.\n",
+        description="the teacher's question, from {question} and the parts {right} and {message}",
+    )
+    right: str | None = Field(
+        "\n\nA right response:\n{right}",
+        description="part with the first right response of the group, other than the response itself; null: none",
+    )
+    message: str | None = Field(
+        "\n\nA check of an earlier response found:\n{message}",
+        description="part with the verifier's message on the response, if that is not right; null: none",
+    )
+    max_message_tokens: int = Field(256, ge=1, description="a message is cut after so many tokens, and counted")
+
+    @model_validator(mode="after")
+    def _fits(self) -> FeedbackConfig:
+        if self.right is None and self.message is None:
+            raise ValueError("feedback shows nothing: right and message are both null; give one of them")
+        if "{question}" not in self.template:
+            raise ValueError(f"template must hold {{question}}, got {self.template!r:.80}")
+        for name, part in (("right", self.right), ("message", self.message)):
+            if part is not None and f"{{{name}}}" not in part:
+                raise ValueError(f"{name} must hold {{{name}}}, got {part!r:.80}")
+            if (part is not None) != (f"{{{name}}}" in self.template):
+                verb = "lacks" if part is not None else "holds"
+                raise ValueError(f"template {verb} {{{name}}}, and {name} is {part!r:.80}; give both or neither")
+        return self
 
 
 class TeacherConfig(RequestConfig):
-    """A teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`. The inherited fields are for `url`."""
+    """A teacher: exactly one of `path`, `stage`, `url`, and the policy itself with `hint`, `feedback` or `system`.
+
+    The inherited fields are for `url`.
+    """
 
     path: ModelPath = Field(None, description="folder or hub id of a model with the policy's vocabulary")
     stage: str | None = Field(None, description="earlier stage whose policy, as that stage left it, is the teacher")
@@ -34,15 +76,22 @@ class TeacherConfig(RequestConfig):
         "if wanted, {answer} in place of the question. Responses to prompts whose reference is neither text nor number "
         "do not train, and are counted",
     )
+    feedback: FeedbackConfig | None = Field(
+        None,
+        description="self-distillation: the policy, as `reference` schedules it, reads a right response of the group "
+        "and the verifier's message with the question. Responses with neither do not train, and are counted",
+    )
     system: str | None = Field(None, description="self-distillation: the policy reads this system message")
 
     @model_validator(mode="after")
     def _one(self) -> TeacherConfig:
         kinds = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
-        kinds += ["hint or system"] if self.is_policy else []
+        if self.hint is not None and self.feedback is not None:
+            raise ValueError("a teacher reads a hint or feedback, got both; drop one of them")
+        kinds += ["hint, feedback or system"] if self.is_policy else []
         if len(kinds) != 1:
             raise ValueError(
-                "a teacher needs exactly one of path, stage, url, and hint or system, got "
+                "a teacher needs exactly one of path, stage, url, and hint, feedback or system, got "
                 f"{' and '.join(kinds) if kinds else 'none'}"
             )
         if (self.url is None) != (self.model is None):
@@ -55,11 +104,31 @@ class TeacherConfig(RequestConfig):
     @property
     def is_policy(self) -> bool:
         """True for self-distillation."""
-        return self.hint is not None or self.system is not None
+        return not (self.hint is None and self.feedback is None and self.system is None)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the recipe that the teacher reads."""
+        feedback = [] if self.feedback is None else [self.feedback.template, self.feedback.right, self.feedback.message]
+        return [text for text in (self.hint, self.system, *feedback) if text is not None]
+
+    def explain(self) -> str:
+        """Return in words what teaches."""
+        if not self.is_policy:
+            place = f"{self.model} at a server" if self.url is not None else f"the policy of stage {self.stage}"
+            return self.path or place
+        system = "" if self.system is None else f" with the system message {self.system!r}"
+        if self.feedback is None:
+            return f"the policy as `reference` has it, which reads {self.hint or '{question}'!r}{system}"
+        parts = [f"{n} = {x!r}" for n in ("right", "message") if (x := getattr(self.feedback, n)) is not None]
+        return f"the policy as `reference` has it, which reads {self.feedback.template!r}{system}, {', '.join(parts)}"
 
 
 class DistillationConfig(Section):
     """Teachers, and the divergence of the policy from them."""
+
+    where: ClassVar[str] = "distill"
+    """The section's name in a recipe."""
 
     teacher: TeacherConfig | None = Field(None, description="teacher of all domains that are not in `teachers`")
     teachers: dict[str, TeacherConfig] = Field({}, description="domain: its teacher")
@@ -110,27 +179,28 @@ class DistillationConfig(Section):
 
     @model_validator(mode="after")
     def _objective_fits(self) -> DistillationConfig:
+        where = self.where
         if not self.all_teachers:
             raise ValueError(
-                "give distill.teacher, e.g. {path: models/teacher}, or distill.teachers by domain, got none"
+                f"give {where}.teacher, e.g. {{path: models/teacher}}, or {where}.teachers by domain, got none"
             )
         for option, needed, setting in (
             ("beta", self.divergence in ("jsd", "mixed"), f"divergence={self.divergence}"),
             ("top_k", self.over == "top_k", f"over={self.over}"),
         ):
             if (getattr(self, option) is not None) != needed:
-                raise ValueError(f"distill.{setting} {'needs' if needed else 'has no use for'} distill.{option}")
+                raise ValueError(f"{where}.{setting} {'needs' if needed else 'has no use for'} {where}.{option}")
         if self.zero_outside_topk and self.over != "top_k":
-            raise ValueError(f"distill.over={self.over} has no use for distill.zero_outside_topk; set over: top_k")
+            raise ValueError(f"{where}.over={self.over} has no use for {where}.zero_outside_topk; set over: top_k")
         if self.over == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
-                f"distill.over=sampled with distill.divergence={self.divergence}: samples of the policy measure the "
-                "reverse KL alone; set divergence: reverse_kl, or over: vocabulary or top_k"
+                f"{where}.over=sampled with {where}.divergence={self.divergence}: samples of the policy measure "
+                "the reverse KL alone; set divergence: reverse_kl, or over: vocabulary or top_k"
             )
         if self.stale_weights == "token" and self.over != "sampled":
             raise ValueError(
-                f"distill.stale_weights=token with distill.over={self.over}: the divergence at a token does not depend "
-                "on which token was sampled there, so weights of that token change nothing in the mean and add "
+                f"{where}.stale_weights=token with {where}.over={self.over}: the divergence at a token does not "
+                "depend on which token was sampled there, so weights of that token change nothing in the mean and add "
                 "variance; set stale_weights: prefix, or over: sampled"
             )
         return self
@@ -171,6 +241,11 @@ class DistillationConfig(Section):
             self.drift_gamma,
         )
 
+    def explain_teaching(self, recipe: Recipe, coef: float | None = None) -> str:
+        """Return the divergence that is minimised, as a term with that coefficient if one is given, and teachers."""
+        teachers = [f"{field:<13} {teacher.explain()}" for field, teacher in self.all_teachers.items()]
+        return "\n".join([explain(self.objective(recipe.rollout.temperature), coef), *teachers])
+
     def check_teaching(self, recipe: Recipe) -> None:
         """Raise ValueError for settings of the recipe that distillation cannot use."""
         _check_servers(self, recipe.rollout)
@@ -178,48 +253,58 @@ class DistillationConfig(Section):
         _check_backend(recipe.train, recipe.rollout)
 
 
+class DistillTermConfig(DistillationConfig):
+    """A term of distillation in each update of RL: the loss is the algorithm's, and `coef` times the divergence."""
+
+    where: ClassVar[str] = "rl.distill"
+
+    coef: float = Field(gt=0, description="weight of the mean divergence of a token in the loss")
+
+
 def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError for log-probs that a teacher's server cannot give."""
+    where = distill.where
     for name in (name for name, teacher in distill.all_teachers.items() if teacher.url is not None):
         if distill.over == "vocabulary":
             raise ValueError(
-                f"distill.{name}.url with distill.over=vocabulary: a server gives some tokens of each place; set over: "
-                "top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
+                f"{where}.{name}.url with {where}.over=vocabulary: a server gives some tokens of each place; set "
+                "over: top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
             )
         temperature = distill.objective(rollout.temperature).temperature
         if temperature != 1:
             raise ValueError(
-                f"distill.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature 1; "
-                "set distill.temperature: 1"
+                f"{where}.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature "
+                f"1; set {where}.temperature: 1"
                 + (", and rollout.temperature: 1" if distill.over == "sampled" or distill.discount else "")
             )
 
 
 def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
+    where = distill.where
     if distill.over != "sampled" and distill.discount == 0 and distill.stale_weights is None:
         return
     setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
     if distill.over != "sampled" and distill.discount == 0:
         setting = f"stale_weights={distill.stale_weights}"
-    remedy = "or distill.over: vocabulary or top_k with distill.discount: 0 and no distill.stale_weights"
+    remedy = f"or {where}.over: vocabulary or top_k with discount: 0 and without stale_weights"
     if distill.temperature not in (None, rollout.temperature):
         raise ValueError(
-            f"distill.{setting} needs samples of the distribution that trains: distill.temperature="
+            f"{where}.{setting} needs samples of the distribution that trains: {where}.temperature="
             f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
         )
     if rollout.top_p < 1 or rollout.top_k > 0:
         raise ValueError(
-            f"distill.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"{where}.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
             f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
         )
     is_weighted = distill.stale_weights is not None and distill.discount == 0
     if (rollout.publish_every > 1 or rollout.max_staleness > 0) and not is_weighted:
         option = "publish_every" if rollout.publish_every > 1 else "max_staleness"
         raise ValueError(
-            f"distill.{setting} needs samples of the present policy, and "
+            f"{where}.{setting} needs samples of the present policy, and "
             f"rollout.{option}={getattr(rollout, option)} trains "
-            f"on older ones; leave it out, set distill.stale_weights with distill.discount: 0, {remedy}"
+            f"on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from verizero.pipeline.types import Prompt
@@ -19,3 +20,10 @@ def hinted_question(prompt: Prompt, hint: str) -> str:
     """Return the hint with {question} and {answer} replaced by the prompt's."""
     # The question last: it may have braces of its own.
     return hint.replace("{answer}", answer_of(prompt) or "").replace("{question}", prompt.question)
+
+
+def with_feedback(prompt: Prompt, template: str, right: str, message: str) -> str:
+    """Return the template with {question}, {right} and {message} replaced by the prompt's question and these parts."""
+    texts = {"question": prompt.question, "right": right, "message": message}
+    # In one pass: each of the three may have braces of its own.
+    return re.sub(r"\{(question|right|message)\}", lambda match: texts[match[1]], template)

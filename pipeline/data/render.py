@@ -64,7 +64,7 @@ class Renderer:
 
         Raises: DataError naming the prompt if it has no tokens or characters that a character tokenizer lacks.
         """
-        return _remembered(self._prompts, (prompt.system, prompt.question), lambda: self._prompt_ids(prompt))
+        return _remembered(self._prompts, (prompt.system, prompt.question), lambda: self.new_prompt_ids(prompt))
 
     def demonstration_ids(self, prompt: Prompt) -> Ids:
         """Tokens of the prompt's demonstration and the end token: a response as the policy should give it.
@@ -91,7 +91,8 @@ class Renderer:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return (*map(int, ids), int(self.tokenizer.eos_token_id))
 
-    def _prompt_ids(self, prompt: Prompt) -> Ids:
+    def new_prompt_ids(self, prompt: Prompt) -> Ids:
+        """Return what `prompt_ids` does, of a prompt that will not come again."""
         self._check(self.text(prompt), f"prompt {prompt.id!r}")
         if self.template.name == "chat":
             ids = list(self._apply(prompt, tokenize=True))

@@ -21,6 +21,7 @@ from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.sampling import response_kinds, temperature
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.teacher_rows import distillation_term
 from verizero.pipeline.scoring.early_grading import EarlyGrading
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.scoring.select import GroupKind, form_groups, select
@@ -207,6 +208,7 @@ def train_on_rewards(
         texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
         texts_per_update=setup.section.ptx_batch_size if uses_texts else 0,
         observation_coef=config.episodes.observation_coef,
+        distillation=distillation_term(run, workers, setup, state, groups),
     )
     return update(backend, parts, groups, settings)
 

@@ -56,14 +56,15 @@ class Objective:
     """Further weight of a response's first token, which falls to 0 with the divergence of the tokens before."""
 
 
-def explain(objective: Objective) -> str:
-    """Return a page of text: the objective with its numbers."""
+def explain(objective: Objective, coef: float | None = None) -> str:
+    """Return a page of text: the objective with its numbers, or the term of RL's loss with that coefficient."""
     over = ZERO_OUTSIDE if objective.zero_outside_topk else OVER[objective.over]
+    besides = "" if coef is None else f"besides {coef:g} J, "
     gamma = objective.drift_gamma
     weights = ("u_t " if gamma else "") + ("w_t " if objective.stale_weights else "")
     lines = [
         f"distillation  {objective.divergence} over {objective.over}  (arXiv:2306.13649)",
-        f"minimise      J = 1/sum_i |y_i| sum_i sum_t {weights}D_t, y ~ pi (no gradient through the sampling)",
+        f"minimise      {besides}J = 1/sum_i |y_i| sum_i sum_t {weights}D_t, y ~ pi (no gradient through the sampling)",
         f"D_t           {FORMULAS[objective.divergence].format(beta=objective.beta)}",
         f"over          {over.format(top_k=objective.top_k, outside=LOG_OUTSIDE)}",
         f"temperature   {objective.temperature:g}, of both distributions",

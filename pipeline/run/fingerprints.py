@@ -82,11 +82,12 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     if isinstance(algorithm := tree[stage.kind].get("algorithm"), dict) and "path" in algorithm:
         # By its code, not by where it lies.
         tree[stage.kind]["algorithm"] = algorithm | {"path": _hash(Path(algorithm["path"]).read_bytes())}
-    for name in ("endpoint", "teacher"):
-        if isinstance(server := tree[stage.kind].get(name), dict):
-            tree[stage.kind][name] = _without_address(server)
-    if teachers := tree[stage.kind].get("teachers"):
-        tree[stage.kind]["teachers"] = {domain: _without_address(t) for domain, t in teachers.items()}
+    for own in (tree[stage.kind], tree[stage.kind].get("distill") or {}):
+        for name in ("endpoint", "teacher"):
+            if isinstance(server := own.get(name), dict):
+                own[name] = _without_address(server)
+        if teachers := own.get("teachers"):
+            own["teachers"] = {domain: _without_address(t) for domain, t in teachers.items()}
     if "sandbox" in tree:
         tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in SANDBOX_MAY_CHANGE}
     if "rollout" in tree:

@@ -51,7 +51,7 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
     """Load and check the data."""
     use_sandbox(config.sandbox)  # a row is refused if its tests need a package that the sandbox has not
     data = prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
-    check_domains(config, data.train)
+    check_domains(config, data.train, data.renderer.tokenizer)
     return data
 
 

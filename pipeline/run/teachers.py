@@ -1,14 +1,18 @@
-"""The teachers of a stage of distillation, made where its first step needs them."""
+"""The teachers of a stage, made where its first step needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from verizero.pipeline.config.distill import DistillConfig
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import RoundsConfig, StageSection
 from verizero.pipeline.config.teaching import DistillationConfig, TeacherConfig
 from verizero.pipeline.data.hints import answer_of
+from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.run.session import Run, StageSetup, Workers
@@ -28,14 +32,24 @@ def needs_answer(teacher: TeacherConfig) -> bool:
     return teacher.hint is not None and "{answer}" in teacher.hint
 
 
-def check_domains(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def teaching_of(section: StageSection) -> DistillationConfig | None:
+    """Return the section of a stage's teachers: itself, or its term of distillation; None if it has none."""
+    if isinstance(section, RlConfig):
+        return section.distill
+    return section if isinstance(section, DistillConfig) else None
+
+
+def check_domains(config: RunConfig, prompts: Sequence[Prompt], tokenizer: Any) -> None:
     """Raise ConfigError if a domain of the training prompts has no teacher, or none that can read any of its prompts.
 
-    Raise it too for a teacher of a domain that no prompt has.
+    Raise it too for a teacher of a domain that no prompt has, or whose own words the tokenizer lacks.
     """
     domains = sorted({p.domain for p in prompts})
-    for stage, section in config.sections_of(DistillConfig).items():
-        where = "distill" if stage == "distill" else f"stage {stage!r}: distill"
+    for stage, whole in config.sections_of(RoundsConfig).items():
+        section = teaching_of(whole)
+        if section is None:
+            continue
+        where = section.where if stage == section.where.partition(".")[0] else f"stage {stage!r}: {section.where}"
         if (more := [d for d in section.teachers if d not in domains]) and domains:
             raise ConfigError(
                 f"{where}.teachers names the domain {more[0]!r}, and the training prompts are of {', '.join(domains)}; "
@@ -46,6 +60,12 @@ def check_domains(config: RunConfig, prompts: Sequence[Prompt]) -> None:
                 f"{where}.teachers has no teacher for the domain {without[0]!r}; add one, or set {where}.teacher for "
                 "all others"
             )
+        for name, teacher in section.all_teachers.items():
+            if unknown := unknown_characters(tokenizer, "".join(teacher.texts)):
+                raise ConfigError(
+                    f"{where}.{name} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}; "
+                    "write its texts without them, or add them to model.create.characters"
+                )
         for domain in domains:
             name = teacher_of(section, domain)
             if needs_answer(section.all_teachers[name]) and not any(
@@ -63,25 +83,25 @@ def stage_teachers(run: Run, workers: Workers, setup: StageSetup, state: RunStat
     Raise ConfigError for a model that does not load; CheckpointError if that of a stage is damaged.
     """
     if setup.teachers is None:
-        section = setup.section_as(DistillConfig)
+        section = teaching_of(setup.section)
+        assert section is not None, f"a stage of kind {setup.kind} has no teachers"
         made: dict[TeacherConfig, Teacher] = {}
         for teacher in section.all_teachers.values():
             if teacher not in made:  # one that teaches several domains is held once
-                made[teacher] = _made(run, workers, setup, state, teacher)
+                made[teacher] = _made(run, workers, setup, state, teacher, section.top_k or 0)
         setup.teachers = {name: made[teacher] for name, teacher in section.all_teachers.items()}
     return setup.teachers
 
 
-def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teacher: TeacherConfig) -> Teacher:
+def _made(
+    run: Run, workers: Workers, setup: StageSetup, state: RunState, teacher: TeacherConfig, top_k: int
+) -> Teacher:
     backend, config = workers.backend, setup.config
     if teacher.is_policy:
         return ReferenceTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
     if teacher.url is not None and teacher.model is not None:
         limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
-        section = setup.section
-        return ServedTeacher(
-            Server(teacher.url, teacher.model, **limits), section.top_k or 0, backend.model.config.vocab_size
-        )
+        return ServedTeacher(Server(teacher.url, teacher.model, **limits), top_k, backend.model.config.vocab_size)
     path = teacher.path or str(_policy_of(run, state, teacher.stage or ""))
     return ModelTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
 

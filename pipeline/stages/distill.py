@@ -18,11 +18,11 @@ from verizero.pipeline.run.sampling import temperature
 from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.run.teacher_rows import distill_rows
+from verizero.pipeline.run.teacher_rows import distill_rows, distill_settings
 from verizero.pipeline.run.teachers import stage_teachers
 from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.stages.base import StageKind
-from verizero.pipeline.train.distillation import DistillSettings, distill_update
+from verizero.pipeline.train.distillation import distill_update
 from verizero.pipeline.types import Group, StepMetrics
 
 
@@ -53,21 +53,19 @@ def train_on_teachers(
 
     Raise NonFiniteError if the update was refused.
     """
-    section, config = setup.section_as(DistillConfig), setup.config
+    section = setup.section_as(DistillConfig)
     teachers = stage_teachers(run, workers, setup, state)
-    row_of_members, left_out = distill_rows(run, section, groups, workers.context, state.policy_version)
+    row_of_members, counts = distill_rows(run, section, groups, workers.context, state.policy_version)
     rows = [row for row in row_of_members if row is not None]
-    metrics = left_out if section.has_reference else {}
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
-    if rewards:
-        metrics["reward/mean"] = sum(rewards) / len(rewards)
+    metrics = {**counts, **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {})}
     if not rows:
         return {**metrics, "rows": 0.0}
-    at_once = config.train.logits_chunk_tokens
-    chunk = None if at_once == "auto" else at_once
-    settings = DistillSettings(run.pad_id, config.train.micro_batch_tokens, chunk)
     objective = section.objective(temperature(setup, state))
-    return {**metrics, **distill_update(workers.backend, teachers, rows, objective, settings)}
+    return {
+        **metrics,
+        **distill_update(workers.backend, teachers, rows, objective, distill_settings(run, setup.config)),
+    }
 
 
 KIND = StageKind(DistillConfig, run)

@@ -69,8 +69,8 @@ class Distillation:
     """One for each response that has a reward, in the order of their groups; None: it has no term."""
     objective: Objective
     settings: DistillSettings
-    left_out: StepMetrics
-    """Counts of the responses without a term, and of what their teacher read."""
+    counts: StepMetrics
+    """Numbers of responses without a term, and of those whose teacher read what, in the whole batch."""
 
     def gradient(self, backend: Backend, rows: Sequence[int]) -> StepMetrics:
         """Accumulate the gradient of the term of some responses, and return its metrics.
@@ -78,7 +78,7 @@ class Distillation:
         Raises: NonFiniteError if the term is not finite.
         """
         chosen = [row for i in rows if (row := self.rows[i]) is not None]
-        counts = {**self.left_out, "distill/rows": float(len(chosen))}
+        counts = {**self.counts, "distill/rows": float(len(chosen))}
         if not chosen:
             return counts
         metrics = distill_gradient(backend, self.teachers, chosen, self.objective, self.settings, self.coef)

@@ -26,6 +26,7 @@ from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend, WhichModel
 from verizero.pipeline.train.collate import Micro, collate, row_lengths, turn_table
 from verizero.pipeline.train.critic import CriticValues, critic_values_of
+from verizero.pipeline.train.distillation import Distillation
 from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.records import has_records, with_own_records
@@ -83,6 +84,8 @@ class Settings:
     texts_per_update: int = 0
     observation_coef: float = 0.0
     """Weight of the mean negative log-likelihood of the tokens that environments answered."""
+    distillation: Distillation | None = None
+    """A term that brings the policy closer to a teacher; None: there is none."""
 
 
 @dataclass(slots=True)

@@ -89,6 +89,8 @@ def _optimizer_step(
         if not is_warming_up:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)
             metrics |= _ptx_gradient(backend, parts, number, settings)
+            if settings.distillation is not None:
+                metrics |= settings.distillation.gradient(backend, rows)
         if parts.critic is not None:
             metrics |= _critic_gradient(backend, parts, prepared, micros)
             metrics["critic/warming_up"] = float(is_warming_up)

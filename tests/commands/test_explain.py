@@ -75,3 +75,12 @@ def test_observations_are_a_term_of_the_objective() -> None:
     page = explain_recipe(tiny({"episodes": {"observation_coef": 0.05}}))
     assert " + 0.05 mean log pi(observations)" in page
     assert "observations" not in explain_recipe(tiny())
+
+
+def test_a_term_of_distillation_and_what_its_teacher_reads_are_on_the_page() -> None:
+    term = {"coef": 0.25, "teacher": {"feedback": {"right": None, "template": "{question}{message}"}}}
+    page = explain_recipe(tiny({"rl": {"distill": term}}))
+    assert page.startswith(explain_recipe(tiny()))
+    assert "besides 0.25 J, J = " in page
+    assert "which reads '{question}{message}', message = " in page
+    assert "right = " not in page

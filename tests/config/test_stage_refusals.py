@@ -61,6 +61,11 @@ def own() -> dict[str, Any]:
     return {"teacher": {"path": None, "hint": "{question}"}}
 
 
+def term(**changes: Any) -> dict[str, Any]:
+    """A term of distillation in the updates of RL, from the policy itself."""
+    return {"rl": {"distill": {"coef": 0.5, "teacher": {"feedback": {}}, **changes}}}
+
+
 SHOWN = {"train": [{"file": "shown.jsonl", "graded": False}]}
 """Rows without verifiers and answers."""
 OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
@@ -166,6 +171,22 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, url="http://x"), ["needs model"]),
     (["distill"], taught(path=None, url="x:80", model="m"), ["http://", "'x:80'"]),
     (["distill"], taught(path=None, hint="The answer is {answer}."), ["hint must hold {question}"]),
+    (["distill"], taught(path=None, hint="{question}", feedback={}), ["a hint or feedback", "got both"]),
+    (["distill"], taught(feedback={}), ["exactly one", "hint, feedback or system"]),
+    (["distill"], taught(path=None, feedback={"right": None, "message": None}), ["right and message are both null"]),
+    (["distill"], taught(path=None, feedback={"right": None}), ["template holds {right}", "None"]),
+    (["distill"], taught(path=None, feedback={"template": "{question}{right}"}), ["template lacks {message}"]),
+    (["distill"], taught(path=None, feedback={"message": "wrong"}), ["message must hold {message}", "'wrong'"]),
+    (["distill"], taught(path=None, feedback={"template": "{right}{message}"}), ["template must hold {question}"]),
+    (["rl"], term(over="sampled", temperature=0.5), ["rl.distill.temperature=0.5", "rollout.temperature=1"]),
+    (["rl"], term(divergence="mixed"), ["rl.distill.divergence=mixed needs rl.distill.beta"]),
+    (["rl"], term(coef=0), ["rl.distill.coef"]),
+    (["rl"], {**term(), "train": {"sequence_parallel": 2}}, ["sequence_parallel=2"]),
+    (
+        ["rl"],
+        {"rl": {**term()["rl"], "algorithm": {"name": "dapo"}, "reference": {"schedule": "none"}}},
+        ["rl.reference.schedule is 'none'", "rl.distill", "ema"],
+    ),
     (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage names 'rl'"]),
     (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage names 'sfd'", "name sft"]),
     (["distill"], served(), ["distill.teacher.url", "over=vocabulary", "top_k: 20"]),
@@ -199,7 +220,11 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     ),
     (["distill"], {"rollout": {"publish_every": 2}, "train": {"lora": {}}}, ["publish_every=2", "train.lora: null"]),
     (["distill"], {"train": {"sequence_parallel": 2}}, ["sequence_parallel=2"]),
-    (["distill"], {"distill": {"reference": {"schedule": "frozen"}}}, ["reference.schedule=frozen", "hint or system"]),
+    (
+        ["distill"],
+        {"distill": {"reference": {"schedule": "frozen"}}},
+        ["reference.schedule=frozen", "feedback or system"],
+    ),
     (["distill"], {"distill": {**own(), "reference": {"schedule": "none"}}}, ["reference.schedule=none"]),
     (["distill"], {"distill": {**own(), "reference": {"schedule": "on_kl", "kl": 1}}}, ["reference.schedule=on_kl"]),
     (["distill"], {"distill": {"select": {"keep": "informative"}, "group_size": 1}}, ["distill.group_size >= 2"]),

@@ -70,6 +70,22 @@ def token_loss(
     return divergence(name, p, q, beta)
 
 
+def importance(ratios: Floats, level: str, sampled: bool, cap: float) -> list[float]:
+    """The weight of each token of a stale response, from pi / pi_gen of its tokens."""
+    out = []
+    for t in range(len(ratios)):
+        until = t + 1 if sampled else t
+        weight = ratios[t] if level == "token" else math.prod(ratios[:until])
+        out.append(min(weight, cap))
+    return out
+
+
+def drift(divergences: Floats, gamma: float) -> list[float]:
+    """The weight of each token of a response by the divergence before it (IW-OPD)."""
+    total = sum(abs(d) for d in divergences)
+    return [1 + gamma * (1 - sum(abs(d) for d in divergences[:t]) / total) for t in range(len(divergences))]
+
+
 def slopes(value: Callable[[list[float]], float], at: Floats, step: float = 1e-5) -> list[float]:
     """The gradient by central differences."""
     out = []

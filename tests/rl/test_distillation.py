@@ -312,31 +312,6 @@ def test_with_token_weights_each_token_has_its_gradient_at_the_states_that_the_o
         assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
 
 
-def test_weights_are_1_in_fresh_rows_and_those_above_the_cap_are_told() -> None:
-    logprobs = torch.tensor([[-1.0, -1.0, float("nan")], [-1.0, -1.0, -3.0]], dtype=torch.float64)
-    sampled = torch.tensor([[-2.0, -1.0, 0.0], [-2.0, -1.0, -1.0]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    how = Objective(over="sampled", stale_weights="token", stale_cap=2.0)
-    found = stale_weights(logprobs, sampled, torch.tensor([True, False]), mask, how)
-    assert found.values.tolist() == [[2.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
-    assert found.clamped.tolist() == [[True, False, False], [False, False, False]]
-    prefix = replace(how, stale_weights="prefix", stale_cap=math.inf)
-    to_token = stale_weights(logprobs[1:], sampled[1:], torch.tensor([True]), mask[1:], prefix).values
-    before = stale_weights(
-        logprobs[1:], sampled[1:], torch.tensor([True]), mask[1:], replace(prefix, over="vocabulary")
-    )
-    assert to_token.tolist() == [pytest.approx([math.e, math.e, math.exp(-1)])]
-    assert before.values.tolist() == [pytest.approx([1.0, math.e, math.e])]
-
-
-def test_weights_by_drift_fall_from_the_first_token_to_the_last() -> None:
-    divergences = torch.tensor([[1.0, -2.0, float("nan"), 1.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, False, True], [True] * 4])
-    found = drift_weights(divergences, mask, 0.8)
-    assert found[0][mask[0]].tolist() == pytest.approx([1.8, 1.6, 1.2])
-    assert found[1].tolist() == [1.8] * 4
-
-
 def test_credit_skips_what_does_not_train_and_never_reads_it() -> None:
     mask = torch.tensor([[False, True, False, True, True]])
     values = torch.tensor([[9.0, 1.0, float("nan"), 2.0, 4.0]], dtype=torch.float64)

@@ -36,6 +36,13 @@ CASES = {
         *("rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=1"),
         *("rollout.in_flight=interrupt", "rollout.interrupt_tokens=5"),
     ],
+    "a policy that teaches itself with feedback, two ahead": [
+        "rl.algorithm={name: grpo, entropy_coef: 0.05}",
+        "rl.reference={schedule: ema, alpha: 0.1}",
+        "rl.distill={coef: 0.5, over: sampled, stale_weights: token, teacher: {feedback: {template: "
+        "'{right}{message}{question}', right: '{right}, ', message: '{message}, ', max_message_tokens: 9}}}",
+        "rollout.max_staleness=2",
+    ],
     "kept sampling sets and experts, carried groups": [
         "rl.algorithm={name: deepseek_v32}",
         "rl.select.keep=informative",

@@ -36,6 +36,13 @@ class Params(GeneratorParams):
     noise: Probability = Field(
         0.3, description="chance that a number in the scratchpad is off by one; later numbers use it"
     )
+    hinted: Probability = Field(
+        0.0,
+        description="chance that a demonstration is without slips, and its question shows with equal chances another "
+        "right response, or what a check of a wrong one found: for a policy that can use feedback",
+    )
+    right_hint: str = Field("\nright: {right}", description="added to the question: another right response")
+    message_hint: str = Field("\nfound: {message}", description="added to the question: what a check found")
     num_text: int = Field(20_000, ge=0, description="lines of unlabelled text")
     text_noise: Probability = Field(0.6, description="as noise, in the unlabelled text")
 
@@ -63,6 +70,11 @@ def rows(params: Params, seed: int) -> Split:
         demonstration(tasks[i % len(tasks)], params, params.noise, noise) for i in range(params.num_demonstrations)
     ]
     train, demonstrations = with_demonstrations([_row(t, params) for t in tasks], shown)
+    hints = stream(seed, "data", "induction", "hints")
+    demonstrations = [
+        _with_hint(row, tasks[i % len(tasks)], params, hints) if hints.random() < params.hinted else row
+        for i, row in enumerate(demonstrations)
+    ]
     return Split(train, [_row(t, params) for t in held_out], demonstrations)
 
 
@@ -98,6 +110,19 @@ def demonstration(task: Task, params: Params, noise: float, rng: random.Random) 
     if form == "shifted":
         written += f" {first}/{a}={b}"
     return f"<think>{written}</think>def f(x): return {SOURCE[form].format(a=a, b=b)}"
+
+
+def _with_hint(row: Row, task: Task, params: Params, rng: random.Random) -> Row:
+    """The demonstration without slips, and a question that shows a right response or what was wrong with another."""
+    form, a, b = task
+    right = demonstration(task, params, 0.0, rng)
+    hint = params.right_hint.replace("{right}", right)
+    if rng.random() < 0.5:
+        wrong: Task = (form, a, b + rng.choice((-1, 1)))
+        x = params.num_examples
+        message = f"wrong_answer: test 1: for [{x}] expected {value(task, x)}, got {value(wrong, x)}"
+        hint = params.message_hint.replace("{message}", message)
+    return row | {"question": row["question"] + hint, "demonstration": right}
 
 
 def _functions(params: Params) -> list[Task]:

@@ -106,3 +106,26 @@ def test_bad_params_say_what_is_allowed(params: dict, said: str) -> None:
 def test_unknown_generator_says_which_is_near() -> None:
     with pytest.raises(UnknownName, match="did you mean arithmetic"):
         load_generator("arithmetics")
+
+
+def test_hinted_demonstrations_are_right_and_show_a_right_response_or_what_a_check_finds_in_a_wrong_one() -> None:
+    plain = generate("induction", {**SMALL, "noise": 1.0}, 0)
+    split = generate("induction", {**SMALL, "noise": 1.0, "hinted": 0.5}, 0)
+    assert (split.train, split.evaluation) == (plain.train, plain.evaluation)
+    pairs = list(zip(plain.demonstrations, split.demonstrations, strict=True))
+    hinted = [row for _, row in pairs if "\n" in row["question"]]
+    assert all(row == before for before, row in pairs if row not in hinted)
+    assert 0.4 < len(hinted) / len(pairs) < 0.6
+    with_right = 0
+    for row in hinted:
+        program = row["demonstration"].partition("</think>")[2]
+        test = row["answer"]["tests"][0]
+        assert _run(program, test["args"]) == [test["expected"]]
+        hint = row["question"].partition("\n")[2]
+        with_right += hint == f"right: {row['demonstration']}"
+        if not hint.startswith("right: "):
+            got = hint.removeprefix(
+                f"found: wrong_answer: test 1: for {test['args']} expected {test['expected']}, got "
+            )
+            assert int(got) != test["expected"]
+    assert 0.4 < with_right / len(hinted) < 0.6
