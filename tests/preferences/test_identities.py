@@ -105,6 +105,13 @@ def test_where_a_loss_is_least(name: str, params: dict[str, Any], chosen: float,
     assert solved(name, params, chosen, rejected) == pytest.approx((least, 0.0, 0.0), abs=1e-12)
 
 
+@pytest.mark.parametrize("tau", [0.05, 0.2])
+def test_discopop_pushes_equal_responses_apart_in_the_wrong_direction_unless_tau_is_large(tau: float) -> None:
+    slope = (1 - math.log(2)) / (4 * tau) - 3 / 4
+    assert solved("discopop", {"beta": 1.0, "tau": tau}, 0.0, 0.0)[1:] == pytest.approx((slope, -slope))
+    assert (slope > 0) == (tau == 0.05)
+
+
 @pytest.mark.parametrize("h", [-9.0, 0.0, 9.0])
 def test_apo_zero_raises_the_chosen_side_and_apo_down_lowers_it_once_the_pair_is_apart(h: float) -> None:
     """Training moves a log-ratio against its derivative."""

@@ -146,11 +146,21 @@ def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_
 
 
 @pytest.mark.integration
-def test_weights_and_another_divergence_begin_at_the_loss_of_equal_responses(tmp_path: Path, start: Path) -> None:
-    loss = {"name": "robust", "wpo": True, "f_divergence": "forward_kl"}
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "robust", "wpo": True, "f_divergence": "forward_kl"},
+        {"name": "dpo", "ld_alpha": 0.3},
+        {"name": "aot"},
+        {"name": "mpo", "losses": [{"name": "dpo", "weight": 0.6}, {"name": "bco", "weight": 0.4}], "nll_coef": 0},
+    ],
+    ids=lambda loss: loss["name"],
+)
+def test_a_loss_begins_where_policy_and_reference_are_equal(tmp_path: Path, start: Path, loss: dict[str, Any]) -> None:
     train_model(recipe(start, loss=loss), tmp_path, tmp_path / "run")
     steps = [s["metrics"] for s in rows(tmp_path / "run", "step")]
-    assert steps[0]["loss"] == pytest.approx(0.693147 * steps[0]["preference/weight"], rel=1e-5)
+    equal = 0.693147 if loss["name"] != "mpo" else (0.6 + 0.4 * 2) * 0.693147
+    assert steps[0]["loss"] == pytest.approx(equal * steps[0].get("preference/weight", 1.0), rel=1e-5)
     assert steps[-1]["preference/margin"] > 0.01
 
 
