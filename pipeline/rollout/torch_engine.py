@@ -15,6 +15,7 @@ import torch
 
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.cpu import Decoder, check_parity, unsupported
+from verizero.pipeline.models.strictness import lenient
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import Kept, pick, pick_kept, uniforms
@@ -102,9 +103,14 @@ class _Decode:
 
     def run(self) -> dict[tuple[int, int], Completion]:
         """Decode all; return each completion by (index of the request, index of the seed)."""
-        while self._refill() or self._step():
+        while self._advance():
             self._complete_ended()
         return self.completions
+
+    def _advance(self) -> bool:
+        """Draw tokens; False if nothing is left to draw."""
+        with lenient():
+            return self._refill() or self._step()
 
     def _refill(self) -> bool:
         """Start waiting responses: compute their prompts, draw their first tokens. False if none can start now."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.errors import EngineError
+from verizero.pipeline.models.strictness import lenient
 from verizero.pipeline.rollout.continuation import PartialBatch, ResponseKind, continue_batch
 from verizero.pipeline.rollout.generate import Count, Generation
 from verizero.pipeline.run.dealing import share_of
@@ -61,6 +62,8 @@ class AheadSource(SynchronousSource):
         self._queue: deque[_InFlight] = deque()
         self._thread = ThreadPoolExecutor(1, "generation")
         self._last: Future[None] | None = None
+        self._rests = False
+        """The engine rests, or has been woken by the trainer's thread since."""
 
     @property
     def in_flight(self) -> Sequence[InFlightBatch]:
@@ -88,6 +91,11 @@ class AheadSource(SynchronousSource):
 
     def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Generate the batch, or its first piece, as soon as everything before it is done."""
+        if self._rests:
+            # Some engines wake with the policy's weights. The thread would read them while the policy trains on.
+            self.wait()
+            self.engine.generate([], kinds[0].sampling)
+            self._rests = False
         partial_batch = self._partial(batch, kinds)
         done = self._submit(partial(self._continue, partial_batch, self._tokens_per_version))
         self._queue.append(_InFlight(batch, partial_batch, done))
@@ -111,8 +119,9 @@ class AheadSource(SynchronousSource):
 
         def take_weights() -> None:
             # Runs in the generating thread, hence between two pieces and never inside one.
-            self._engine_copy.load_state_dict(weights)
-            confirm_published(self.engine, version)
+            with lenient():
+                self._engine_copy.load_state_dict(weights)
+                confirm_published(self.engine, version)
 
         self._submit(take_weights)
 
@@ -130,6 +139,7 @@ class AheadSource(SynchronousSource):
         if not self._queue:
             self.wait()
             self.engine.rest()
+            self._rests = True
 
     def snapshot(self) -> list[InFlightBatch]:
         """Return the batches in flight, on rank 0 with the responses that all ranks have so far."""

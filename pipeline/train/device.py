@@ -11,6 +11,7 @@ import torch
 
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.models.strictness import strict
 
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""
@@ -100,9 +101,9 @@ def fixed_order() -> Iterator[None]:
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         yield
         return
-    torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with strict():
+            yield
     except RuntimeError as exc:
         if "deterministic implementation" not in str(exc):
             raise
@@ -110,5 +111,3 @@ def fixed_order() -> Iterator[None]:
             f"train.deterministic=true, and a backward pass cannot repeat its bytes: {exc}. With "
             "train.deterministic=false the run trains, and two runs of one seed differ in the last digits"
         ) from exc
-    finally:
-        torch.use_deterministic_algorithms(True, warn_only=True)

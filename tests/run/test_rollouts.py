@@ -21,7 +21,7 @@ from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.types import Rollout
+from verizero.pipeline.types import Prompt, Rollout
 
 
 class Side(Ranks):
@@ -97,3 +97,36 @@ def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_fo
     source.close()
     assert isinstance(error, ValueError) == fails
     assert calls == [("wait", gpu, True), ("set", gpu, False), ("work", None, False), ("wait", gpu, False)]
+
+
+class Resting(ScriptedEngine):
+    """An engine that notes in which thread it wakes."""
+
+    def __init__(self) -> None:
+        super().__init__(answer, EOS)
+        self.asleep, self.woken_by = False, list[int]()
+
+    def rest(self) -> None:
+        self.asleep = True
+
+    def generate(self, *arguments: Any, **named: Any) -> Any:
+        if self.asleep:
+            self.asleep = False
+            self.woken_by.append(threading.get_ident())
+        return super().generate(*arguments, **named)
+
+
+def test_an_engine_that_rests_is_woken_before_the_policy_trains_on() -> None:
+    """vLLM wakes with the policy's weights, which the generating thread would read while they change."""
+    engine = Resting()
+    engine.publish(0)
+    source = AheadSource(Generation(engine, Letters(), 0), Ranks(), None)
+    prompts, kinds = [Prompt("a", "a?", "exact", "x")], [ResponseKind("rl", 1, Sampling(5))]
+    for _ in range(2):
+        source.free_memory()
+        source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
+        source.free_memory()
+        assert not engine.asleep, "a batch is in flight"
+        source.generate(prompts, kinds, (0, 0), None)
+    source.close()
+    assert engine.woken_by == [threading.get_ident()] * 2
