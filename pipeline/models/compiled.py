@@ -7,8 +7,11 @@ rows is not compiled, because its pieces have other lengths in each micro-batch.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,8 +23,26 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.kernels import HALF
 
 Forward = Callable[..., Any]
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 MAX_GRAPHS = 64
 """torch compiles again for each shape, with and without gradients; by default it gives up after 8 times."""
+
+
+@contextmanager
+def own_compile_threads() -> Iterator[None]:
+    """Restore after the block with how many threads torch compiles: vLLM sets one for the whole process."""
+    name = "torch._inductor.config"
+    variable, before = os.environ.get(COMPILE_THREADS), getattr(sys.modules.get(name), "compile_threads", None)
+    try:
+        yield
+    finally:
+        if variable is None:
+            os.environ.pop(COMPILE_THREADS, None)
+        else:
+            os.environ[COMPILE_THREADS] = variable
+        inductor: Any = sys.modules.get(name)
+        if inductor is not None:
+            inductor.compile_threads = inductor.decide_compile_threads() if before is None else before
 
 
 @dataclass(slots=True)

@@ -70,13 +70,21 @@ class DevicePeaks:
             self._peaks[phase] = max(peak, self._peaks.get(phase, 0.0))
 
 
-def gpu_peaks() -> DevicePeaks:
-    """Return the peaks of torch's present GPU. Memory that other libraries take for themselves is not counted."""
+def gpu_peaks(sleeping_bytes: Callable[[], int]) -> DevicePeaks:
+    """Return the peaks of torch's present GPU. Memory that other libraries take for themselves is not counted.
+
+    `sleeping_bytes`: what torch counts as allocated, and an engine that sleeps has given back.
+    """
     import torch
 
+    before = 0
+
     def peak_bytes() -> float:
-        peak = torch.cuda.max_memory_allocated()
+        nonlocal before
+        peak, now = torch.cuda.max_memory_allocated(), sleeping_bytes()
         torch.cuda.reset_peak_memory_stats()
-        return float(peak)
+        # An engine that woke or fell asleep since the last call had its memory for some of the time.
+        asleep, before = min(before, now), now
+        return float(peak - asleep)
 
     return DevicePeaks(peak_bytes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
+from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
@@ -57,7 +58,8 @@ def import_vllm() -> ModuleType:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        import verizero.pipeline.rollout.vllm_worker as worker
+        with own_compile_threads():
+            import verizero.pipeline.rollout.vllm_worker as worker
     except ImportError as exc:
         raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
     return worker

@@ -19,6 +19,7 @@ import torch
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError, boundary
+from verizero.pipeline.models.strictness import lenient
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
@@ -131,7 +132,8 @@ class VllmEngine:
                     if i is not None:
                         indices[str(self._num_requests)] = (i, j)
             while engine.has_unfinished_requests():
-                outs = [out for out in engine.step() if out.finished and out.request_id in indices]
+                with lenient():
+                    outs = [out for out in engine.step() if out.finished and out.request_id in indices]
                 done = {indices[out.request_id]: self._completion(out, sampling) for out in outs}
                 completions.update(done)
                 if done and reader is not None:
@@ -151,11 +153,11 @@ class VllmEngine:
         return {}
 
     def close(self) -> None:
-        """Release vLLM's memory. The trainer's own process group stays: vLLM's shutdown would end it."""
+        """Release vLLM's memory. The trainer's own process group stays."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            if self._own_group:
-                llm.llm_engine.engine_core.shutdown()
+            # Now, not when garbage is collected: vLLM would then end the trainer's group too.
+            self._vllm.shutdown(llm, self._own_group)
             del llm
             VllmEngine._live -= 1
             # vLLM's objects refer to each other in cycles, which would keep the GPU's memory.
@@ -230,6 +232,11 @@ class VllmEngine:
         else:
             self._wake("weights")
             self._wake("kv_cache")
+
+
+def sleeping_bytes() -> int:
+    """Return the bytes that torch counts as allocated, and that vLLM has given back while it sleeps."""
+    return int(import_vllm().sleeping_bytes())
 
 
 def num_ranks() -> int:

@@ -5,6 +5,7 @@ vLLM imports this module in every worker (`worker_extension_cls`); the last line
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from vllm import LLM, SamplingParams
+from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.distributed.weight_transfer.base import (
     ParamMeta,
     WeightTransferEngine,
@@ -27,6 +29,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
+from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.rollout.weight_group import broadcast, join_group, rendezvous
 from verizero.pipeline.rollout.weights import Named
 
@@ -74,13 +77,48 @@ def make_llm(arguments: dict[str, Any]) -> Any:
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state(), torch.set_num_threads
     threads = torch.get_num_threads()
     try:
-        return LLM(**arguments)
+        with own_compile_threads():
+            return LLM(**arguments)
     finally:
         torch.set_rng_state(before[0])
         random.setstate(before[1])
         numpy.random.set_state(before[2])
         torch.set_num_threads = before[3]
         torch.set_num_threads(threads)
+
+
+def shutdown(llm: Any, ends_group: bool) -> None:
+    """End an engine of `make_llm`, and free its memory. Without `ends_group` torch's default process group stays.
+
+    vLLM ends that group too. It would do all this when the engine is collected as garbage, or at the process's end.
+    """
+    end = torch.distributed.destroy_process_group
+
+    def end_other(group: Any = None) -> None:
+        if group is not None:
+            end(group)
+
+    try:
+        if not ends_group:
+            torch.distributed.destroy_process_group = end_other
+        llm.llm_engine.engine_core.shutdown()
+    finally:
+        torch.distributed.destroy_process_group = end
+
+
+def sleeping_bytes() -> int:
+    """Return the bytes of this process's tensors whose memory vLLM has given back; torch counts them as allocated."""
+    allocator = CuMemAllocator.instance
+    entries = {} if allocator is None else allocator.pointer_to_data
+    asleep = frozenset(address for address, data in entries.items() if data.is_asleep)
+    return _allocated_at(asleep) if asleep else 0
+
+
+@functools.lru_cache(maxsize=1)  # torch's list of blocks is long, and nothing is allocated where all sleeps
+def _allocated_at(addresses: frozenset[int]) -> int:
+    pools = [pool for entries in CuMemAllocator.instance.allocator_and_pools.values() for pool, _ in entries]
+    segments = (segment for pool in pools for segment in pool.snapshot())
+    return sum(segment["allocated_size"] for segment in segments if segment["address"] in addresses)
 
 
 @dataclass(frozen=True, slots=True)

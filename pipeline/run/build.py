@@ -231,4 +231,12 @@ def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, flo
     # The recipe's type: that of divided weights is their masters'.
     size = DTYPES[config.model.dtype].itemsize
     peak = peak_flops(torch.cuda.get_device_name(model.device), size) if tflops is None else 1e12 * tflops
-    return gpu_peaks(), None if peak is None else peak * backend.ranks.size
+    sleeping_bytes = no_bytes
+    if config.rollout.engine == "vllm" and config.rollout.servers is None:
+        from verizero.pipeline.rollout.vllm_engine import sleeping_bytes
+    return gpu_peaks(sleeping_bytes), None if peak is None else peak * backend.ranks.size
+
+
+def no_bytes() -> int:
+    """Return 0, for an engine that does not sleep."""
+    return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,21 @@ def test_where_blocks_are_compiled() -> None:
         model = tiny("llama")
         compile_blocks(model, auto)
         model(input_ids=torch.arange(2, 12)[None])  # of no packed rows: nothing is tried
+
+
+@pytest.mark.parametrize("variable", [None, "3"])
+def test_threads_for_compiling_are_as_before_a_library_set_them(
+    variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config as inductor
+
+    if variable is None:
+        monkeypatch.delenv(compiled.COMPILE_THREADS, raising=False)
+    else:
+        monkeypatch.setenv(compiled.COMPILE_THREADS, variable)
+    with inductor.patch(compile_threads=7):
+        with compiled.own_compile_threads():
+            os.environ[compiled.COMPILE_THREADS] = "1"
+            inductor.compile_threads = 1
+        assert os.environ.get(compiled.COMPILE_THREADS) == variable
+        assert inductor.compile_threads == 7

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from verizero.pipeline.report.memory import FILE, DevicePeaks, note_peak, noted_peak, peak_mib
+from verizero.pipeline.report.memory import FILE, DevicePeaks, gpu_peaks, note_peak, noted_peak, peak_mib
 
 ROOT = Path(__file__).resolve().parents[2]
 HOG = """
@@ -64,3 +65,22 @@ def test_a_phase_has_the_highest_peak_within_it() -> None:
     peaks.leave("total")  # 9
     assert peaks.take() == {"total": 9.0, "generate": 3.0, "update": 1.0}
     assert peaks.take() == {}
+
+
+def test_what_an_engine_gave_back_while_it_slept_is_no_part_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts 40 GiB of the engine all the time. It sleeps in the update, and wakes for the next responses."""
+    asleep, allocated = [0], [0.0]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: int(allocated[0] * 2**30))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    peaks = gpu_peaks(lambda: asleep[0] * 2**30)
+    for phase, starts_asleep, ends_asleep, most in (
+        ("generate", 0, 0, 50),
+        ("update", 40, 40, 65),
+        ("publish", 40, 0, 56),
+        ("generate", 0, 0, 52),
+    ):
+        asleep[0], allocated[0] = starts_asleep, 49
+        peaks.enter(phase)
+        asleep[0], allocated[0] = ends_asleep, most
+        peaks.leave(phase)
+    assert peaks.take() == {"generate": 52, "update": 25, "publish": 56}

@@ -35,6 +35,9 @@ class StubVllm:
         self.arguments, self.environment = arguments, {"LOCAL_RANK": os.environ.get("LOCAL_RANK")}
         return StubLlm(self)
 
+    def shutdown(self, llm: Any, ends_group: bool) -> None:
+        self.calls.append(("shutdown", ends_group))
+
     def ranks_of_engine(self) -> Any:
         return SimpleNamespace(rank=0, gather=lambda value: [value])
 

@@ -27,10 +27,7 @@ PLAIN = VllmConfig()
 
 def engine_of(config: VllmConfig = PLAIN, sleep_level: Any = 2) -> tuple[VllmEngine, StubVllm, Any]:
     model, stub = build("qwen2", {}), StubVllm()
-    engine = VllmEngine(EngineModel.of(model, (5,)), config, 4, sleep_level, stub)
-    # vLLM's shutdown of a real engine is not what is tested.
-    engine._own_group = False
-    return engine, stub, model
+    return VllmEngine(EngineModel.of(model, (5,)), config, 4, sleep_level, stub), stub, model
 
 
 @pytest.fixture
@@ -106,7 +103,6 @@ def test_what_a_recipe_gives_to_vllm(
     try:
         model = build(model_type, EXPERTS if model_type == "qwen3_moe" else {}, 0, getattr(torch, dtype))
         engine = build_engine(config, model, SimpleNamespace(eos_token_id=5), build_backend(config, model), longest=40)
-        engine._own_group = False  # type: ignore[attr-defined]
         engine.close()
     finally:
         if dist.is_initialized():

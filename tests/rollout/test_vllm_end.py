@@ -1,0 +1,69 @@
+"""What vLLM in this process leaves behind: while it sleeps, and after its end; on the real engine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.rollout.test_vllm_engine import Colocated, check_greedy
+from verizero.pipeline.models.compiled import COMPILE_THREADS
+from verizero.pipeline.rollout.vllm_engine import sleeping_bytes
+
+pytest.importorskip("vllm", reason="make install-engines")
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("of_trainer", [True, False])
+def test_its_memory_is_free_and_the_trainers_group_stays(of_trainer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time a second engine starts where the first one was."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.delenv(COMPILE_THREADS, raising=False)  # set by the import of vLLM above
+    if of_trainer:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with inductor.patch(compile_threads=7):
+            both = Colocated()
+            assert COMPILE_THREADS not in os.environ
+            assert inductor.compile_threads == 7
+        both.publish()
+        check_greedy(both)
+        engine: Any = both.engine._llm.llm_engine
+        finalizer, model = engine.engine_core._finalizer, weakref.ref(engine._get_driver_model_for_cleanup())
+        assert model() is not None
+        del engine
+        both.engine.close()
+        gc.collect()
+        assert not finalizer.alive, "vLLM would end the trainer's group at some later time"
+        assert model() is None
+        assert dist.is_initialized() is of_trainer
+        if of_trainer:
+            dist.all_reduce(torch.ones(1))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def test_what_sleeps_is_counted_by_torchs_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    monkeypatch.setattr(CuMemAllocator, "instance", None)
+    assert sleeping_bytes() == 0
+    data = {address: SimpleNamespace(is_asleep=asleep) for address, asleep in ((1, True), (2, False), (3, True))}
+    weights, cache = (
+        SimpleNamespace(
+            snapshot=lambda own=own: [{"address": a, "allocated_size": n, "total_size": 99} for a, n in own]
+        )
+        for own in ([(1, 10), (2, 20)], [(3, 40)])
+    )
+    pools = {"weights": [(weights, None)], "kv_cache": [(cache, None)]}
+    instance = SimpleNamespace(pointer_to_data=data, allocator_and_pools=pools)
+    monkeypatch.setattr(CuMemAllocator, "instance", instance)
+    assert sleeping_bytes() == 50
