@@ -146,6 +146,11 @@ class TrainConfig(Section):
         description="blocks by torch.compile; auto: of packed rows on CUDA, where a block computes the same by it; not "
         "with deepspeed or sequence_parallel",
     )
+    kernels: Literal["liger"] | None = Field(
+        None,
+        description="liger: norms, SwiGLU and rotary positions by the modules of the package liger-kernel, on CUDA, in "
+        "place of compiled blocks; null: by compile",
+    )
     share_prompts: bool = Field(
         True,
         description="compute a prompt once for all of its responses in a micro-batch, where that spares a tenth of "
@@ -166,6 +171,8 @@ class TrainConfig(Section):
                 f"train.compile=on with train.{what}={getattr(self, what)}, which works within blocks; set "
                 "train.compile: auto"
             )
+        if self.compile == "on" and self.kernels is not None:
+            raise ValueError(f"train.compile=on with train.kernels={self.kernels}, of which one is enough; drop one")
         if self.packing == "on" and self.sequence_parallel > 1:
             raise ValueError(
                 f"train.packing=on with train.sequence_parallel={self.sequence_parallel}, which shares out rows with "

@@ -13,6 +13,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.servers import load_servers
 from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models import liger
 from verizero.pipeline.models.flops import peak_flops
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import DTYPES, eos_ids, load_tokenizer
@@ -104,6 +105,8 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
         resolve_parts(config.of_stage(stage), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
+    if config.train.kernels == "liger":
+        liger.enable(model)
     ranks = sharing_sequences(ranks, config.train.sequence_parallel)
     if ranks.pieces is not None:
         ranks.pieces.enable(model)

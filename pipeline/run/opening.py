@@ -13,6 +13,7 @@ from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.files import locked
+from verizero.pipeline.models import liger
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.progress import Logged, Progress
@@ -66,6 +67,9 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
     """
     with ExitStack() as stack:
         device = device_of(config)
+        if config.train.kernels == "liger":
+            liger.check(device)
+            stack.callback(liger.restore)
         stack.enter_context(switched(config.train, device))
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)

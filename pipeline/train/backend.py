@@ -28,6 +28,7 @@ def compiling_of(config: TrainConfig, device: torch.device) -> Compiling | None:
     if config.compile == "on":
         return Compiling("on", config.deterministic)
     is_tried = config.compile == "auto" and device.type == "cuda" and config.sequence_parallel == 1
+    is_tried = is_tried and config.kernels is None
     return Compiling("auto", config.deterministic) if is_tried else None
 
 

@@ -143,7 +143,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "optim_target_modules": (None, "the optimiser is AdamW; set peft_config to train less of the model"),
     "label_smoothing_factor": (0.0, "the loss has no labels to smooth, in TRL neither; leave it out"),
     "fp16": (False, "float16 overflows without loss scaling, which is not here; use bf16"),
-    "use_liger_kernel": (False, "kernels are chosen by this project, after a test of each; leave it out"),
+    "use_liger_kernel": (
+        False,
+        "log-probs are fused here in any case; leave it out, or set `train.kernels: liger` in the recipe",
+    ),
     "neftune_noise_alpha": (None, "noise on embeddings would make sampled and trained policies differ; leave it out"),
     "auto_find_batch_size": (False, "TRL refuses it for GRPO too; set `train.micro_batch_tokens` in the recipe"),
     "include_num_input_tokens_seen": ("no", "metrics.jsonl has tokens/generated and tokens/trained; leave it out"),
