@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,17 @@ from transformers.models.qwen2 import modeling_qwen2
 from tests.models.families import tiny
 from tests.models.kernels.interpreted import interpreted
 from tests.models.test_runs import batch, ours, worst
+from tests.stages.tiny import tiny as tiny_recipe
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import liger
 from verizero.pipeline.models.load import recompute_activations
 from verizero.pipeline.models.saved_names import without_memory
+from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.train.backend import compiling_of
 
-NAMES = ("qwen2 tied", "qwen3 with bias", "llama narrow heads", "mistral with a sliding window")
+NAMES = ("qwen2 tied", "qwen3 with bias", "mistral with a sliding window")
 ROWS = ((3, (2, 1)), (2, (2,)))
 needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="liger-kernel is optional")
 
@@ -51,10 +55,10 @@ def interpretable() -> list[str]:
     return launched
 
 
-def compared(name: str) -> dict[str, Any]:
+def compared(name: str, launched: list[str]) -> dict[str, Any]:
     """The gaps of packed rows' log-probs and gradients, and the kernels that were launched."""
-    torch.set_num_threads(1)
-    launched, data = interpretable(), batch(ROWS)
+    launched.clear()
+    data = batch(ROWS)
     values, gradients = ours(tiny(name), data)
     model = tiny(name)
     liger.enable(model)
@@ -68,15 +72,18 @@ def compared(name: str) -> dict[str, Any]:
     launched.clear()
     liger.restore()
     again, _ = ours(tiny(name), data)
-    return {"gaps": gaps, "kernels": kernels, "after": launched, "same after": torch.equal(again, values)}
+    return {"gaps": gaps, "kernels": kernels, "after": list(launched), "same after": torch.equal(again, values)}
 
 
 def all_compared() -> dict[str, dict[str, Any]]:
-    return {name: compared(name) for name in NAMES}
+    torch.set_num_threads(1)
+    launched = interpretable()
+    return {name: compared(name, launched) for name in NAMES}
 
 
 @needs_liger
 @pytest.mark.integration
+@pytest.mark.slow
 def test_log_probs_and_gradients_are_those_of_transformers() -> None:
     """A model, and a copy that computes its activations again; later models of the same type are transformers' own."""
     for name, found in interpreted(all_compared).items():
@@ -127,3 +134,22 @@ def test_blocks_are_not_compiled_too() -> None:
     assert compiling_of(TrainConfig(kernels="liger"), cuda) is None
     with pytest.raises(ValueError, match=r"train\.compile=on with train\.kernels=liger"):
         TrainConfig(kernels="liger", compile="on")
+
+
+@pytest.mark.integration
+def test_a_run_takes_them_for_its_policy_alone_and_gives_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_recipe({"train": {"kernels": "liger"}})
+    with (
+        pytest.raises(ConfigError, match="the device is 'cpu'"),
+        open_run(config, tmp_path, tmp_path / "a", "auto", Silent()),
+    ):
+        pass
+    calls: list[Any] = []
+    monkeypatch.setattr(liger, "check", lambda device: calls.append(device))
+    monkeypatch.setattr(liger, "enable", calls.append)
+    monkeypatch.setattr(liger, "restore", lambda: calls.append("restored"))
+    with open_run(config, tmp_path, tmp_path / "b", "auto", Silent()) as session:
+        assert calls == ["cpu", session.workers.backend.model]
+    assert calls[2:] == ["restored"]
