@@ -20,6 +20,7 @@ from verizero.pipeline.commands import (
     doctor,
     endpoint,
     environment,
+    eval,
     evaluate,
     explain,
     new,
@@ -40,7 +41,7 @@ from verizero.pipeline.shown import show, show_exceptions
 GROUPS = {
     "train": (train, campaign, compare, promote, new),
     "check before a run": (check, try_out, plan, explain, doctor, verify, audit, environment, rate),
-    "inspect a run or a model": (diagnose, report, evaluate, replay, chat),
+    "inspect a run or a model": (diagnose, report, eval, evaluate, replay, chat),
     "serve": (serve, deploy, endpoint, sandbox),
 }
 """The commands in the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""

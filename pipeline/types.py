@@ -53,13 +53,17 @@ class Prompt:
     verifier: str  # empty: the row is imitated, and never graded
     reference: Any
     domain: str = "default"
-    demonstration: str | tuple[Message, ...] | None = None
-    """A response to imitate in supervised fine-tuning, or an episode's messages after the question; not in RL."""
+    demonstration: str | tuple[Message, ...] | None = None  # to imitate in SFT; a tuple: an episode after the question
     system: str | None = None  # a system message for chat templates
-    environment: str | None = None
-    """Key of the environment that answers the policy's turns; None: one response is the whole episode."""
+    environment: str | None = None  # key of what answers the policy's turns; None: one response is the whole episode
     row: Mapping[str, Any] | None = None  # all columns, for a verifier that may ask for them; None for others
     tools: Sequence[Mapping[str, Any]] | None = None  # {name, description, parameters} that a demonstration may call
+    message: str | None = None  # what the model is asked, where that is more than the question
+
+    @property
+    def asked(self) -> str:
+        """The user's message: the question, with the instructions and choices around it, if there are any."""
+        return self.question if self.message is None else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +201,10 @@ class Rollout(FastPickled):
     policy_version: int
     """Version of the weights that drew the first token. Later tokens may come from newer weights, where
     `rollout.in_flight` is interrupt."""
-    kept: KeptTokens | None = None
-    """None if sampling was not cut off, or its sets were not requested."""
-    routing: Routing | None = None
-    """None for a dense model, or if it was not requested."""
-    episode: Episode | None = None
-    """None for a single response, which costs nothing more than its own fields."""
-    recorded_by: int | None = None
-    """The rank that has `routing` and the ids of `kept`, if this value lacks them. None: all records are here."""
+    kept: KeptTokens | None = None  # None if sampling was not cut off, or its sets were not requested
+    routing: Routing | None = None  # None for a dense model, or if it was not requested
+    episode: Episode | None = None  # None for a single response
+    recorded_by: int | None = None  # the rank that has `routing` and the ids of `kept`; None: all records are here
 
     @property
     def turns(self) -> list[Turn]:

@@ -35,6 +35,7 @@ import verizero.pipeline.train.prepare
 from tests.stages.parity import VERIFIER
 from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
 from verizero.pipeline.config.load import parse, read_tree
+from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.widths import padded_width
@@ -100,7 +101,7 @@ MICRO_BATCH_TOKENS = 320
 
 def names() -> list[str]:
     """Every recipe by its path below configs/, without those that name another engine in this process."""
-    paths = [p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data"]
+    paths = [p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS]
     return sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in paths if p.stem != "demo_vllm")
 
 

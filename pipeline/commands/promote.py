@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Verdict = Literal["first", "better", "worse", "between"]
 Evaluate = Callable[[Path, Path], Mapping[str, Any]]
 """(model, run) -> the model's measures on the run's held-out prompts, by domain."""
+OnSuites = Callable[[Path], Mapping[str, Any]]
+"""The folder of a run or a version -> the measures of its model on suites, by suite."""
 
 
 def add(commands: Any) -> None:
@@ -49,6 +51,10 @@ def add(commands: Any) -> None:
     command = commands.add_parser("promote", help="compare a finished run with the champion of a registry")
     command.add_argument("run_folder", type=Path, metavar="run", help="e.g. runs/demo")
     command.add_argument("--registry", type=Path, default=Path("registry"), help="default: registry")
+    command.add_argument(
+        "--suite", help="compare on these suites instead of the run's held-out prompts: names with commas between them"
+    )
+    command.add_argument("--data-dir", type=Path, help="a folder with the rows of suites, where there is no network")
     answer = command.add_mutually_exclusive_group()
     answer.add_argument("--yes", action="store_true", help="promote it if the comparison does not decide")
     answer.add_argument("--no", action="store_true", help="keep the champion if the comparison does not decide")
@@ -60,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     from verizero.pipeline.models.load import quiet
 
     quiet()
-    comparison = compare_with_champion(arguments.run_folder, arguments.registry)
+    on_suites = None if arguments.suite is None else suites_measured(arguments.suite, arguments.data_dir)
+    comparison = compare_with_champion(arguments.run_folder, arguments.registry, on_suites=on_suites)
     show(comparison.in_words)
     is_better = comparison.decides
     if is_better is None and not (arguments.yes or arguments.no):
@@ -86,6 +93,8 @@ class Comparison:
     """Difference of pass@1, challenger minus champion, paired by prompt. Its interval speaks of the two models on such
     prompts, not of their recipes: another seed makes other models."""
     num_prompts: int
+    domains: Mapping[str, Any]
+    """The challenger's measures, by domain or suite."""
 
     @property
     def in_words(self) -> str:
@@ -110,31 +119,38 @@ class Comparison:
         return {"between": None, "first": "first"}.get(self.verdict, "interval")
 
 
-def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None = None) -> Comparison:
-    """Compare the run's model with the registry's champion on the run's held-out prompts.
+def compare_with_champion(
+    run: Path, registry: Path, evaluate: Evaluate | None = None, on_suites: OnSuites | None = None
+) -> Comparison:
+    """Compare the run's model with the registry's champion: on suites, else on the run's held-out prompts.
 
     The champion is evaluated again unless its own evaluation was on the same prompts.
-    Raises: RunError for a run without a final model or an evaluation.
+    Raises: RunError for a run without a final model, or without suites and an evaluation.
     """
     from verizero.pipeline.report.intervals import paired_difference
 
     run = require_run(run).resolve()
     files = read_run(run)
-    if not (run / "model").is_dir() or not files.evaluations:
+    if not (run / "model").is_dir() or not (files.evaluations or on_suites):
         raise RunError(
-            f"{run} has no final model with an evaluation; finish the run, with data.evaluation in its recipe"
+            f"{run} has no final model with an evaluation; finish the run, with data.evaluation in its recipe, or name "
+            "suites with --suite"
         )
-    ours = by_prompt(files.evaluations[-1].domains)
+    domains = files.evaluations[-1].domains if on_suites is None else on_suites(run)
+    ours = by_prompt(domains)
     champion = champion_of(registry)
     if champion is None:
-        return Comparison("first", run, None, None, len(ours))
-    theirs = by_prompt(_evaluation_of(champion, run, ours, evaluate or evaluate_on))
+        return Comparison("first", run, None, None, len(ours), domains)
+    if on_suites is None:
+        theirs = by_prompt(_evaluation_of(champion, run, ours, evaluate or evaluate_on))
+    else:
+        theirs = by_prompt(on_suites(champion))
     # a prompt is missing from an evaluation where graders failed for all its responses
     both = ours.keys() & theirs.keys()
     difference = paired_difference({p: theirs[p] for p in both}, {p: ours[p] for p in both})
     # Decided only if zero is outside the interval; else a person is asked.
     verdict: Verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "between"
-    return Comparison(verdict, run, champion, difference, len(both))
+    return Comparison(verdict, run, champion, difference, len(both), domains)
 
 
 def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
@@ -164,7 +180,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
                 str(p.relative_to(partial)): _sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()
             }
             (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
-            (partial / "README.md").write_text(model_card(manifest, evaluations[-1].domains))
+            (partial / "README.md").write_text(model_card(manifest, comparison.domains))
         with disk_errors(f"naming version {final.name} the champion of {registry}"):
             link = registry / ".champion-partial"
             link.unlink(missing_ok=True)
@@ -193,6 +209,26 @@ def by_prompt(domains: Mapping[str, Any]) -> dict[str, float]:
     return {f"{d}/{p}": float(v) for d, row in domains.items() for p, v in row.get("by_prompt", [])}
 
 
+def suites_measured(names: str, data_dir: Path | None) -> OnSuites:
+    """Return a function that measures the model of a run or a version on suites, and keeps the answers next to it.
+
+    Raises: ConfigError, DataError for a suite that cannot be loaded.
+    """
+    from verizero.pipeline.commands.eval import evaluate_suites
+    from verizero.pipeline.commands.suites.models import FOLDER, Measured
+    from verizero.pipeline.commands.suites.rows import load_suites
+    from verizero.pipeline.report.progress import Lines
+
+    loaded = load_suites(names.split(","), data_dir, {})
+
+    def measured(folder: Path) -> Mapping[str, Any]:
+        template = read_request(folder / "recipe.yaml").config.data.template
+        model = Measured(folder.name, str(folder / "model"), folder / FOLDER, template)
+        return evaluate_suites([model], loaded, [], Lines())[0].row.domains
+
+    return measured
+
+
 def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
     """Evaluate `model` on the held-out rows of `run`, as the run's recipe says."""
     from verizero.pipeline.whole_run import evaluate_model
@@ -217,6 +253,7 @@ def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, 
         "verdict": comparison.verdict,
         "difference": None if difference is None else difference.as_dict(),
         "num_prompts": comparison.num_prompts,
+        "measured_on": sorted(comparison.domains),
         "run": str(run),
         "parents": {"model": model, "champion": None if comparison.champion is None else comparison.champion.name},
         "data": {p.name: _sha256(p) for p in sorted((run / "data").glob("*.jsonl"))},
@@ -289,7 +326,8 @@ def _rates(evaluations: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[float
 def _evaluation_of(champion: Path, run: Path, ours: Mapping[str, float], evaluate: Evaluate) -> Mapping[str, Any]:
     """Return the champion's last evaluation if it was on the same rows and prompts, else a new one."""
     record = json.loads((champion / "evaluation.json").read_text())
-    last: Mapping[str, Any] = record["evaluations"][-1]["domains"]
+    # A champion that was compared on suites alone may have none.
+    last: Mapping[str, Any] = record["evaluations"][-1]["domains"] if record["evaluations"] else {}
     # The same rows, and graders that judged the same prompts: then the pairs are complete.
     if record["prompts_sha256"] == _sha256(run / "data" / "evaluation.jsonl") and by_prompt(last).keys() == ours.keys():
         return last

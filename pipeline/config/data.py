@@ -27,6 +27,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, EnvironmentChoice, VerifierChoice
 from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.sections import Section
+from verizero.pipeline.config.suite_files import with_suites
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
@@ -62,6 +63,14 @@ class ColumnMapping(Section):
     tools: Column | None = Field(
         None,
         description="the tools that a demonstration may call: OpenAI's list, or JSON of it; shown by chat templates",
+    )
+    wrong_answers: tuple[Column, ...] = Field(
+        (),
+        description="columns of wrong answers: the message shows them with the right one, each after a letter, in an "
+        "order by a hash of their texts, and the reference is the letter, for the verifier choice",
+    )
+    asked: Column | None = Field(
+        Column(column="asked"), description="the user's message, where it is more than the question"
     )
     system: Column | None = Column(column="system")
     domain: Column | None = Column(column="domain")
@@ -133,6 +142,9 @@ class Source(Section):
     environment: EnvironmentChoice | None = Field(
         None, description="answers the policy's turns, for all rows, instead of a column"
     )
+    prompt: str | None = Field(
+        None, description="the user's message around each question, which it holds as {question}; null: it alone"
+    )
     part: Literal["train", "evaluation"] | None = Field(
         None, description="of one file for both: a tenth of the questions, by a hash of each, is for evaluation"
     )
@@ -167,6 +179,8 @@ class Source(Section):
                 f"mapping.answer is null, and {named} responses to an answer; map one, name a reward function "
                 "(verifier: {path: file.py:function}), or set graded: false for rows that are only imitated"
             )
+        if self.prompt is not None and "{question}" not in self.prompt:
+            raise ValueError(f"prompt must hold {{question}}, got {self.prompt!r:.80}")
         if self.shuffle and self.rated is not None and self.rated.order != "file":
             raise ValueError(f"shuffle: true undoes rated.order={self.rated.order}; drop one of them")
         return self
@@ -262,7 +276,7 @@ class DataConfig(Section):
     """The prompts of a run."""
 
     train: tuple[Source, ...] = Field((), description="may be empty where no stage needs prompts")
-    evaluation: tuple[Source, ...] = ()
+    evaluation: tuple[Source, ...] = Field((), description="sources, or names of suites (docs/suites.md)")
     demonstrations: tuple[Source, ...] = Field(
         (), description="for SFT; empty: the demonstrations of the training sources"
     )
@@ -275,6 +289,11 @@ class DataConfig(Section):
     )
     sampling: SamplingConfig = SamplingConfig()
     overlap: OverlapConfig = OverlapConfig()
+
+    @field_validator("evaluation", mode="before")
+    @classmethod
+    def _suites(cls, value: Any, info: ValidationInfo) -> Any:
+        return with_suites(value, (info.context or {}).get("base") or Path.cwd())
 
     @model_validator(mode="after")
     def _in_one_place(self) -> DataConfig:

@@ -16,8 +16,8 @@ from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
-OTHER_FOLDERS = ("data",)
-"""Folders of RECIPES that have no recipes, but column mappings."""
+OTHER_FOLDERS = ("data", "suites")
+"""Folders of RECIPES that have no recipes, but column mappings and suites."""
 Resume = Literal["auto", "never", "must", "changed"]
 """auto: continue the run of that name, or begin one. never: fail if there is one. must: fail if there is none.
 changed: as auto, and a stage that trained with a verifier or environment whose file changed continues with the new one.

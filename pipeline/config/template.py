@@ -12,6 +12,8 @@ from verizero.pipeline.config.sections import Section
 from verizero.pipeline.errors import UnknownName
 
 TEXT = "{text}"
+FAMILY = "renderers/"
+"""Prefix of a name of `calls`: the rest is a family of models, as the package renderers calls it."""
 
 
 class Template(Section):
@@ -37,7 +39,9 @@ class Template(Section):
         description="for all but chat: how the answer to a turn of the policy is written; holds {text} and more",
     )
     calls: str = Field(
-        "tags", description="form of the policy's calls of tools: hermes, llama, tags, xml, or that of a plug-in"
+        "tags",
+        description="form of the policy's calls of tools: hermes, llama, tags, xml, that of a plug-in, or for chat "
+        "that of a family of models by the package renderers, e.g. renderers/nemotron-3",
     )
     history: Literal["template", "keep"] = Field(
         "template",
@@ -62,6 +66,8 @@ class Template(Section):
     @field_validator("calls")
     @classmethod
     def _known(cls, value: str) -> str:
+        if value.startswith(FAMILY):
+            return value
         try:
             registry.find("call_forms", value)
         except UnknownName as exc:
@@ -76,6 +82,8 @@ class Template(Section):
             raise ValueError(f"template.text must hold {{question}}, got {self.text!r}")
         if self.name != "chat" and (self.system is not None or self.chat_arguments):
             raise ValueError(f"template.system and template.chat_arguments need template.name: chat, got {self.name!r}")
+        if self.name != "chat" and self.calls.startswith(FAMILY):
+            raise ValueError(f"template.calls: {self.calls} needs template.name: chat, got {self.name!r}")
         if self.name != "chat" and self.history != "template":
             raise ValueError(f"template.history: {self.history} needs template.name: chat, got {self.name!r}")
         if self.observation.count(TEXT) != 1 or self.observation == TEXT:

@@ -50,7 +50,7 @@ class ChatTurns:
             return tuple(messages)
         system = prompt.system if prompt.system is not None else self.renderer.template.system
         first = [] if system is None else [Message("system", system)]
-        return (*first, Message("user", prompt.question))
+        return (*first, Message("user", prompt.asked))
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Tools) -> Ids:
         """Return the tokens of the first prompt; of the prompt's question alone, those of a single response.

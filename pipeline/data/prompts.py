@@ -15,6 +15,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, is_path
 from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.data import RatedConfig, Source
+from verizero.pipeline.data.asked import asked_of
 from verizero.pipeline.data.columns import Missing, pick, pick_optional
 from verizero.pipeline.data.conversations import question_of, split_conversation, tools_of_row
 from verizero.pipeline.data.demonstrated_episodes import demonstration_of
@@ -299,7 +300,6 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
     tools = pick_optional(row, columns.tools)
     if tools is not None and isinstance(demonstration, str):  # an episode, whose first prompt shows them
         demonstration = [{"role": "assistant", "content": demonstration}]
-    extra = [_as_text(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
     row_verifier = verifier_key(pick_optional(row, columns.verifier))
     verifier = source.verifier.key if source.verifier else row_verifier or columns.default_verifier
     if not source.graded:
@@ -310,11 +310,13 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
             "only imitated (sft), set the source's graded: false"
         )
     row_system = pick_optional(row, columns.system)
+    asked = asked_of(row, source, question, _answer(row, source))
     return Prompt(
         id=_id_of(row, source, number),
-        question="\n\n".join([question, *extra]),
+        question=asked.question,
+        message=asked.message,
         verifier=str(verifier),
-        reference=gradable(str(verifier), _answer(row, source)),
+        reference=gradable(str(verifier), asked.reference),
         domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
         demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(row_system) if row_system is not None else system,
@@ -328,12 +330,6 @@ def _id_of(row: Mapping[str, Any], source: Source, number: int) -> str:
     """Return the id of a row: its column, else the source's name and the row's number."""
     row_id = pick_optional(row, source.mapping.id)
     return f"{source.label}/{number}" if row_id is None else str(row_id)
-
-
-def _as_text(value: Any) -> str:
-    """Return the text of a column of context; a list of texts is one of lines."""
-    is_lines = isinstance(value, list) and all(isinstance(line, str) for line in value)
-    return "\n".join(value) if is_lines else str(value)
 
 
 HELD_OUT = 10

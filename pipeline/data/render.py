@@ -56,7 +56,7 @@ class Renderer:
                 return str(self._apply(prompt, tokenize=False))
         shape = {"plain": "{question}", "r1_zero": R1_ZERO, "custom": self.template.text or ""}[self.template.name]
         # Not str.format: a question may have braces of its own.
-        text = shape.replace("{question}", prompt.question)
+        text = shape.replace("{question}", prompt.asked)
         return f"{prompt.system}\n\n{text}" if prompt.system else text
 
     def prompt_ids(self, prompt: Prompt) -> Ids:
@@ -64,7 +64,7 @@ class Renderer:
 
         Raises: DataError naming the prompt if it has no tokens or characters that a character tokenizer lacks.
         """
-        return _remembered(self._prompts, (prompt.system, prompt.question), lambda: self.new_prompt_ids(prompt))
+        return _remembered(self._prompts, (prompt.system, prompt.asked), lambda: self.new_prompt_ids(prompt))
 
     def demonstration_ids(self, prompt: Prompt) -> Ids:
         """Tokens of the prompt's demonstration and the end token: a response as the policy should give it.
@@ -107,7 +107,7 @@ class Renderer:
     def _apply(self, prompt: Prompt, tokenize: bool) -> Any:
         system = prompt.system if prompt.system is not None else self.template.system
         messages = [] if system is None else [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": prompt.question})
+        messages.append({"role": "user", "content": prompt.asked})
         extra = {"return_dict": False} if tokenize else {}  # transformers 5 returns a dict by default
         # The prompt must end where the answer begins, as it does in training.
         return self.tokenizer.apply_chat_template(

@@ -27,6 +27,7 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
         "demonstration": as_value(prompt.demonstration),
         "system": prompt.system,
         "environment": prompt.environment,
+        "asked": prompt.message,
     }
     return row | {k: v for k, v in extra.items() if v is not None}
 

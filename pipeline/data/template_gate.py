@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verizero.pipeline.data.chat_turns import ChatTurns
+from verizero.pipeline.data.family_turns import FamilyTurns
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import Conversing
 from verizero.pipeline.errors import DataError
@@ -140,6 +141,8 @@ def _play(
         words = _tokens_of(talk, message, tools)
         message = talk.read(words, "stop", turn, tools).message
         messages.append(message)
+        if isinstance(talk, FamilyTurns):
+            talk.require_equal(messages, words, tools)
         new = [Message("tool", _words(rng), answers=c.id, name=c.name) for c in message.calls]
         new = new or [Message("user", _words(rng))]
         fork = talk.rewritten(messages, new, tools, words, "stop")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verizero.pipeline import registry
-from verizero.pipeline.config.template import TEXT
+from verizero.pipeline.config.template import FAMILY, TEXT
 from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.foreign_text import ForeignText
 from verizero.pipeline.data.policy_text import read_turn, text_of_turn
@@ -28,6 +28,10 @@ def turns_of(renderer: Renderer) -> Conversing:
 
     Raises: DataError if the tokenizer cannot write the template's observation, or its chat template a question.
     """
+    if renderer.template.calls.startswith(FAMILY):
+        from verizero.pipeline.data.family_turns import FamilyTurns
+
+        return FamilyTurns(renderer, renderer.template.calls.removeprefix(FAMILY))
     form = registry.find("call_forms", renderer.template.calls)
     return ChatTurns(renderer, form) if renderer.template.name == "chat" else PlainTurns(renderer, form)
 
@@ -56,7 +60,7 @@ class PlainTurns:
         if messages:
             return tuple(messages)
         system = [] if prompt.system is None else [Message("system", prompt.system)]
-        return (*system, Message("user", prompt.question))
+        return (*system, Message("user", prompt.asked))
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Ids:
         """Return the tokens of the first prompt. A text has no place for tools: a policy learns them by imitation.
@@ -89,7 +93,7 @@ class PlainTurns:
     def _first(self, prompt: Prompt, messages: Sequence[Message]) -> Ids:
         system = "\n\n".join(m.content for m in messages if m.role == "system")
         question = self.foreign_text.known("\n".join(m.content for m in messages if m.role != "system"))
-        shown = replace(prompt, question=question, system=self.foreign_text.known(system) or None)
+        shown = replace(prompt, question=question, message=None, system=self.foreign_text.known(system) or None)
         text = self.renderer.text(shown)
         if not self.foreign_text.has_marks(question + system):
             return self.renderer.prompt_ids(shown)

@@ -81,7 +81,7 @@ class Agent:
         self._exchange = shared_gateway().open()
         self._folder = new_folder()
         (self._folder / "work").mkdir()
-        (self._folder / "work" / "task.txt").write_text(self.prompt.question, encoding="utf-8")
+        (self._folder / "work" / "task.txt").write_text(self.prompt.asked, encoding="utf-8")
         self._process = self._spawn(self._exchange, self._folder)
         self._pending = self._next()
         if self._pending is None:
@@ -137,7 +137,7 @@ class Agent:
             "TMPDIR": str(work),
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "VERIZERO_TASK": self.prompt.question,
+            "VERIZERO_TASK": self.prompt.asked,
             "VERIZERO_TASK_SEED": str(task_seed),
             "VERIZERO_SAMPLE_SEED": str(sample_seed),
             "VERIZERO_URL": f"{exchange.url}/v1",

@@ -31,7 +31,7 @@ def prompt_json(prompt: Prompt) -> dict[str, Any]:
     """Return the part of a prompt that is sent to an environment in another process."""
     return {
         "id": prompt.id,
-        "question": prompt.question,
+        "question": prompt.asked,
         "reference": prompt.reference,
         "domain": prompt.domain,
         "system": prompt.system,

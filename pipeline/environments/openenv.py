@@ -107,7 +107,7 @@ class OpenEnv:
                 )
             time.sleep(POLL_S)
         self._refuse_errors(data)
-        parts = [self.prompt.question, self._text(data)]
+        parts = [self.prompt.asked, self._text(data)]
         messages: tuple[Message, ...] = (Message("user", "\n".join(p for p in parts if p)),)
         if self.prompt.system is not None:
             messages = (Message("system", self.prompt.system), *messages)

@@ -290,7 +290,7 @@ def sample_rows(
             step=step,
             prompt_id=group.prompt.id,
             domain=group.prompt.domain,
-            prompt=group.prompt.question,
+            prompt=group.prompt.asked,
             response=m.rollout.answer,
             sample=m.rollout.sample,
             reward=m.reward,

@@ -90,7 +90,8 @@ def _judged_by_policy(
         replace(
             prompt,
             id=f"{prompt.id}/judged/{m.rollout.sample}",
-            question=config.rubric.replace("{question}", prompt.question).replace("{response}", m.rollout.text),
+            question=config.rubric.replace("{question}", prompt.asked).replace("{response}", m.rollout.text),
+            message=None,
         )
         for prompt, m in members
     ]

@@ -160,15 +160,16 @@ def _results(summary: Mapping[str, Any]) -> str:
 
 def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     before, after = row["before"], row.get("after", {})
+    k = before.get("k", summary["k"])
     lines = []
     for name, label in MEASURE_LABELS.items():
         if (name not in before and name not in after) or (name == "score" and not gives_part(before, after)):
             continue
-        if name in ("pass@k", "maj@k") and summary["k"] == 1:
+        if name in ("pass@k", "maj@k") and k == 1:
             continue  # rows of older runs have pass@1 once more
         paired = row.get(PAIRED.get(name, ""))
         lines.append(
-            f"<tr><th scope='row'>{label.format(k=summary['k'])}</th>{_cell(before, name)}{_cell(after, name)}"
+            f"<tr><th scope='row'>{label.format(k=k)}</th>{_cell(before, name)}{_cell(after, name)}"
             f"{_change(before, after, name, paired)}</tr>"
         )
     heads = [summary["before_label"] or "before", summary["after_label"] or "after", "change"]
@@ -181,9 +182,10 @@ def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]
         if side.get("grader_failures")
     ]
     note = _note(f"Graders failed on {' and '.join(lost)}; those count in no measure.") if lost else ""
+    note += "".join(map(_note, dict.fromkeys([*before.get("notes", []), *after.get("notes", [])])))
     return (
         f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, summary['k'])}</div>"
+        f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, k)}</div>"
     )
 
 

@@ -124,6 +124,8 @@ def gives_part(*sides: Mapping[str, Any]) -> bool:
 def sharpening_line(summary: dict[str, Any]) -> str:
     """Return one line about the rise of pass@1 and its parts, sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
+    if gain is None and any("notes" in d["before"] for d in summary["domains"].values()):
+        return "the results of one model: name a second one to compare them"
     if gain is None:
         if any("reward" in d["before"] and "pass@1" not in d["before"] for d in summary["domains"].values()):
             return "no pass@1: nothing says from which reward on a response is right (the verifier's params: success)"
@@ -139,7 +141,10 @@ def sharpening_line(summary: dict[str, Any]) -> str:
         if "score_gain" in domain:
             scores = f"{domain['before']['score']:.3f} → {domain['after']['score']:.3f}"
             line += f"; mean score {domain['score_gain']:+.3f} ({scores}) on {name}"
-    return line + ("; evaluation.k above 1 tells how much of a gain is new" if k == 1 else "")
+    is_run = not any(
+        "notes" in d["before"] for d in domains.values()
+    )  # else of suites, which have samples of their own
+    return line + ("; evaluation.k above 1 tells how much of a gain is new" if k == 1 and is_run else "")
 
 
 def _parts(gain: dict[str, float]) -> str:
@@ -159,7 +164,9 @@ def _flatten(row: EvaluationRow | None) -> dict[str, dict[str, Any]]:
         estimates = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
         out[domain] = {name: estimate["value"] for name, estimate in estimates.items()}
         out[domain]["num_prompts"] = measures.get("num_prompts")
-        out[domain] |= {name: measures[name] for name in ("num_responses", "grader_failures") if name in measures}
+        out[domain] |= {
+            name: measures[name] for name in ("num_responses", "grader_failures", "k", "notes") if name in measures
+        }
         out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in estimates.items()}
     return out
 

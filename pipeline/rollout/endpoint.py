@@ -28,6 +28,30 @@ class Answers:
     """The number of responses left out."""
 
 
+def answer_of(config: EndpointConfig, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[str, bool]:
+    """Return an answer to the prompt, and whether it was cut at its length. Raises: GradingError without an answer."""
+    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    body = {
+        "model": config.model,
+        "messages": [*system, {"role": "user", "content": prompt.asked}],
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": config.max_tokens or sampling.max_tokens,
+        # Many endpoints take seeds of 31 bits only.
+        "seed": seed % LARGEST_SEED,
+    }
+    choice = chat(
+        config.url,
+        body,
+        api_key_variable=config.api_key_variable,
+        timeout_s=config.timeout_s,
+        retries=config.retries,
+        backoff_s=config.backoff_s,
+        what="endpoint",
+    )
+    return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
+
+
 def ask_endpoint(
     config: EndpointConfig,
     prompts: Sequence[Prompt],
@@ -43,26 +67,7 @@ def ask_endpoint(
     """
 
     def ask(prompt: Prompt, number: int) -> tuple[str, bool]:
-        system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
-        body = {
-            "model": config.model,
-            "messages": [*system, {"role": "user", "content": prompt.question}],
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": config.max_tokens or sampling.max_tokens,
-            # Many endpoints take seeds of 31 bits only.
-            "seed": derive(seed, "rollout", *names, prompt.id, number) % LARGEST_SEED,
-        }
-        choice = chat(
-            config.url,
-            body,
-            api_key_variable=config.api_key_variable,
-            timeout_s=config.timeout_s,
-            retries=config.retries,
-            backoff_s=config.backoff_s,
-            what="endpoint",
-        )
-        return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
+        return answer_of(config, prompt, sampling, derive(seed, "rollout", *names, prompt.id, number))
 
     wanted = [(p, i) for p in prompts for i in range(samples)]
     with ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint") as pool:

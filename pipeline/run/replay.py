@@ -51,7 +51,7 @@ class RecordedTurns:
         if messages:
             return tuple(messages)
         system = [] if prompt.system is None else [Message("system", prompt.system)]
-        return (*system, Message("user", prompt.question))
+        return (*system, Message("user", prompt.asked))
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         """Return one token."""

@@ -121,7 +121,7 @@ def teachers_prompts(run: Run, teacher: TeacherConfig, group: Group, counts: Ste
         # No text of others may spell a special token.
         question = feedback_question(group.prompt, feedback, {n: texts.cut(x, " ") for n, x in parts.items()})
         system = group.prompt.system if teacher.system is None else teacher.system
-        return replace(group.prompt, question=question, system=system)
+        return replace(group.prompt, question=question, message=None, system=system)
 
     return prompt_of
 
@@ -156,9 +156,10 @@ def teachers_prompt(prompt: Prompt, teacher: TeacherConfig) -> Prompt | None:
     """Return the prompt as a teacher without feedback reads it; None if its hint needs an answer that is not there."""
     if not teacher.is_policy:
         return prompt
-    question = prompt.question
+    question = prompt.asked
     if teacher.hint is not None:
         if needs_answer(teacher) and answer_of(prompt) is None:
             return None
         question = hinted_question(prompt, teacher.hint)
-    return replace(prompt, question=question, system=prompt.system if teacher.system is None else teacher.system)
+    system = prompt.system if teacher.system is None else teacher.system
+    return replace(prompt, question=question, message=None, system=system)

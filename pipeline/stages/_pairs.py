@@ -183,7 +183,7 @@ def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item)
     return [
         {
             "id": f"{group.prompt.id}/{w.rollout.sample}-{r.rollout.sample}",
-            "prompt": group.prompt.question,
+            "prompt": group.prompt.asked,
             "chosen": w.rollout.text,
             "rejected": r.rollout.text,
             "rewards": [w.reward, r.reward],

@@ -129,10 +129,10 @@ def evaluation_prompts(config: RunConfig, prompts: list[Prompt]) -> list[Prompt]
     return chosen
 
 
-def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
+def prompt_samples(group: Group, greedy: Group | None = None) -> PromptSamples:
     """Return the answers that estimates are made of. Those whose grader failed say nothing of the policy."""
     graded = [m for m in group.members if not m.verdict.is_left_out]
-    greedy_verdict = greedy.members[0].verdict
+    greedy_verdict = None if greedy is None else greedy.members[0].verdict
     return PromptSamples(
         prompt_id=group.prompt.id,
         correct=tuple(m.verdict.is_correct for m in graded),
@@ -140,7 +140,7 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
         lengths=tuple(m.rollout.num_sampled for m in graded),
         truncated=tuple(m.rollout.was_cut for m in graded),
         scores=tuple(m.verdict.score if m.verdict.status == "graded" else 0.0 for m in graded),
-        greedy_correct=None if greedy_verdict.is_left_out else greedy_verdict.is_correct,
+        greedy_correct=None if greedy_verdict is None or greedy_verdict.is_left_out else greedy_verdict.is_correct,
         rewards=tuple(m.verdict.score if m.verdict.reward is None else m.verdict.reward for m in graded),
-        tells_right=all(tells_right(v) for v in (*(m.verdict for m in graded), greedy_verdict)),
+        tells_right=all(tells_right(v) for v in (*(m.verdict for m in graded), greedy_verdict) if v is not None),
     )

@@ -125,7 +125,7 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
 def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[list[Prompt], float]:
     """Return the prompts with their answers in the question; and how many are too long for the model with it."""
     room, renderer = prompt_room(session.setup.config, session.workers.context), session.run.data.renderer
-    hinted = [replace(p, id=p.id + HINTED, question=hinted_question(p, hint)) for p in prompts]
+    hinted = [replace(p, id=p.id + HINTED, question=hinted_question(p, hint), message=None) for p in prompts]
     fitting = [p for p in hinted if room is None or len(renderer.prompt_ids(p)) <= room]
     return fitting, float(len(hinted) - len(fitting))
 

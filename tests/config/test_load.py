@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.config.load import dump, load_recipe, parse, read_tree
 from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import saves_in_background
 from verizero.pipeline.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")
+RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -13,7 +13,7 @@ from verizero.pipeline.commands.preflight.local_parts import read_local_parts
 from verizero.pipeline.config.auto_rates import far_rates, leaves_rates_open, with_rates
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.rates import LORA, RATES, learning_rate
-from verizero.pipeline.config.recipes import RECIPES
+from verizero.pipeline.config.recipes import OTHER_FOLDERS, RECIPES
 from verizero.pipeline.run.build import num_parameters_of
 
 OPEN = {"learning_rate": None}
@@ -75,7 +75,7 @@ def test_parameters_are_counted_without_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(p for p in RECIPES.rglob("*.yaml") if "data" not in p.parts), ids=lambda p: p.stem
+    "path", sorted(p for p in RECIPES.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS), ids=lambda p: p.stem
 )
 def test_shipped_recipes_name_their_rates(path: Path) -> None:
     config = load_recipe(path)

@@ -22,6 +22,7 @@ from verizero.pipeline.commands.plan.estimate import plans
 from verizero.pipeline.commands.plan.memory import GIB
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.load import load_recipe, read_tree
+from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Silent
@@ -29,7 +30,7 @@ from verizero.pipeline.types import Prompt
 from verizero.pipeline.whole_run import train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")
+RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
 

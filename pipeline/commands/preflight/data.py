@@ -113,7 +113,7 @@ def _bounded(source: PairSource) -> PairSource:
 
 def _check_enough(section: PreferenceConfig | RewardModelConfig, read: PairsRead) -> None:
     """Raise DataError for fewer pairs, or prompts, than the stage needs."""
-    num_prompts = len({(p.prompt.system, p.prompt.question) for p in read.pairs})
+    num_prompts = len({(p.prompt.system, p.prompt.asked) for p in read.pairs})
     if isinstance(section, RewardModelConfig):
         if num_prompts < 2:
             raise DataError(f"all {len(read.pairs)} pairs have one prompt, and some are held out; give other prompts")

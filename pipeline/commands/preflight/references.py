@@ -203,7 +203,7 @@ def _two_references(grader: Grader, name: str, prompts: Sequence[Prompt], places
     first: dict[tuple[str | None, str], Prompt] = {}
     pairs = []
     for prompt in (p for p in prompts if p.environment is None):
-        other = first.setdefault((prompt.system, prompt.question), prompt)
+        other = first.setdefault((prompt.system, prompt.asked), prompt)
         if other.reference != prompt.reference:
             pairs.append((other, prompt))
     some = pairs[:MOST]

@@ -99,7 +99,7 @@ def _too_few(recipe: LocalParts) -> list[Finding]:
 def _repeated(recipe: LocalParts) -> list[Finding]:
     """Find training rows of one text, environment and answer."""
     prompts = recipe.train.prompts
-    keys = [json_text([p.question, p.system, p.environment, p.reference], default=str) for p in prompts]
+    keys = [json_text([p.asked, p.system, p.environment, p.reference], default=str) for p in prompts]
     counts = Counter(keys)
     copies = (len(keys) - len(counts)) / len(keys)
     if copies < SOME:

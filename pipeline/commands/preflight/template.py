@@ -143,7 +143,7 @@ def _written(recipe: LocalParts, prompts: list[Prompt]) -> list[Finding]:
             does = "leaves the system message out" if not times else f"has the system message {times} times"
             finding = _finding(recipe, "warning", 0.8, f"The prompt {does}: {system!r:.60}.", without)
             return [replace(finding, evidence=shown)]
-        if prompt.question.strip() not in text:
+        if prompt.asked.strip() not in text:
             finding = _finding(recipe, "problem", 0.9, "The template does not write the question as it is.", PLAIN)
             return [replace(finding, evidence=shown)]
     start = recipe.tokenizer.bos_token_id

@@ -1,0 +1,1 @@
+"""`verizero eval`: named suites of questions, asked of one model or of two."""

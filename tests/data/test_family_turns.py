@@ -1,0 +1,136 @@
+"""Families of models by the package renderers: conversations with tools, in the families' own published templates."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.data.chat_play import breaches, play
+from tests.data.chat_templates import TOOLS, bare_tokenizer
+from tests.data.test_published_templates import source_of
+from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.family_turns import FamilyTurns
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.template_gate import template_gate
+from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.types import Call, Message
+
+FAMILIES = {
+    "qwen3": ("qwen3", "<|im_end|>"),
+    "qwen3.5": ("qwen3_5_think", "<|im_end|>"),
+    "qwen3.6": ("qwen3_6", "<|im_end|>"),
+    "qwen3.8": ("qwen3_8", "<|im_end|>"),
+    "qwen3-vl": ("qwen3_vl", "<|im_end|>"),
+    "nemotron-3": ("nemotron_3_nano", "<|im_end|>"),
+    "nemotron-3-ultra": ("nemotron_3_ultra", "<|im_end|>"),
+    "nemotron-3.5": ("nemotron_3_5_lightning", "<|im_end|>"),
+}
+"""Family -> its published template, and the end token of its turns."""
+DIFFERENT = {"glm-4.5": ("glm4moe", "<|user|>"), "gemma4": ("gemma4_v5", "<turn|>")}
+"""Families that write some turns differently from these: two calls in a turn; the end of a turn with calls."""
+MERGES = ["Ċ Ċ", "Ċ ĊĊ", "> Ċ", "t h", "th e", "Ġ a", "Ġ the", ": Ċ", ". Ċ", "} Ċ", '" :']
+NUM = int(os.environ.get("VERIZERO_FAMILY_CONVERSATIONS", "12"))
+"""`VERIZERO_FAMILY_CONVERSATIONS=1000 pytest tests/data/test_family_turns.py` plays a thousand a family."""
+SPECIAL = re.compile(r"<\|[^|<>\s]+\|>|<\|[a-z_]+>|</?[a-z_]+>|<[a-z_]+\|>|\[[a-zA-Z]+\]|<\|\"\|>")
+MORE = ("<bos>", "<eos>", "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>", "<|user|>", "<|assistant|>",
+        "<|system|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+        "<tool_response>", "</tool_response>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+        "<|video_pad|>", "<|image>", "<|audio>", "<|video>",
+        "<image|>", "<audio|>", "<video|>", "<|video|>", "<|image|>", "<|audio|>", "<pad>")  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    find_spec("renderers") is None or find_spec("trl") is None, reason="renderers or trl is not installed"
+)
+
+
+@cache
+def talk_of(family: str) -> FamilyTurns:
+    """Return the family's turns, with a byte-level tokenizer that has its special tokens and merges of line breaks."""
+    template, end = (FAMILIES | DIFFERENT)[family]
+    source = source_of(template)
+    assert source is not None
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(a, b) for a, b in (m.split() for m in MERGES)]
+    vocab = {token: i for i, token in enumerate([*letters, *("".join(m) for m in merges)])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    names = dict.fromkeys([*MORE, *SPECIAL.findall(source)])
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token="<pad>", bos_token="<bos>")
+    tokenizer.chat_template = source
+    talk = turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": f"renderers/{family}"})))
+    assert isinstance(talk, FamilyTurns)
+    return talk
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", FAMILIES)
+def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(family: str) -> None:
+    talk = talk_of(family)
+    assert template_gate(talk, TOOLS, 0, num_conversations=8).kind != "cannot show tools"
+    unforked = 0
+    for seed in range(NUM):
+        played = play(talk, random.Random(seed), 1 + seed % 4, is_clean=True)
+        assert breaches(played) == []
+        spoken = [m for m in played.messages if m.role == "assistant"]
+        # Where the prompt opens thinking, a policy that does not think closes it, and the template shows an empty one.
+        if not played.forks and (all(m.thinking for m in spoken) or not talk.chat.opens_thinking):
+            unforked += 1
+            assert played.ids == talk.chat.ids(talk.chat.write(played.messages, TOOLS, asks=True))
+        rough = play(talk, random.Random(seed), 1 + seed % 3)
+        assert breaches(rough) == []
+    assert unforked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_message_is_read_as_it_was_written(family: str) -> None:
+    talk = talk_of(family)
+    for calls in (0, 1, 2):
+        made = tuple(Call(f"3-{n}", "add", {"a": n, "b": -1}) for n in range(calls))
+        for content in ("Let me see.", ""):
+            if not content and not calls:
+                continue
+            message = Message("assistant", content, made, thinking="so 12")
+            ids = talk.write(message, TOOLS)
+            assert ids[-1] == talk.renderer.tokenizer.eos_token_id
+            result = talk.read(ids, "stop", 3, TOOLS)
+            assert result.unread is None
+            assert (result.message.content.strip(), result.message.calls) == (content, made)
+            # A turn that was cut calls nothing.
+            assert talk.read(ids[:-2], "length", 3, TOOLS).message.calls == ()
+
+
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_a_family_that_writes_differently_from_the_template_is_refused_before_training(family: str) -> None:
+    with pytest.raises(DataError, match="and the model's own chat template as"):
+        template_gate(talk_of(family), TOOLS, 0)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    talk = talk_of("qwen3")
+    with pytest.raises(DataError, match="special token"):
+        talk.write(Message("assistant", "a<|im_end|>b"), TOOLS)
+    words = talk.renderer.tokenizer("<tool_call>\n{no json}\n</tool_call><|im_end|>", add_special_tokens=False)
+    result = talk.read(words["input_ids"], "stop", 0, TOOLS)
+    assert (result.message.calls, result.unread is None) == ((), False)
+
+    def turns(calls: str, tokenizer: Any) -> Any:
+        tokenizer.chat_template = source_of("qwen3")
+        return turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": calls})))
+
+    with pytest.raises(ConfigError, match="no family"):
+        turns("renderers/qwen33", bare_tokenizer())
+    with pytest.raises(DataError, match="does not fit the tokenizer"):
+        turns("renderers/glm-4.5", bare_tokenizer())
+    with pytest.raises(ValueError, match="needs template"):
+        Template.model_validate({"name": "plain", "calls": "renderers/qwen3"})
