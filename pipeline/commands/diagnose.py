@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,48 +15,99 @@ from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.diagnosis.any_run import Diagnosis, diagnosed
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.ranking import causes, diagnose
-from verizero.pipeline.diagnosis.run_facts import NUM_COMPARED, RunFacts, read
-from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.report.ended import end_of
+from verizero.pipeline.diagnosis.logs import before, find
+from verizero.pipeline.errors import ConfigError, VerizeroError
 from verizero.pipeline.shown import in_json, one_line, show
 
 FOUND = 3
 """Exit status where a problem was found, for scripts that watch runs."""
 WIDTH = 110
+WATCH_S = 20.0
+"""Seconds between two looks at a run that is watched."""
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser("diagnose", help="why a run does not learn, or a recipe will not, with what shows it")
-    what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "run_folder", nargs="?", type=Path, metavar="RUN", help="the folder of a run, also one that is under way"
+    command.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="the folder of a run, also one that is under way; or logs of another trainer, its script among them",
     )
-    what.add_argument(
-        "--before", metavar="RECIPE", help="check a recipe before any training: a YAML file, or a name in configs/"
+    command.add_argument("--from", dest="tool", metavar="TRAINER", help=f"who wrote the logs: {', '.join(find.TOOLS)}")
+    command.add_argument(
+        "--before",
+        nargs="+",
+        metavar="RECIPE",
+        help="check before any training: a recipe, or another trainer's script, configuration or options",
     )
     add_overrides(command)
+    command.add_argument("--watch", action="store_true", help="look again and again, until a problem is found")
     command.add_argument("--json", action="store_true", help="findings as one JSON array")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write one page that can be sent to a colleague")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found, the most likely cause first. Return 3 if there is a problem, else 0."""
+    if (arguments.before is None) == (not arguments.paths):
+        raise ConfigError("give the PATH of a run, or --before RECIPE")
     if arguments.before is not None:
-        path = find_recipe(arguments.before)
-        return run_before(load_recipe(path, arguments.set), path.resolve().parent, arguments.json)
+        return _before(arguments)
     if arguments.set:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
-    reading = read(arguments.run_folder)
-    findings = diagnose(reading)
-    if arguments.json:
-        show(as_json(findings))
-    else:
-        texts = (end_of(arguments.run_folder, reading.info), as_text(reading, findings))
-        show("\n\n".join(filter(None, texts)))
-    return status_of(findings)
+    if arguments.watch:
+        return watch(lambda: diagnosed(arguments.paths, arguments.tool), arguments.json)
+    diagnosis = diagnosed(arguments.paths, arguments.tool)
+    if arguments.html is not None:
+        from verizero.pipeline.diagnosis.page import write_page
+
+        write_page(diagnosis, arguments.html)
+    show(as_json(diagnosis.findings) if arguments.json else as_text(diagnosis))
+    return status_of(diagnosis.findings)
+
+
+def watch(look: Callable[[], Diagnosis], is_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Look every `WATCH_S` seconds, show what is new, and return 3 when a problem is found twice in a row.
+
+    An interrupt ends it with 0. A run whose files are not there yet, or not whole, is waited for.
+    """
+    known: tuple[Finding, ...] = ()
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                diagnosis = look()
+            except VerizeroError as exc:
+                show(f"waiting: {exc}", is_error=True)
+                sleep(WATCH_S)
+                continue
+            named = {(f.cause, f.level) for f in known}
+            if new := [f for f in diagnosis.findings if (f.cause, f.level) not in named]:
+                show(as_json(new) if is_json else "\n\n".join(map(_paragraph, new)))
+            before = {f.cause for f in known if f.level == "problem"}
+            if any(f.level == "problem" and f.cause in before for f in diagnosis.findings):
+                return FOUND
+            known = diagnosis.findings
+            sleep(WATCH_S)
+    return 0
+
+
+def _before(arguments: argparse.Namespace) -> int:
+    """Check a recipe, or the options of another trainer."""
+    words: list[str] = arguments.before
+    if len(words) > 1 or "=" in words[0] or Path(words[0]).suffix in (".py", ".sh", ".toml"):
+        findings, checked = before.check(words, arguments.tool)
+        nothing = "Nothing was found."
+        text = as_json(findings) if arguments.json else "\n\n".join([*map(_paragraph, findings)] or [nothing])
+        show(text)
+        show(checked, is_error=arguments.json)
+        return status_of(findings)
+    path = find_recipe(words[0])
+    return run_before(load_recipe(path, arguments.set), path.resolve().parent, arguments.json)
 
 
 def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:
@@ -83,17 +136,11 @@ def as_json(findings: Sequence[Finding]) -> str:
     return in_json([asdict(f) | {"explains": sorted(f.explains)} for f in findings], indent=1)
 
 
-def as_text(reading: RunFacts, findings: Sequence[Finding]) -> str:
+def as_text(diagnosis: Diagnosis) -> str:
     """Return the findings as paragraphs, or a line that says what was looked for."""
-    num_steps = len(reading.steps)
-    looked = (
-        f"{len(causes())} causes were looked for in {num_steps} RL steps and {len(reading.evaluations)} evaluations"
-    )
-    if num_steps < NUM_COMPARED:
-        looked += f"; most of them need at least {NUM_COMPARED} steps"
-    if not findings:
-        return f"Nothing was found. {looked}."
-    return "\n\n".join([*map(_paragraph, findings), f"{looked}."])
+    found = "\n\n".join(map(_paragraph, diagnosis.findings)) or "Nothing was found."
+    looked = "\n".join([f"{diagnosis.looked}.", *diagnosis.notes])
+    return "\n\n".join(filter(None, (diagnosis.ended, found, looked)))
 
 
 def _paragraph(finding: Finding) -> str:

@@ -29,8 +29,8 @@ class Script:
     data: Rows | None = None
     evaluates_on: Rows | None = None
     """Rows of `eval_dataset`; None: the script has none, as most have."""
-    tokenizer: Callable[[Any], None] | None = None
-    """Changes the tokenizer, as a script does after it has loaded it."""
+    loaded: Callable[[Any, Any], None] | None = None
+    """Changes model and tokenizer, as a script does after it has loaded them."""
     server: Mapping[str, Any] | None = None
     """Arguments of the rollout server; None: the trainer samples by itself."""
 
@@ -48,12 +48,13 @@ def next_answers(share: float) -> Rows:
     return change
 
 
-def end_of_text(tokenizer: Any) -> None:
-    """Let the text's end be the end token, where the model ends a turn with another one."""
+def end_of_text(model: Any, tokenizer: Any) -> None:
+    """Let the text's end be the end token, as base models have it, where a turn ends with another one."""
     tokenizer.eos_token = start.PAD
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
 
 
-def chatml(tokenizer: Any) -> None:
+def chatml(model: Any, tokenizer: Any) -> None:
     """Write turns as another family of models does."""
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -90,13 +91,13 @@ FAULTS = (
         name="end_of_text_for_end_of_turn",
         cause="end_token_missing",
         complaint="Every completion has the full length.",
-        tokenizer=end_of_text,
+        loaded=end_of_text,
     ),
     Script(
         name="template_of_another_family",
         cause="other_template",
         complaint="The model answered well before, and now it writes nonsense.",
-        tokenizer=chatml,
+        loaded=chatml,
     ),
     Script(
         name="pattern_that_matches_everything",
@@ -162,7 +163,7 @@ FAULTS = (
         name="evaluates_on_training_rows",
         cause="evaluation_leak",
         complaint="eval_reward is as high as the reward, and the benchmark is not.",
-        evaluates_on=lambda rows, seed: rows[:32],
+        evaluates_on=lambda rows, seed: rows[:24],
         data=lambda rows, seed: rows[:96],
     ),
     Script(
@@ -207,7 +208,7 @@ FAULTS = (
         cause="prompts_repeat",
         complaint="The reward reaches 1 and new prompts are not solved.",
         data=lambda rows, seed: rows[:4],
-        arguments={"max_steps": 48},
+        arguments={"max_steps": 36},
     ),
     Script(
         name="entropy_of_the_wrong_sign",
@@ -246,8 +247,8 @@ HEALTHY = (
     Script(name="healthy_partial_credit", rewards=(rewards.partly_right,), arguments={"loss_type": "grpo"}),
     Script(
         name="healthy_evaluated",
-        evaluates_on=lambda rows, seed: start.rows(seed)[1][:32],
-        arguments={"num_iterations": 2, "logging_steps": 2, "max_steps": 48},
+        evaluates_on=lambda rows, seed: start.rows(seed % 2)[1][:24],
+        arguments={"num_iterations": 2, "logging_steps": 2, "max_steps": 36},
     ),
     Script(name="healthy_with_a_server", server={}),
 )

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.diagnose.in_trl.faults import BY_NAME, Script
+from verizero.pipeline.files import locked
 
 BASE = {
-    "max_steps": 32,
-    "per_device_train_batch_size": 96,
+    "max_steps": 24,
+    "per_device_train_batch_size": 64,
     "num_generations": 8,
     "max_completion_length": 24,
-    "learning_rate": 5e-4,
+    "learning_rate": 6e-4,
     "lr_scheduler_type": "constant_with_warmup",
     "logging_steps": 1,
     "log_completions": True,
@@ -36,6 +37,8 @@ BASE = {
     "disable_tqdm": True,
 }
 NOTE = "planted.json"
+NUM_STARTS = 2
+"""Start models, and divisions of the sums into training and held-out ones; runs of other seeds share them."""
 
 
 def main() -> None:
@@ -94,11 +97,12 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
         os.dup2(console.fileno(), 1)
         os.dup2(console.fileno(), 2)
     random.seed(seed)
-    source = start.make(starts / str(seed), seed)
+    with locked(starts, wait=True):  # two of these programs may run at once
+        source = start.make(starts / str(seed % NUM_STARTS), seed % NUM_STARTS)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    if script.tokenizer is not None:
-        script.tokenizer(tokenizer)
-    train_rows, held_out = start.rows(seed)
+    if script.loaded is not None:
+        script.loaded(model, tokenizer)
+    train_rows, held_out = start.rows(seed % NUM_STARTS)
 
     def dataset(rows: list[dict[str, Any]]) -> Any:
         return Dataset.from_list(
@@ -133,7 +137,7 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
 
 
 def solved(model: Any, source: Path, held_out: list[dict[str, Any]]) -> float:
-    """Return the share of held-out sums that the model solves in two samples each, in the form of its training."""
+    """Return the share of held-out sums that the model solves, in the form of its training."""
     import torch
     from transformers import AutoTokenizer
 
@@ -141,7 +145,7 @@ def solved(model: Any, source: Path, held_out: list[dict[str, Any]]) -> float:
     from benchmarks.diagnose.in_trl.start import ASSISTANT, END, USER
 
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-    tasks = held_out * 2
+    tasks = held_out
     texts = [f"{USER}{r['question']}{END}{ASSISTANT}" for r in tasks]
     inputs = tokenizer(texts, return_tensors="pt", padding=True).to(model.device)
     model.eval()

@@ -1,0 +1,121 @@
+"""What a tool has logged, under the names that the tool gives it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verizero.pipeline.files import parse_json
+
+MAX_RESPONSE_BYTES = 30_000_000
+"""Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
+MAX_LINE = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRow:
+    """Numbers of one step."""
+
+    file: str
+    line: int
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedResponse:
+    """A sampled response, with its rewards."""
+
+    file: str
+    line: int
+    step: int
+    prompt: str
+    response: str
+    reward: float | None
+    """The whole reward; None: the reward functions gave none."""
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward of each function."""
+    reference: str | None = None
+    is_held_out: bool = False
+    is_cut: bool | None = None
+    """True if the length limit ended it; None: not known."""
+
+
+@dataclass
+class Logged:
+    """All that was found at a path."""
+
+    files: list[str] = field(default_factory=list)
+    rows: list[LoggedRow] = field(default_factory=list)
+    responses: list[LoggedResponse] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Option -> value; the options of a nested configuration are joined by points."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """What the model's folder says: `marks_missing`, marks of its chat template that are no tokens."""
+    skipped: list[str] = field(default_factory=list)
+    """What was not read, and why."""
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all numbers."""
+        return {name for row in self.rows for name in row.values}
+
+    def add(self, other: Logged) -> None:
+        """Take in what was found at another path."""
+        self.files += other.files
+        self.rows += other.rows
+        self.responses += other.responses
+        self.settings |= other.settings
+        self.model |= other.model
+        self.skipped += other.skipped
+
+
+def first_row(path: Path) -> dict[str, Any] | None:
+    """Return the object in the first line of a JSONL file; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            row = parse_json(file.readline(MAX_LINE))
+    except (OSError, ValueError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among the values; texts that are numbers count too, as consoles print them."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            continue
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            continue
+        if math.isfinite(number):
+            found[str(name)] = number
+    return found
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a nested configuration, with the names on the way to each joined by points."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+def chosen_files(files: Iterable[Path]) -> tuple[list[Path], int]:
+    """Return the files, given in order of their steps, that are read, and the number of those that are left out.
+
+    Where all are more than `MAX_RESPONSE_BYTES`, every second, third, ... file, and the last.
+    """
+    every = list(files)
+    sizes = sum(f.stat().st_size for f in every)
+    stride = max(1, math.ceil(sizes / MAX_RESPONSE_BYTES))
+    kept = [f for i, f in enumerate(every) if i % stride == 0 or i == len(every) - 1]
+    return kept, len(every) - len(kept)

@@ -1,0 +1,250 @@
+"""TRL's GRPO: `trainer_state.json`, the completions tables, and what lies next to a checkpoint.
+
+Source: TRL 1.16, trl/trainer/grpo_trainer.py (`log`), and transformers 5.19, trainer_callback.py (`TrainerState`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verizero.pipeline.diagnosis.logs.facts import is_share
+from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedResponse, LoggedRow, chosen_files, numbers
+from verizero.pipeline.diagnosis.logs.tool import Option, Tool
+from verizero.pipeline.diagnosis.logs.training_args import arguments_of
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.files import parse_json
+
+STATE, ARGUMENTS, COMPLETIONS = "trainer_state.json", "training_args.bin", "completions"
+FIXED_COLUMNS = frozenset({"step", "prompt", "completion", "advantage"})
+MARK = re.compile(r"<\|[a-z_]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
+REWARD_PART = re.compile(r"rewards/(.+)/(mean|std)$")
+
+
+def _derive(values: dict[str, float], logged: Logged) -> None:
+    """Add whether rewards are shares of right completions, the components, and the held-out reward."""
+    size = float(logged.settings.get("generation_batch_size") or 0) or UNKNOWN_BATCH
+    parts = {m[1]: v for k, v in values.items() if (m := REWARD_PART.match(k.removeprefix("?"))) and m[2] == "mean"}
+    reward = values.get("reward/sampled")
+    if len(parts) > 1 and reward is not None:
+        values |= {f"reward/part/{name}": v for name, v in parts.items()}
+        values |= {f"reward/part_std/{n}": s for n in parts if (s := values.get(f"?rewards/{n}/std")) is not None}
+    elif reward is not None and is_share(reward, values.get("reward/std"), size):
+        values["correct/sampled"] = reward
+    held_out = values.pop("?eval_reward", None)
+    if held_out is not None:
+        per_second, seconds = values.get("?eval_samples_per_second", 0.0), values.get("?eval_runtime", 0.0)
+        prompts = round(per_second * seconds)
+        count = prompts * float(logged.settings.get("num_generations") or 1) if prompts else 0.0
+        share = is_share(held_out, values.get("?eval_reward_std"), size)
+        values[f"evaluation/all/{'pass@1' if share else 'reward'}"] = held_out
+        if count:
+            values["evaluation/all/size"] = count
+    for name in [n for n in values if n.startswith("?eval_")]:
+        del values[name]
+
+
+UNKNOWN_BATCH = 64.0
+
+TOOL = Tool(
+    name="trl",
+    title="TRL",
+    prefixes=("train/", "train_"),
+    signs=("frac_reward_zero_std", "completions/clipped_ratio", "completions/mean_length", "clip_ratio/region_mean"),
+    metrics={
+        "reward": "reward/sampled",
+        "reward_std": "reward/std",
+        "frac_reward_zero_std": "groups/without_signal",
+        "completions/mean_length": "length/mean",
+        "completions/clipped_ratio": "truncated",
+        "completions/mean_terminated_length": "length/mean_ended",
+        "kl": "kl/k1",
+        "entropy": "entropy",
+        "grad_norm": "grad_norm",
+        "learning_rate": "learning_rate",
+        "loss": "loss",
+        "clip_ratio/low_mean": "clip_fraction/low",
+        "clip_ratio/high_mean": "clip_fraction/high",
+        "sampling/sampling_logp_difference/mean": "mismatch/abs",
+        "sampling/sampling_logp_difference/max": "mismatch/abs_max",
+        "sampling/importance_sampling_ratio/mean": "mismatch/ratio_mean",
+        "sampling/importance_sampling_ratio/max": "mismatch/ratio_max",
+    },
+    options={
+        "learning_rate": Option("rl.optimizer.learning_rate"),
+        "warmup_steps": Option("rl.optimizer.warmup_steps"),
+        "max_grad_norm": Option("rl.optimizer.max_grad_norm"),
+        "beta": Option("rl.algorithm.kl_coef"),
+        "epsilon": Option("rl.algorithm.clip_low"),
+        "epsilon_high": Option("rl.algorithm.clip_high"),
+        "num_iterations": Option("rl.algorithm.num_epochs"),
+        "entropy_coef": Option("rl.algorithm.entropy_coef"),
+        "temperature": Option("rollout.temperature"),
+        "top_p": Option("rollout.top_p"),
+        "max_completion_length": Option("rollout.max_response_tokens"),
+        "num_generations": Option("rl.group_size"),
+    },
+    ratio_level="importance_sampling_level",
+    where="GRPOConfig",
+    remedies={
+        "advantages_vanish": "set temperature=1.0 and num_generations=8 or more in GRPOConfig",
+        "constant_reward": "call your reward_funcs with a right and a wrong completion: verizero audit --reward",
+        "end_token_missing": "set eos_token in GRPOConfig, or tokenizer.eos_token, to the end of a turn in the chat "
+        "template",
+        "engine_mismatch": "leave vllm_importance_sampling_correction=True in GRPOConfig, and give vLLM the number "
+        "type of the trainer",
+        "evaluation_leak": "take the prompts of eval_dataset out of train_dataset",
+        "kl_too_strong": "set beta=0.0 in GRPOConfig, or beta=0.04",
+        "length_cap": "double max_completion_length in GRPOConfig",
+        "other_template": "give processing_class the tokenizer with the model's own chat_template",
+        "prompts_repeat": "give train_dataset more rows",
+        "reward_scales": "set reward_weights in GRPOConfig, or bring all reward_funcs to one scale",
+        "sampling_differs": "set temperature and top_p in GRPOConfig alone, with top_p=1.0 and no top_k, and take them "
+        "out of generation_kwargs and of the vLLM server",
+        "stale_engine_weights": "look for errors of the weight update in the log of `trl vllm-serve`, whose version "
+        "has to be the trainer's; let rollout_func sample from the trainer's model",
+        "too_easy": "use harder rows in train_dataset",
+        "too_hard": "use easier rows in train_dataset, train by SFTTrainer first, or raise num_generations",
+        "wrong_references": "check some rows of train_dataset by hand, and the column that reward_funcs read",
+        "false_negatives": "compare refused completions with their answers, and correct the function in reward_funcs",
+        "false_positives": "compare accepted completions with their answers, and correct the function in reward_funcs",
+        "infrastructure_zeros": "return None from the function in reward_funcs where its service fails, not 0.0",
+    },
+    derive=_derive,
+    logs_if={"kl/k1": "logged with beta above 0", "mismatch/abs": "logged with use_vllm=True"},
+)
+
+
+def is_here(path: Path) -> bool:
+    """True if the path is a file or folder that TRL's trainer wrote."""
+    return path.name == STATE if path.is_file() else _state(path) is not None or (path / COMPLETIONS).is_dir()
+
+
+def read(path: Path) -> Logged:
+    """Return what a trainer's output folder, or its trainer_state.json, holds. Nothing in it is run."""
+    logged = Logged()
+    state = path if path.is_file() else _state(path)
+    folder = path.parent if path.is_file() else path
+    if state is not None:
+        _read_state(state, logged)
+        if (arguments := state.parent / ARGUMENTS).is_file():
+            logged.settings |= arguments_of(arguments)
+            logged.files.append(str(arguments))
+        logged.model = model_facts(state.parent)
+    if (folder / COMPLETIONS).is_dir():
+        _read_completions(folder / COMPLETIONS, logged)
+    return logged
+
+
+def _state(folder: Path) -> Path | None:
+    """Return the trainer's state that was written last."""
+    if (folder / STATE).is_file():
+        return folder / STATE
+    states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda p: _number(p.parent.name))
+    return states[-1] if states else None
+
+
+def _number(name: str) -> int:
+    digits = re.findall(r"\d+", name)
+    return int(digits[-1]) if digits else -1
+
+
+def _read_state(path: Path, logged: Logged) -> None:
+    text = path.read_text(encoding="utf-8")
+    try:
+        history = parse_json(text)["log_history"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RunError(f"{path} is no state of a trainer ({exc}); copy it again, or name another checkpoint") from exc
+    # The file is written with two spaces of indentation, so that each entry begins with a line of its own.
+    begins = [n for n, line in enumerate(text.splitlines(), 1) if line == "    {"]
+    lines = begins if len(begins) == len(history) else [1] * len(history)
+    logged.files.append(str(path))
+    for line, entry in zip(lines, history, strict=True):
+        values = numbers({k: v for k, v in entry.items() if k not in ("step", "epoch")})
+        if "train_runtime" not in values:
+            logged.rows.append(LoggedRow(str(path), line, int(entry.get("step", 0)), values))
+
+
+def _read_completions(folder: Path, logged: Logged) -> None:
+    """Read the completions tables. A table of a step with an evaluation holds held-out prompts too, not told apart."""
+    evaluated = {row.step for row in logged.rows if any(name.startswith("eval_") for name in row.values)}
+    files, left_out = chosen_files(sorted(folder.glob("*.parquet"), key=lambda p: _number(p.stem)))
+    if left_out:
+        logged.skipped.append(f"{left_out} of {left_out + len(files)} completions tables, which are many bytes")
+    for path in files:
+        logged.files.append(str(path))
+        for row, values in _table(path):
+            step = int(values.get("step", _number(path.stem)))
+            parts = {k: v for k, v in values.items() if k not in FIXED_COLUMNS and (v is None or _is_number(v))}
+            logged.responses.append(
+                LoggedResponse(
+                    str(path),
+                    row,
+                    step,
+                    shown(values.get("prompt")),
+                    shown(values.get("completion")),
+                    whole_reward(parts, logged.settings.get("reward_weights")),
+                    parts,
+                    is_held_out=step in evaluated,
+                )
+            )
+
+
+def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
+    except (OSError, pyarrow.lib.ArrowInvalid):
+        return  # a table that is being written
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_reward(parts: Mapping[str, float | None], weights: Any) -> float | None:
+    """Return the weighted sum of what the reward functions gave; None if none of them gave anything."""
+    if not parts or all(v is None or v != v for v in parts.values()):
+        return None
+    own = weights if isinstance(weights, list | tuple) and len(weights) == len(parts) else [1.0] * len(parts)
+    return float(sum(w * v for w, v in zip(own, parts.values(), strict=True) if v is not None and v == v))
+
+
+def shown(messages: Any) -> str:
+    """Return a prompt or completion as text: of a conversation its messages, without their roles if there is one."""
+    if isinstance(messages, str):
+        return messages
+    if not isinstance(messages, list):
+        return "" if messages is None else str(messages)
+    texts = [str(m.get("content") or "") if isinstance(m, Mapping) else str(m) for m in messages]
+    return texts[0] if len(texts) == 1 else "\n".join(texts)
+
+
+def model_facts(folder: Path) -> dict[str, Any]:
+    """Return what the tokenizer's files say: marks of the chat template that are no tokens, and which the ends are."""
+    template = folder / "chat_template.jinja"
+    try:
+        tokenizer = parse_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        own = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        text = template.read_text(encoding="utf-8") if template.is_file() else own.get("chat_template")
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(text, str):
+        return {}
+    added = {t["content"] for t in tokenizer.get("added_tokens", [])}
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    names = added | set(vocabulary if isinstance(vocabulary, dict) else [piece[0] for piece in vocabulary])
+    marks = sorted(set(MARK.findall(text)))
+    end = own.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    return {
+        "template": text,
+        "marks": marks,
+        "marks_missing": [m for m in marks if m not in names],
+        "end_token": end,
+        "end_in_template": end in text if isinstance(end, str) else None,
+    }
