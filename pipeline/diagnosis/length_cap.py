@@ -29,7 +29,8 @@ def look(run: RunFacts) -> Finding | None:
         "length_cap",
         "note" if has_learned else "problem" if cut >= 2 * MIN_CUT else "warning",
         min(1.0, 0.5 + cut),
-        f"{cut:.0%} of the first responses are cut at {limit} tokens, so right answers count as wrong.",
+        f"{cut:.0%} of the first responses are cut at {'the limit' if limit is None else f'{limit:g} tokens'}, so "
+        "right answers count as wrong.",
         run.evidence("truncated"),
         f"--set rollout.max_response_tokens={better_limit}",
         EXPLAINS,

@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,14 @@ class Reading:
     tool: Tool
     facts: RunFacts
     logged: Logged
-    metric_places: tuple[tuple[str, int], ...]
-    """File and line of each row of the facts, whose lines are numbered from 1."""
+    metric_places: tuple[Mapping[str, tuple[str, int]], ...]
+    """For each row of the facts, whose lines are numbered from 1: our name of a number -> its file and line."""
     response_places: tuple[tuple[str, int], ...]
 
 
 def reading_of(logged: Logged, tool: Tool) -> Reading:
     """Return the facts of what was logged, in the order of the steps."""
-    places: list[tuple[str, int]] = []
+    places: list[dict[str, tuple[str, int]]] = []
     steps: list[tuple[int, StepRow]] = []
     evaluations: list[EvaluationLine] = []
     by_step: dict[int, list[LoggedResponse]] = defaultdict(list)
@@ -59,7 +59,8 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         metrics = {k: v for k, v in values.items() if k not in held_out}
         metrics |= _settings_as_numbers(logged, tool)
         if own := by_step.get(step):
-            metrics |= of_groups(own, score_of)
+            metrics |= (groups := of_groups(own, score_of))
+            places[-1] |= dict.fromkeys(groups, (own[0].file, own[0].line))
             seen |= {r.prompt for r in own}
             if complete:
                 metrics["prompts/distinct"] = float(len(seen))
@@ -149,19 +150,19 @@ def _guessed_groups(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _numbers_by_step(
-    logged: Logged, tool: Tool, places: list[tuple[str, int]]
+    logged: Logged, tool: Tool, places: list[dict[str, tuple[str, int]]]
 ) -> Iterable[tuple[int, dict[str, float]]]:
     """Yield each step and its numbers under our names, those we have none for with a leading "?"; adds its place."""
     merged: dict[int, dict[str, float]] = {}
-    first: dict[int, tuple[str, int]] = {}
+    found: dict[int, dict[str, tuple[str, int]]] = {}
     for row in logged.rows:
         values = merged.setdefault(row.step, {})
-        first.setdefault(row.step, (row.file, row.line))
         for name, value in row.values.items():
-            ours = tool.ours(name)
-            values.setdefault(ours if ours is not None else f"?{tool.plain(name)}", value)
+            ours = tool.ours(name) or f"?{tool.plain(name)}"
+            values.setdefault(ours, value)
+            found.setdefault(row.step, {}).setdefault(ours, (row.file, row.line))
     for step in sorted(merged):
-        places.append(first[step])
+        places.append(found.get(step, {}))
         yield step, merged[step]
 
 

@@ -20,7 +20,7 @@ from verizero.pipeline.files import numbered_jsonl, parse_json
 
 BLOCK, HEAD, FILE_HEAD = 32768, 7, 7
 WHOLE, FIRST, LAST = 1, 2, 4
-HISTORY, CONFIG = 2, 5
+HISTORY, CONFIG, RUN, CONFIG_OF_RUN = 2, 5, 17, 4
 ITEM, KEY, NESTED, JSON = 1, 1, 2, 16
 STEP_NAMES = ("_step", "step", "Step", "train/global_step", "global_step", "trainer/global_step")
 OF_PANEL = re.compile(r"^.+ - (.+)$")
@@ -61,8 +61,12 @@ def _read_run(file: Path, logged: Logged) -> None:
             for kind, content in fields_of(record):
                 if kind == HISTORY and isinstance(content, bytes):
                     _add_row(str(file), number, _items(content, ITEM), logged)
+                elif kind == RUN and isinstance(content, bytes):
+                    for inner, config in fields_of(content):
+                        if inner == CONFIG_OF_RUN and isinstance(config, bytes):
+                            logged.settings |= flat(_items(config, ITEM))
                 elif kind == CONFIG and isinstance(content, bytes):
-                    logged.settings |= flat({k: v for k, v in _items(content, ITEM).items() if k != "_wandb"})
+                    logged.settings |= flat(_items(content, ITEM))
         except ValueError:
             logged.skipped.append(f"record {number} of {file.name}, which cannot be read")
 

@@ -90,11 +90,14 @@ def _scaled(value: str, scale: float) -> str:
 
 def _evidence(reading: Reading, evidence: Evidence) -> Evidence:
     """Return evidence with the file and line of the tool's own log, and its name of the number."""
-    places = {METRICS: reading.metric_places, ROLLOUTS: reading.response_places}.get(evidence.file)
-    if places is None:
-        file, line = (reading.logged.files[0], 1) if evidence.file == INFO else (evidence.file, evidence.line)
-    else:
-        file, line = places[evidence.line - 1]
+    file, line = evidence.file, evidence.line
+    if evidence.file == METRICS:
+        places = reading.metric_places[evidence.line - 1]
+        file, line = places.get(evidence.metric) or next(iter(places.values()))
+    elif evidence.file == ROLLOUTS:
+        file, line = reading.response_places[evidence.line - 1]
+    elif evidence.file == INFO:
+        file, line = reading.logged.files[0], 1
     theirs = reading.tool.theirs(evidence.metric)
     text = evidence.text.replace(evidence.metric, theirs) if evidence.metric else evidence.text
     return Evidence(file, line, text, evidence.metric)
