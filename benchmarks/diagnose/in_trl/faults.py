@@ -204,10 +204,10 @@ FAULTS = (
         arguments={"max_completion_length": 64},
     ),
     Script(
-        name="four_prompts",
+        name="eight_prompts",
         cause="prompts_repeat",
         complaint="The reward reaches 1 and new prompts are not solved.",
-        data=lambda rows, seed: rows[:4],
+        data=lambda rows, seed: rows[:8],
         arguments={"max_steps": 36},
     ),
     Script(

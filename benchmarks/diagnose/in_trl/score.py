@@ -52,6 +52,9 @@ def planted(base: Path) -> Iterator[tuple[str, str, list[Finding]]]:
     """Yield script, seed and findings of each finished run below the folder of the command plant."""
     for note in sorted(base.glob("*/seed*/planted.json")):
         name, seed = note.parts[-3], note.parts[-2].removeprefix("seed")
+        if name not in BY_NAME or not (note.parent / "scores.json").is_file():
+            print(f"{name}-{seed}: the run did not end")
+            continue
         yield name, seed, list(diagnosed([note.parent / "output"]).findings)
 
 
