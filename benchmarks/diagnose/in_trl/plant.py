@@ -98,7 +98,8 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
         os.dup2(console.fileno(), 2)
     random.seed(seed)
     with locked(starts, wait=True):  # two of these programs may run at once
-        source = start.make(starts / str(seed % NUM_STARTS), seed % NUM_STARTS)
+        first = seed % NUM_STARTS
+        source = start.make(starts / f"{script.start}{first}", first, numbers_only=script.start == "numbers")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     if script.loaded is not None:
         script.loaded(model, tokenizer)
@@ -153,7 +154,7 @@ def solved(model: Any, source: Path, held_out: list[dict[str, Any]]) -> float:
         torch.manual_seed(0)
         out = model.generate(**inputs, do_sample=True, max_new_tokens=24, top_k=0, eos_token_id=tokenizer.eos_token_id)
     answers = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(boxed(a) == r["answer"] for a, r in zip(answers, tasks, strict=True)) / len(tasks)
+    return float(sum(boxed(a) == r["answer"] for a, r in zip(answers, tasks, strict=True))) / len(tasks)
 
 
 def line(script: Script, seed: int, note: dict[str, Any]) -> str:

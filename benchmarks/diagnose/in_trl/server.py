@@ -6,7 +6,6 @@ vLLM. Everything else of the trainer is its own.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -17,7 +16,9 @@ class Server:
 
     def __init__(self, trainer: Any, *, is_synced: bool = True, temperature: float = 1.0, levels: int = 0) -> None:
         self.trainer, self.is_synced, self.temperature, self.levels = trainer, is_synced, temperature, levels
-        self.model = copy.deepcopy(trainer.model)
+        # A deep copy would call the trainer's own forward, which accelerate has bound to the trainer's model.
+        self.model = type(trainer.model)(trainer.model.config)
+        self.model.load_state_dict(trainer.model.state_dict())
         self._round()
 
     def sync_weights(self) -> None:
