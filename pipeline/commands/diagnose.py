@@ -138,9 +138,9 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 def as_text(diagnosis: Diagnosis) -> str:
     """Return the findings as paragraphs, or a line that says what was looked for."""
-    found = "\n\n".join(map(_paragraph, diagnosis.findings)) or "Nothing was found."
+    findings = "\n\n".join(map(_paragraph, diagnosis.findings)) or "Nothing was found."
     looked = "\n".join([f"{diagnosis.looked}.", *diagnosis.notes])
-    return "\n\n".join(filter(None, (diagnosis.ended, found, looked)))
+    return "\n\n".join(filter(None, (diagnosis.ended, findings, looked)))
 
 
 def _paragraph(finding: Finding) -> str:

@@ -43,7 +43,7 @@ def answer_numbers(run: RunFacts, domain: str) -> AnswerNumbers:
     for sample in run.samples:
         if sample.row.domain != domain or sample.row.ending is not None or sample.row.score not in (0.0, 1.0):
             continue
-        number, reference = _number(_answer(sample)), _number(run.references.get(sample.row.prompt_id))
+        number, reference = number_of(_answer(sample)), number_of(run.references.get(sample.row.prompt_id))
         if number is not None and reference is not None:
             by_verdict[
                 sample.row.score, abs(number - reference) <= RELATIVE_TOLERANCE * max(1.0, abs(reference))
@@ -69,7 +69,8 @@ def _answer(sample: Sample) -> str | None:
     return row.extracted if row.extracted is not None else final_answer(Attempt(row.response, None)).text
 
 
-def _number(text: str | None) -> float | None:
+def number_of(text: str | None) -> float | None:
+    """Return the number that a text is; None if it is none."""
     try:
         return None if text is None else float(text.replace(",", ""))
     except ValueError:

@@ -18,15 +18,15 @@ from verizero.pipeline.report.ended import end_of
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, and what it was looked for in."""
+    """The findings about a run, and its facts."""
 
     title: str
     facts: RunFacts
     findings: tuple[Finding, ...]
     ended: str = ""
-    """How a run of this project ended; empty if that is not known."""
+    """A line about the end of a run of this project; empty if it is not known."""
     notes: tuple[str, ...] = ()
-    """What was not read or not judged, and why."""
+    """Lines about files that were not read and causes that were not judged, with the reasons."""
 
     @property
     def has_problem(self) -> bool:

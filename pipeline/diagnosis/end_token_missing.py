@@ -7,11 +7,15 @@ has no final answer, or an answer followed by noise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.run_facts import RunFacts
+from verizero.pipeline.diagnosis.run_facts import RunFacts, Sample
+from verizero.verifiers.answer import boxed_or_tagged
 
 EXPLAINS = frozenset({"too_hard", "length_cap", "false_negatives", "wrong_references", "infrastructure_zeros"})
-MIN_CUT = 0.9
+MIN_CUT, MIN_ANSWERED, MAX_READ = 0.9, 0.02, 500
+"""Shares of responses: cut, and with an answer before they are cut; responses that are read for one."""
 
 
 def look(run: RunFacts) -> Finding | None:
@@ -19,6 +23,8 @@ def look(run: RunFacts) -> Finding | None:
     cut_at_start, cut_at_end = run.mean_at_start("truncated"), run.mean_at_end("truncated")
     if cut_at_start is None or cut_at_end is None or min(cut_at_start, cut_at_end) < MIN_CUT:
         return None
+    if share_answered_if_cut(run.samples) < MIN_ANSWERED:
+        return None  # none comes as far as an answer: the limit is too low
     is_plain = run.setting("model", "path") is not None and run.setting("data", "template", "name") != "chat"
     return Finding(
         "end_token_missing",
@@ -30,6 +36,13 @@ def look(run: RunFacts) -> Finding | None:
         + ("; for a chat model: --set data.template.name=chat" if is_plain else ""),
         EXPLAINS,
     )
+
+
+def share_answered_if_cut(samples: Sequence[Sample]) -> float:
+    """Return the share of responses that hold an answer in a box or tags; 1 if there are no responses."""
+    read = samples[:MAX_READ]
+    answers = [boxed_or_tagged(s.row.response) for s in read]
+    return sum(a is not None and a.text is not None for a in answers) / len(read) if read else 1.0
 
 
 def _why(run: RunFacts) -> str:

@@ -24,7 +24,7 @@ def look(run: RunFacts) -> Finding | None:
         (MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE) if coef < 0 else (MAX_ENTROPY_LEFT, MAX_GAIN)
     )
     if (
-        first_entropy is None
+        not first_entropy
         or last_entropy is None
         or first_reward is None
         or last_reward is None

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from verizero.pipeline.diagnosis.answer_numbers import answer_numbers, example_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.group_answers import group_answers
 from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts
 
 EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
 MIN_GAP = 0.15
+MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
+"""Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
 MIN_REFUSED_RIGHT = 0.02
 """Share of refused responses with the reference's number, below which the verifier is not to blame."""
 
@@ -44,4 +47,29 @@ def look(run: RunFacts) -> Finding | None:
             else "grade training responses with the verifier of data.evaluation: verizero verify",
             EXPLAINS,
         )
-    return None
+    return _equal_answers(run)
+
+
+def _equal_answers(run: RunFacts) -> Finding | None:
+    """Find refused responses with the answer of an accepted one of their group, where no evaluation tells more."""
+    answers = group_answers(run)
+    if (
+        answers is None
+        or run.before_and_after()
+        or len(answers.refused_equal) < max(MIN_EQUAL, MIN_EQUAL_SHARE * answers.refused)
+    ):
+        return None
+    refused, accepted = answers.refused_equal[0]
+    return Finding(
+        "false_negatives",
+        "problem",
+        0.8,
+        f"{len(answers.refused_equal)} responses are refused whose answer another response of their group is accepted "
+        "for: the reward function refuses right answers in some forms.",
+        tuple(
+            Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} {what}: {s.row.response!r:.60}")
+            for s, what in ((refused, "refused"), (accepted, "accepted"))
+        ),
+        "let the reward function read the answer in every form that the policy writes it in",
+        EXPLAINS | {"wrong_references"},
+    )

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 
 from verizero.pipeline.diagnosis.answer_numbers import answer_numbers, example_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.group_answers import group_answers
 from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
 MIN_GAP = 0.25
+MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
+"""Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number."""
 MIN_ACCEPTED_WRONG = 0.05
 """Share of accepted responses with another number than the reference's, below which the verifier is not to blame."""
 
@@ -42,7 +45,32 @@ def look(run: RunFacts) -> Finding | None:
             else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
             EXPLAINS,
         )
-    return None
+    return _differing_answers(run)
+
+
+def _differing_answers(run: RunFacts) -> Finding | None:
+    """Find groups in which responses with different numbers are accepted, where no evaluation tells more."""
+    answers = group_answers(run)
+    if (
+        answers is None
+        or run.before_and_after()
+        or len(answers.differing) < max(MIN_DIFFERING_GROUPS, MIN_DIFFERING * answers.accepted)
+    ):
+        return None
+    share = len(answers.differing) / answers.accepted
+    return Finding(
+        "false_positives",
+        "problem",
+        min(1.0, 0.6 + share),
+        f"In {share:.0%} of the groups with accepted responses, these answer with different numbers: the reward "
+        "function accepts wrong answers.",
+        tuple(
+            Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} accepted: {s.row.response!r:.60}")
+            for s in answers.differing[0]
+        ),
+        "read accepted responses of one prompt, and correct the reward function",
+        EXPLAINS,
+    )
 
 
 def _accepted_examples(samples: Sequence[Sample]) -> tuple[Evidence, ...]:

@@ -15,6 +15,8 @@ from verizero.pipeline.diagnosis.run_facts import RunFacts
 MAX_DISTANCE = 2e-3
 """Nats a token between policy and reference. A policy that learns is past this within a few updates."""
 MAX_WITHOUT_SIGNAL = 0.5
+MAX_SUM_OF_RATES, MIN_CHANGE = 1e-3, 3.0
+"""Sum of the rates of all steps, and standard errors of a change, where no distance to the reference is logged."""
 USUAL_DISTANCE = 0.03
 """Nats a token that a run of some dozens of steps usually moves."""
 MIN_FACTOR, MAX_FACTOR = 3.0, 300.0
@@ -24,6 +26,8 @@ MIN_FACTOR, MAX_FACTOR = 3.0, 300.0
 def look(run: RunFacts) -> Finding | None:
     """Find a policy that stays at its reference although the gradient and the groups have a signal."""
     points = run.series("kl/k1")
+    if not points:
+        return _by_the_rates(run)
     gradient, kl_coef = run.mean_at_end("grad_norm"), run.mean_at_end("kl/coef") or 0.0
     without_signal = run.mean_at_end("groups/without_signal")
     if (
@@ -44,6 +48,32 @@ def look(run: RunFacts) -> Finding | None:
         f"After {len(points)} steps the policy is within {distance:.1e} nats a token of its reference: with a learning "
         f"rate of at most {max(rates):.1e} it hardly moves.",
         run.evidence("kl/k1") + run.evidence("learning_rate", -1),
+        _remedy(run, max(rates)),
+    )
+
+
+def _by_the_rates(run: RunFacts) -> Finding | None:
+    """Find rates whose sum is too small to move a weight, in a run that logs no distance and changes nothing.
+
+    Adam moves no weight by more than the rate in a step, so that their sum is the most that a weight can have moved.
+    """
+    rates = [p.value for p in run.series("learning_rate")]
+    without_signal = run.mean_at_end("groups/without_signal")
+    if (
+        len(rates) < 10
+        or not run.mean_at_end("grad_norm")
+        or (without_signal is not None and without_signal > MAX_WITHOUT_SIGNAL)
+        or sum(rates) > MAX_SUM_OF_RATES
+        or any(abs(run.change(name)) >= MIN_CHANGE for name in ("reward/sampled", "entropy", "length/mean"))
+    ):
+        return None
+    return Finding(
+        "learning_rate_low",
+        "problem",
+        0.8,
+        f"In {len(rates)} steps neither rewards nor entropy have changed, and the learning rates, at most "
+        f"{max(rates):.1e}, sum to {sum(rates):.1e}: no weight can have moved by more.",
+        run.evidence("learning_rate") + run.evidence("reward/sampled") + run.evidence("entropy"),
         _remedy(run, max(rates)),
     )
 

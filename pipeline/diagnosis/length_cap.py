@@ -7,10 +7,11 @@ have another cause. A run that has learned to answer within the limit did not ne
 
 from __future__ import annotations
 
+from verizero.pipeline.diagnosis.end_token_missing import MIN_ANSWERED, share_answered_if_cut
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-EXPLAINS = frozenset({"length_drift", "false_negatives"})
+EXPLAINS = frozenset({"length_drift", "false_negatives", "too_hard", "constant_reward"})
 MIN_CUT, MAX_CUT = 0.15, 0.9
 MAX_CUT_IF_LEARNED, MIN_RIGHT_IF_LEARNED = 0.1, 0.7
 
@@ -18,7 +19,7 @@ MAX_CUT_IF_LEARNED, MIN_RIGHT_IF_LEARNED = 0.1, 0.7
 def look(run: RunFacts) -> Finding | None:
     """Find many responses cut in the first steps, while others end by themselves."""
     cut = run.mean_at_start("truncated")
-    if cut is None or not MIN_CUT <= cut < MAX_CUT:
+    if cut is None or cut < MIN_CUT or (cut >= MAX_CUT and share_answered_if_cut(run.samples) >= MIN_ANSWERED):
         return None
     has_learned = (run.mean_at_end("truncated") or 0.0) < MAX_CUT_IF_LEARNED and (
         run.share_right(at_end=True) or 0.0

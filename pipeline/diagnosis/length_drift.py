@@ -12,9 +12,11 @@ from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"reward_scales"})
-LONGER_FACTOR, SHORTER_FACTOR = 1.5, 0.92
+LONGER_FACTOR, LONGER_FACTOR_IF_PAID, SHORTER_FACTOR = 1.5, 1.2, 0.92
 EXCUSING_GAIN, EXCUSED_LOSS = 0.05, 0.02
 """Change of the share of right responses: more right ones excuse longer responses, as few wrong ones excuse shorter."""
+MOST_OF_RISE = 0.6
+"""Share of the rise of the reward that the drift explains, where no evaluation tells what was learned."""
 LARGE_PENALTY, LARGE_PAY = 0.5, 0.2
 """Shares of the range of the rewards: a mean penalty for length, and what components pay for the drift."""
 MAX_WEIGHT = 0.05
@@ -27,9 +29,9 @@ def look(run: RunFacts) -> Finding | None:
     if not first_length or last_length is None:
         return None
     is_penalised = bool(run.series("reward/length_penalty"))
-    if last_length < LONGER_FACTOR * first_length and not (
-        is_penalised and last_length < SHORTER_FACTOR * first_length
-    ):
+    is_paid = _is_paid(run, last_length - first_length)
+    longer = LONGER_FACTOR_IF_PAID if is_paid and not run.evaluations else LONGER_FACTOR
+    if last_length < longer * first_length and not (is_penalised and last_length < SHORTER_FACTOR * first_length):
         return None
     first_right, last_right = run.share_right(), run.share_right(at_end=True)
     is_better = (
@@ -37,7 +39,7 @@ def look(run: RunFacts) -> Finding | None:
         and last_right is not None
         and last_right > first_right + (EXCUSING_GAIN if last_length > first_length else -EXCUSED_LOSS)
     )
-    if (run.has_learned or is_better) and not _is_paid(run, last_length - first_length):
+    if (run.has_learned or is_better) and not is_paid:
         return None
     return Finding(
         "length_drift",
@@ -63,7 +65,10 @@ def _is_paid(run: RunFacts, drift: float) -> bool:
     if len(set(lengths)) < 2:
         return False
     slope = linear_regression(lengths, [row.reward - row.score for row in rows if row.reward is not None]).slope
-    return slope * drift >= LARGE_PAY * run.reward_range
+    if slope * drift >= LARGE_PAY * run.reward_range:
+        return True
+    rise = (run.mean_at_end("reward/sampled") or 0.0) - (run.mean_at_start("reward/sampled") or 0.0)
+    return not run.evaluations and drift > 0 and rise > 0 and slope * drift >= MOST_OF_RISE * rise
 
 
 def _remedy(run: RunFacts) -> str:

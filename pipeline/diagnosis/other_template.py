@@ -22,7 +22,24 @@ MIN_DIFFERENCE = 0.5
 
 def look(run: RunFacts) -> Finding | None:
     """Find the model's own template to be another, or the ends of prompts, or that few responses have an answer."""
-    return _of_model_folder(run) or _of_prompt_ends(run) or _of_unread_answers(run)
+    return _of_missing_marks(run) or _of_model_folder(run) or _of_prompt_ends(run) or _of_unread_answers(run)
+
+
+def _of_missing_marks(run: RunFacts) -> Finding | None:
+    """Find marks of the chat template that the model has no tokens for: the template is another model's."""
+    missing = run.info.get("marks_missing")
+    if not missing:
+        return None
+    return Finding(
+        "other_template",
+        "problem",
+        0.95,
+        f"The chat template writes {', '.join(missing)}, which the tokenizer has no tokens for: it is that of another "
+        "model.",
+        (Evidence(INFO, 1, f"marks of the template: {', '.join(run.info.get('marks') or missing)}"),),
+        "use the chat template that the model was trained with",
+        EXPLAINS | {"end_token_missing", "length_cap", "constant_reward"},
+    )
 
 
 def _of_model_folder(run: RunFacts) -> Finding | None:

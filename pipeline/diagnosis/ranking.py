@@ -11,7 +11,9 @@ import verizero.pipeline.diagnosis
 from verizero.pipeline.diagnosis.finding import LEVELS, Finding, Level
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-OTHER_FILES = frozenset({"answer_numbers", "any_run", "cards", "finding", "logs", "page", "ranking", "run_facts"})
+OTHER_FILES = frozenset(
+    {"answer_numbers", "any_run", "cards", "finding", "group_answers", "logs", "page", "ranking", "run_facts"}
+)
 LEVEL_IF_EXPLAINED: Level = "note"
 
 

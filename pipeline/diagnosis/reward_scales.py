@@ -15,6 +15,8 @@ MIN_PAIRS, MIN_MISRANKED = 20, 0.05
 
 def look(run: RunFacts) -> Finding | None:
     """Find further components that are far larger than the verifier's part, and rank wrong responses first."""
+    if finding := _by_spread(run):
+        return finding
     names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
     reward, verdict_part = run.mean_at_end("reward/sampled"), run.mean_at_end(names[0]) if names else None
     if (
@@ -36,6 +38,23 @@ def look(run: RunFacts) -> Finding | None:
         run.evidence("reward/sampled", -1) + tuple(e for name in names for e in run.evidence(name, -1)),
         _remedy(run, {name: run.mean_at_end(name) or 0.0 for name in names[1:]}),
         EXPLAINS,
+    )
+
+
+def _by_spread(run: RunFacts) -> Finding | None:
+    """Find that another component varies far more than the one that says what is right."""
+    verdict, others = run.mean_at_start("reward/verdict_std"), run.mean_at_start("reward/others_std")
+    if not verdict or others is None or others < MIN_RATIO * verdict:
+        return None
+    return Finding(
+        "reward_scales",
+        "problem",
+        min(1.0, 0.6 + others / (100 * verdict)),
+        f"A component of the reward has a standard deviation of {others:.2g}, and the one that says what is right of "
+        f"{verdict:.2g}: the first decides.",
+        run.evidence("reward/others_std") + run.evidence("reward/verdict_std") + run.evidence("correct/sampled"),
+        "bring all components to one scale",
+        EXPLAINS | {"wrong_references", "false_positives"},
     )
 
 

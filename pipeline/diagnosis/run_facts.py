@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,8 @@ METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yam
 TRAIN = "data/train.jsonl"
 MAX_TRAIN_BYTES = 50_000_000
 """Bytes of training rows that are read. Of a larger file: half from the beginning and half from the end."""
+MIN_RISE = 3.0
+"""Standard errors by which a reward has risen that is no noise."""
 NUM_COMPARED = 5
 """Steps at the start and at the end whose means are compared: a single step is too noisy."""
 
@@ -96,6 +99,19 @@ class RunFacts:
     def mean_at_end(self, name: str) -> float | None:
         """Return a metric's mean over the last `NUM_COMPARED` steps; None if there are fewer."""
         return _mean([p.value for p in self.series(name)[-NUM_COMPARED:]])
+
+    def change(self, name: str) -> float:
+        """Return a metric's mean over the last third of its steps less that over the first, in standard errors.
+
+        0 if there are fewer than 6 steps. Of a metric that never varies, its change in ten-thousandths.
+        """
+        values = [p.value for p in self.series(name)]
+        third = len(values) // 3
+        if third < 2:
+            return 0.0
+        first, last = values[:third], values[-third:]
+        error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / third)
+        return (statistics.fmean(last) - statistics.fmean(first)) / max(error, 1e-4)
 
     def share(self, part: str, whole: str, at_end: bool = False) -> float | None:
         """Return count `part` over count `whole`, in the first or last steps; None if either is missing."""
@@ -163,7 +179,7 @@ class RunFacts:
     def _all_or_nothing(self) -> bool:
         """True if all rewards are scores of verdicts, and 0 or 1: then their mean is the share of right responses."""
         rows = [s.row for s in self.samples if s.row.reward is not None]
-        return all(row.reward == row.score and row.score in (0.0, 1.0) for row in rows)
+        return bool(rows) and all(row.reward == row.score and row.score in (0.0, 1.0) for row in rows)
 
     @property
     def reward_range(self) -> float:
@@ -175,10 +191,12 @@ class RunFacts:
     def has_learned(self) -> bool:
         """True if pass@1 of every domain has risen in the stage, and its intervals do not overlap.
 
-        Where nothing tells which response is right, the mean reward.
+        Where nothing tells which response is right, the mean reward; without any evaluation, that of training.
         """
         name = "pass@1" if (pairs := self._with_measure("pass@1")) else "reward"
         pairs = pairs or self._with_measure(name)
+        if not pairs:
+            return self.change("reward/sampled") >= MIN_RISE
         return bool(pairs) and all(
             a.measure(d, name)["low"] > b.measure(d, name)["high"] for d, (b, a) in pairs.items()
         )

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import Counter
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
+from verizero.pipeline.diagnosis.group_answers import group_answers
 from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample, by_group
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
 MIN_AGREEING, MIN_GAP = 0.5, 0.15
 MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
+MIN_MAJORITIES, MIN_REFUSED_MAJORITIES = 20, 0.75
+COLD_TEMPERATURE = 0.4
+"""A temperature at which responses agree whatever they know."""
 
 
 def look(run: RunFacts) -> Finding | None:
@@ -44,7 +48,34 @@ def look(run: RunFacts) -> Finding | None:
             "check some answers of data.train by hand, and the column that data.train[].mapping.answer names",
             EXPLAINS,
         )
-    return None
+    return _refused_majorities(run)
+
+
+def _refused_majorities(run: RunFacts) -> Finding | None:
+    """Find that most answers which groups agree on are refused, where no evaluation tells more."""
+    answers = group_answers(run)
+    if (
+        answers is None
+        or run.before_and_after()
+        or answers.majorities < MIN_MAJORITIES
+        or len(answers.refused_majorities) < MIN_REFUSED_MAJORITIES * answers.majorities
+        or (run.mean_at_start("temperature") or 1.0) < COLD_TEMPERATURE
+    ):
+        return None
+    share = len(answers.refused_majorities) / answers.majorities
+    return Finding(
+        "wrong_references",
+        "problem",
+        min(1.0, share),
+        f"In {answers.majorities} groups half of the responses or more agree on an answer, and in {share:.0%} of these "
+        "it is refused: references are probably wrong.",
+        tuple(
+            Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}")
+            for s in answers.refused_majorities[:3]
+        ),
+        "check some reference answers by hand, and the column that they are read from",
+        EXPLAINS,
+    )
 
 
 def _agrees(group: list[Sample]) -> bool:

@@ -33,7 +33,7 @@ def has_box(completions: Completions, **_: Any) -> list[float]:
 def partly_right(completions: Completions, answer: list[str], **_: Any) -> list[float]:
     """1 for the answer, and partial credit for a number near it."""
     values = [(boxed(text), int(a)) for text, a in zip(texts(completions), answer, strict=True)]
-    return [0.0 if said is None else max(0.0, 1 - abs(int(said) - a) / 10) for said, a in values]
+    return [0.0 if numbers is None else max(0.0, 1 - abs(int(numbers) - a) / 10) for numbers, a in values]
 
 
 def matches_any(completions: Completions, **_: Any) -> list[float]:
@@ -43,8 +43,8 @@ def matches_any(completions: Completions, **_: Any) -> list[float]:
 
 def wants_tags(completions: Completions, answer: list[str], **_: Any) -> list[float]:
     """Reads tags that the model never writes."""
-    found = [re.search(r"<answer>(.*?)</answer>", text) for text in texts(completions)]
-    return [float(m is not None and m.group(1) == a) for m, a in zip(found, answer, strict=True)]
+    matches = [re.search(r"<answer>(.*?)</answer>", text) for text in texts(completions)]
+    return [float(m is not None and m.group(1) == a) for m, a in zip(matches, answer, strict=True)]
 
 
 def whole_text(completions: Completions, answer: list[str], **_: Any) -> list[float]:
@@ -54,8 +54,8 @@ def whole_text(completions: Completions, answer: list[str], **_: Any) -> list[fl
 
 def near(completions: Completions, answer: list[str], **_: Any) -> list[float]:
     """Accepts what is within a fifth of the answer."""
-    said = [boxed(text) for text in texts(completions)]
-    return [float(s is not None and abs(int(s) - int(a)) <= int(a) / 5) for s, a in zip(said, answer, strict=True)]
+    numbers = [boxed(text) for text in texts(completions)]
+    return [float(s is not None and abs(int(s) - int(a)) <= int(a) / 5) for s, a in zip(numbers, answer, strict=True)]
 
 
 def likeness(completions: Completions, answer: list[str], **_: Any) -> list[float]:

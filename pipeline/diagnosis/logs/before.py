@@ -19,7 +19,7 @@ from verizero.pipeline.errors import ConfigError
 RATES = (1e-8, 1e-4)
 """Learning rates of RL between which published runs lie, with and without adapters."""
 USUAL_RATE, USUAL_RATE_OF_ADAPTERS = 1e-6, 1e-5
-Said = tuple[str, Level, str, float, str]
+Result = tuple[str, Level, str, float, str]
 """Cause, level, the field of the recipe, confidence, sentence."""
 
 
@@ -35,8 +35,8 @@ def check(words: Sequence[str], name: str | None) -> tuple[list[Finding], str]:
     tool = find.TOOLS[name] if name in find.TOOLS else _tool_of(settings)
     logged = Logged(settings=settings)
     recipe = recipe_of(logged, tool)
-    found = [said for rule in CHECKS if (said := rule(_Options(recipe))) is not None]
-    findings = [_finding(tool, settings, words[0], said) for said in found]
+    results = [rule(_Options(recipe)) for rule in CHECKS]
+    findings = [_finding(tool, settings, words[0], result) for result in results if result is not None]
     known = sum(option in tool.options for option in settings)
     return ranked(findings), f"{known} options of {tool.title} were read, without running anything: {', '.join(words)}"
 
@@ -55,7 +55,7 @@ class _Options:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _rate(options: _Options) -> Said | None:
+def _rate(options: _Options) -> Result | None:
     field = "rl.optimizer.learning_rate"
     rate = options.number(field)
     if rate is None or RATES[0] <= rate <= RATES[1]:
@@ -71,7 +71,7 @@ def _rate(options: _Options) -> Said | None:
     )
 
 
-def _kl(options: _Options) -> Said | None:
+def _kl(options: _Options) -> Result | None:
     field = "rl.algorithm.kl_coef"
     coef = options.number(field)
     if coef is None or coef < 0.5:
@@ -79,7 +79,7 @@ def _kl(options: _Options) -> Said | None:
     return "kl_too_strong", "problem", field, 0.8, f"The coefficient of the KL term is {coef:g}; usual are 0 to 0.1."
 
 
-def _group(options: _Options) -> Said | None:
+def _group(options: _Options) -> Result | None:
     field = "rl.group_size"
     size = options.number(field)
     if size is None or size >= 4:
@@ -88,7 +88,7 @@ def _group(options: _Options) -> Said | None:
     return "advantages_vanish", level, field, 0.7, f"A group has {size:g} responses: most have equal rewards."
 
 
-def _temperature(options: _Options) -> Said | None:
+def _temperature(options: _Options) -> Result | None:
     field = "rollout.temperature"
     temperature = options.number(field)
     if temperature is None or temperature >= 0.4:
@@ -102,7 +102,7 @@ def _temperature(options: _Options) -> Said | None:
     )
 
 
-def _top_p(options: _Options) -> Said | None:
+def _top_p(options: _Options) -> Result | None:
     field = "rollout.top_p"
     top_p = options.number(field)
     if top_p is None or top_p >= 0.98:
@@ -116,7 +116,7 @@ def _top_p(options: _Options) -> Said | None:
     )
 
 
-def _clip(options: _Options) -> Said | None:
+def _clip(options: _Options) -> Result | None:
     field = "rl.algorithm.clip_low"
     clip = options.number(field)
     algorithm = options.recipe.get("rl", {}).get("algorithm", {}).get("name")
@@ -126,7 +126,7 @@ def _clip(options: _Options) -> Said | None:
     return "clip_stops_learning", "problem", field, 0.7, f"The clip range is {clip:g}; usual is {usual}."
 
 
-def _gradient(options: _Options) -> Said | None:
+def _gradient(options: _Options) -> Result | None:
     field = "rl.optimizer.max_grad_norm"
     norm = options.number(field)
     if norm is None or not 0 < norm < 1e-3:
@@ -134,7 +134,7 @@ def _gradient(options: _Options) -> Said | None:
     return "gradients_always_clipped", "warning", field, 0.7, f"Gradients are cut to the norm {norm:g}; usual is 1."
 
 
-def _entropy(options: _Options) -> Said | None:
+def _entropy(options: _Options) -> Result | None:
     field = "rl.algorithm.entropy_coef"
     coef = options.number(field)
     if coef is None or coef >= 0:
@@ -148,7 +148,7 @@ def _entropy(options: _Options) -> Said | None:
     )
 
 
-CHECKS: tuple[Callable[[_Options], Said | None], ...] = (
+CHECKS: tuple[Callable[[_Options], Result | None], ...] = (
     _rate,
     _kl,
     _group,
@@ -160,8 +160,8 @@ CHECKS: tuple[Callable[[_Options], Said | None], ...] = (
 )
 
 
-def _finding(tool: Tool, settings: dict[str, Any], file: str, said: Said) -> Finding:
-    cause, level, field, confidence, sentence = said
+def _finding(tool: Tool, settings: dict[str, Any], file: str, result: Result) -> Finding:
+    cause, level, field, confidence, sentence = result
     option = next(name for name, own in tool.options.items() if own.field == field and name in settings)
     shown = tool.written.format(option=option, value=settings[option])
     remedy = tool.remedies.get(cause) or ANY_TOOL[cause]

@@ -1,4 +1,4 @@
-"""What a trainer prints, as it is pasted into a report: dictionaries of TRL and OpenRLHF, lines of verl."""
+"""Lines that a trainer prints, as they are pasted into a report: dictionaries of TRL and OpenRLHF, lines of verl."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def read(path: Path) -> Logged:
     counted = 0
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            found = _of_line(line[:MAX_LINE])
-            if found is not None:
+            row = _of_line(line[:MAX_LINE])
+            if row is not None:
                 counted += 1
-                step, values = found
+                step, values = row
                 logged.rows.append(LoggedRow(str(path), number, counted if step is None else step, values))
     return logged
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ EVALUATION = "evaluation/"
 """Our names of held-out numbers begin with it: evaluation/<domain>/<measure>, and /size for the number of responses."""
 UNKNOWN_SIZE = 64
 """Held-out responses that an evaluation is taken to have if nothing says how many there are."""
+MOST_PARTIAL = 0.99
+"""Score of the highest reward where no reward says which response is right."""
 MAX_READ, MAX_CHARACTERS = 4000, 4000
 """Responses whose final answer is read, and characters of each."""
 FORM_WORDS = ("format", "length", "len", "tag", "style", "box", "penal", "cosine", "repetition", "think", "count")
@@ -54,6 +55,8 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
     complete = _is_complete(logged, by_step)
     for step, values in _numbers_by_step(logged, tool, places):
         tool.derive(values, logged)
+        if (lag := values.get("lag")) is not None:
+            values |= {"policy/version": float(step), "rollout/version": step - lag}
         held_out = {k: v for k, v in values.items() if k.startswith(EVALUATION)}
         line = len(places)
         metrics = {k: v for k, v in values.items() if k not in held_out}
@@ -78,10 +81,17 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         tuple(evaluations),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if not r.is_held_out),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if r.is_held_out),
-        info=logged.model,
+        info=logged.model | _leak(logged.responses),
         references=references,
     )
     return Reading(tool, facts, logged, tuple(places), tuple((r.file, r.line) for r in logged.responses))
+
+
+def _leak(responses: Sequence[LoggedResponse]) -> dict[str, list[str]]:
+    """Return the note that a run of ours has where held-out prompts are trained on."""
+    held_out = {r.prompt for r in responses if r.is_held_out}
+    shared = held_out & {r.prompt for r in responses if not r.is_held_out}
+    return {"data_notes": [f"{len(shared)} of {len(held_out)} evaluation prompts occur in training"]} if shared else {}
 
 
 def recipe_of(logged: Logged, tool: Tool) -> dict[str, Any]:
@@ -111,13 +121,17 @@ def scores(responses: Sequence[LoggedResponse]) -> list[float]:
     """
     names = sorted({name for r in responses for name in r.parts})
     values = {name: [v for r in responses if (v := r.parts.get(name)) is not None] for name in names}
-    named = [n for n in names if not any(word in n.lower() for word in FORM_WORDS)]
+    named = [n for n in names if not is_form(n)]
     graded = [n for n in named if 0 < len(set(values[n])) <= 2]
     chosen = graded[0] if len(names) > 1 and graded else named[0] if len(names) > 1 and named else None
     own = [r.reward if chosen is None else r.parts.get(chosen) for r in responses]
-    found = sorted({v for v in own if v is not None})
-    if len(found) == 2 and found != [0.0, 1.0]:
-        return [float(v == found[1]) for v in own]
+    distinct = sorted({v for v in own if v is not None})
+    if len(distinct) == 2 and distinct != [0.0, 1.0]:
+        return [float(v == distinct[1]) for v in own]
+    low, high = (distinct[0], distinct[-1]) if distinct else (0.0, 1.0)
+    if low < 0 or high > 1:
+        # No reward says what is right: none is 1.
+        return [0.0 if v is None else MOST_PARTIAL * (v - low) / (high - low or 1.0) for v in own]
     return [0.0 if v is None else v for v in own]
 
 
@@ -154,15 +168,15 @@ def _numbers_by_step(
 ) -> Iterable[tuple[int, dict[str, float]]]:
     """Yield each step and its numbers under our names, those we have none for with a leading "?"; adds its place."""
     merged: dict[int, dict[str, float]] = {}
-    found: dict[int, dict[str, tuple[str, int]]] = {}
+    places_of: dict[int, dict[str, tuple[str, int]]] = {}
     for row in logged.rows:
         values = merged.setdefault(row.step, {})
         for name, value in row.values.items():
             ours = tool.ours(name) or f"?{tool.plain(name)}"
             values.setdefault(ours, value)
-            found.setdefault(row.step, {}).setdefault(ours, (row.file, row.line))
+            places_of.setdefault(row.step, {}).setdefault(ours, (row.file, row.line))
     for step in sorted(merged):
-        places.append(found.get(step, {}))
+        places.append(places_of.get(step, {}))
         yield step, merged[step]
 
 
@@ -174,13 +188,13 @@ def _is_complete(logged: Logged, by_step: dict[int, list[LoggedResponse]]) -> bo
 
 def _settings_as_numbers(logged: Logged, tool: Tool) -> dict[str, float]:
     """Return the options that our runs write into every step."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, option in tool.options.items():
         ours = {"rl.algorithm.kl_coef": "kl/coef", "rollout.temperature": "temperature"}.get(option.field)
         value = logged.settings.get(name)
         if ours is not None and isinstance(value, int | float) and not isinstance(value, bool):
-            found[ours] = float(value) * option.scale
-    return found
+            values[ours] = float(value) * option.scale
+    return values
 
 
 def _evaluation(step: int, held_out: dict[str, float]) -> EvaluationRow:
@@ -224,6 +238,11 @@ def _sample(line: int, response: LoggedResponse, score: float) -> Sample:
     )
 
 
+def is_form(name: str) -> bool:
+    """True if a reward function of that name is about a form or a length, and not about what is right."""
+    return any(word in name.lower() for word in FORM_WORDS)
+
+
 def is_share(mean: float, deviation: float | None, size: float) -> bool:
     """Return True if rewards of this mean and standard deviation are all 0 or 1, so that the mean is a share."""
     if mean in (0.0, 1.0):
@@ -231,8 +250,3 @@ def is_share(mean: float, deviation: float | None, size: float) -> bool:
     if deviation is None or not 0 < mean < 1:
         return False
     return math.isclose(deviation**2, mean * (1 - mean) * size / max(1.0, size - 1), rel_tol=0.02)
-
-
-def mean_of(values: Sequence[float]) -> float | None:
-    """Return the mean; None of nothing."""
-    return statistics.fmean(values) if values else None

@@ -45,7 +45,7 @@ def read(paths: Sequence[Path], name: str | None = None) -> Reading:
     """Return the facts of the logs at all paths together, a trainer's script or configuration among them.
 
     `name`: of the trainer; None: the numbers' names tell.
-    Raises: RunError if nothing is found, or the trainer is not known.
+    Raises: RunError if nothing is logged, or the trainer is not known.
     """
     logged = Logged()
     for path in paths:
@@ -65,11 +65,11 @@ def _at(path: Path) -> Logged:
         raise RunError(f"{path} does not exist{near_path(path)}")
     if path.suffix in SETTINGS:
         return Logged(files=[str(path)], settings=settings_of_file(path))
-    found = next((kind.read(path) for kind in KINDS if kind.is_here(path)), Logged())
-    if path.is_dir() and found.rows and not found.settings and tensorboard_events.is_here(path):
+    logged = next((kind.read(path) for kind in KINDS if kind.is_here(path)), Logged())
+    if path.is_dir() and logged.rows and not logged.settings and tensorboard_events.is_here(path):
         # transformers writes all arguments into the first event file, whatever else a run has.
-        found.settings = tensorboard_events.read(path).settings
-    return found
+        logged.settings = tensorboard_events.read(path).settings
+    return logged
 
 
 def _tool(name: str | None, logged: Logged) -> Tool:

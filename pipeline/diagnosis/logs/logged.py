@@ -1,4 +1,4 @@
-"""What a tool has logged, under the names that the tool gives it."""
+"""Numbers and responses that a tool has logged, under the tool's own names."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Logged:
     settings: dict[str, Any] = field(default_factory=dict)
     """Option -> value; the options of a nested configuration are joined by points."""
     model: dict[str, Any] = field(default_factory=dict)
-    """What the model's folder says: `marks_missing`, marks of its chat template that are no tokens."""
+    """Facts of the model's folder: `marks_missing`, marks of its chat template that are no tokens."""
     skipped: list[str] = field(default_factory=list)
-    """What was not read, and why."""
+    """Files that were not read, with the reasons."""
 
     @property
     def names(self) -> set[str]:
@@ -85,7 +85,7 @@ def first_row(path: Path) -> dict[str, Any] | None:
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among the values; texts that are numbers count too, as consoles print them."""
-    found: dict[str, float] = {}
+    finite: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             continue
@@ -94,8 +94,8 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
         except (ValueError, OverflowError):
             continue
         if math.isfinite(number):
-            found[str(name)] = number
-    return found
+            finite[str(name)] = number
+    return finite
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -36,12 +36,12 @@ def settings_of_file(path: Path) -> dict[str, Any]:
 
 def words_of(words: list[str]) -> dict[str, Any]:
     """Return the options of a command: a.b=value of Hydra, and --name value of a parser."""
-    found = verl.overrides(words)
+    arguments = verl.overrides(words)
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("--") and len(word) > 2:
             name, sign, value = word[2:].partition("=")
-            found[name] = verl.value_of(value if sign else "true" if following.startswith("--") else following)
-    return found
+            arguments[name] = verl.value_of(value if sign else "true" if following.startswith("--") else following)
+    return arguments
 
 
 def arguments_in(text: str) -> dict[str, Any]:
@@ -55,13 +55,13 @@ def arguments_in(text: str) -> dict[str, Any]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = _constant(node.value, {})
             names[node.targets[0].id] = None if node.targets[0].id in names else value
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and CONFIG_CLASS.match(_name(node.func)):
             for keyword in node.keywords:
                 if keyword.arg is not None and (value := _constant(keyword.value, names)) is not None:
-                    found[keyword.arg] = value
-    return found
+                    arguments[keyword.arg] = value
+    return arguments
 
 
 def _name(node: ast.expr) -> str:

@@ -77,15 +77,15 @@ def _scalars(event: bytes) -> tuple[int, dict[str, float | str]]:
 
 
 def _value(summary: bytes) -> dict[str, float | str]:
-    tag, found = "", cast("float | str | None", None)
+    tag, value_of = "", cast("float | str | None", None)
     for number, value in fields_of(summary):
         if number == TAG:
             tag = text_of(value)
         elif number == SIMPLE:
-            found = float_of(value)
+            value_of = float_of(value)
         elif number == TENSOR and isinstance(value, bytes):
-            found = _tensor(value)
-    return {} if found is None else {tag: found}
+            value_of = _tensor(value)
+    return {} if value_of is None else {tag: value_of}
 
 
 def _tensor(tensor: bytes) -> float | str | None:

@@ -1,4 +1,4 @@
-"""What is known of a tool: its names for numbers and options, and what a finding tells its user to do."""
+"""A tool's names for numbers and options, and what a finding tells its user to do."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Tool:
     ratio_level: str = ""
     """Its option that is "sequence" where the ratios that are clipped are those of whole responses."""
     written: str = "{option}={value}"
-    """How a change of an option is written."""
+    """The form in which a change of an option is written."""
     where: str = ""
-    """Where its options are written."""
+    """The place that its options are written in."""
     remedies: Mapping[str, str] = field(default_factory=dict)
     """Cause -> what to do, where the rule's own remedy is no change of an option."""
     logs_if: Mapping[str, str] = field(default_factory=dict)

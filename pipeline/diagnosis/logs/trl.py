@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.diagnosis.logs.facts import is_share
+from verizero.pipeline.diagnosis.logs.facts import is_form, is_share
 from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedResponse, LoggedRow, chosen_files, numbers
 from verizero.pipeline.diagnosis.logs.tool import Option, Tool
 from verizero.pipeline.diagnosis.logs.training_args import arguments_of
@@ -29,8 +29,7 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     parts = {m[1]: v for k, v in values.items() if (m := REWARD_PART.match(k.removeprefix("?"))) and m[2] == "mean"}
     reward = values.get("reward/sampled")
     if len(parts) > 1 and reward is not None:
-        values |= {f"reward/part/{name}": v for name, v in parts.items()}
-        values |= {f"reward/part_std/{n}": s for n in parts if (s := values.get(f"?rewards/{n}/std")) is not None}
+        _add_parts(values, parts, logged.settings.get("reward_weights"), size)
     elif reward is not None and is_share(reward, values.get("reward/std"), size):
         values["correct/sampled"] = reward
     held_out = values.pop("?eval_reward", None)
@@ -44,6 +43,18 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
             values["evaluation/all/size"] = count
     for name in [n for n in values if n.startswith("?eval_")]:
         del values[name]
+
+
+def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, size: float) -> None:
+    """Add how much the reward that says what is right varies, and how much the largest of the others does."""
+    own = weights if isinstance(weights, list) and len(weights) == len(parts) else [1.0] * len(parts)
+    spread = {n: w * values.get(f"?rewards/{n}/std", 0.0) for (n, w) in zip(parts, own, strict=True)}
+    shares = [n for n, mean in parts.items() if is_share(mean, values.get(f"?rewards/{n}/std"), size)]
+    verdicts = [n for n in shares if not is_form(n)]
+    if len(verdicts) == 1:
+        values["reward/verdict_std"] = spread[verdicts[0]]
+        values["reward/others_std"] = max(s for n, s in spread.items() if n != verdicts[0])
+        values["correct/sampled"] = parts[verdicts[0]]
 
 
 UNKNOWN_BATCH = 64.0
@@ -97,6 +108,8 @@ TOOL = Tool(
         "type of the trainer",
         "evaluation_leak": "take the prompts of eval_dataset out of train_dataset",
         "kl_too_strong": "set beta=0.0 in GRPOConfig, or beta=0.04",
+        "learning_rate_high": "divide learning_rate in GRPOConfig by ten",
+        "learning_rate_low": "raise learning_rate in GRPOConfig by a factor of ten, or shorten its warmup_steps",
         "length_cap": "double max_completion_length in GRPOConfig",
         "other_template": "give processing_class the tokenizer with the model's own chat_template",
         "prompts_repeat": "give train_dataset more rows",
@@ -113,7 +126,11 @@ TOOL = Tool(
         "infrastructure_zeros": "return None from the function in reward_funcs where its service fails, not 0.0",
     },
     derive=_derive,
-    logs_if={"kl/k1": "logged with beta above 0", "mismatch/abs": "logged with use_vllm=True"},
+    logs_if={
+        "kl/k1": "logged with beta above 0",
+        "mismatch/k3": "logged with use_vllm=True",
+        "responses": "written with log_completions=True",
+    },
 )
 
 

@@ -63,7 +63,7 @@ TOOL = Tool(
         "actor/lr": "learning_rate",
         "actor/pg_loss": "loss",
         "actor/pg_clipfrac": "clip_fraction/high",
-        "critic/vf_explained_var": "value/explained_variance",
+        "critic/vf_explained_var": "critic/explained_variance",
         "rollout_corr/kl": "mismatch/k1",
         "rollout_corr/k3_kl": "mismatch/k3",
         "rollout_corr/rollout_is_mean": "mismatch/ratio_mean",
@@ -93,6 +93,9 @@ TOOL = Tool(
         "engine_mismatch": "set algorithm.rollout_correction.rollout_is=token with rollout_is_threshold=2.0, and give "
         "actor_rollout_ref.rollout.dtype and the actor one number type",
         "evaluation_leak": "take the rows of data.val_files out of data.train_files",
+        "length_cap": "double data.max_response_length",
+        "learning_rate_high": "divide actor_rollout_ref.actor.optim.lr by ten",
+        "learning_rate_low": "raise actor_rollout_ref.actor.optim.lr by a factor of ten (1e-6 is usual)",
         "kl_too_strong": "lower actor_rollout_ref.actor.kl_loss_coef (0.001 is usual)",
         "other_template": "compare data.apply_chat_template_kwargs and the model's chat template with its training",
         "sampling_differs": "set actor_rollout_ref.rollout.top_p=1.0 and top_k=-1, and one temperature for both",
@@ -159,12 +162,12 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 def overrides(words: list[str]) -> dict[str, Any]:
     """Return the options among words of a command line: a.b=value, also with + before them."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.lstrip("+").partition("=")
         if sign and re.fullmatch(r"[A-Za-z_][\w.]*", name):
-            found[name] = value_of(value)
-    return found
+            options[name] = value_of(value)
+    return options
 
 
 def value_of(text: str) -> Any:

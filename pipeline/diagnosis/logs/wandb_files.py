@@ -141,13 +141,11 @@ def _from_columns(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _add_row(file: str, number: int, values: Mapping[str, Any], logged: Logged) -> None:
     """Add a row. The trainer's own step is better than W&B's, which counts calls of `log`."""
-    found = numbers(flat(values))
-    own = [
-        found[name] for name in ("train/global_step", "training/global_step", "trainer/global_step") if name in found
-    ]
-    steps = own or [found[name] for name in STEP_NAMES if name in found]
-    if found:
-        logged.rows.append(LoggedRow(file, number, int(steps[0]) if steps else number, found))
+    row = numbers(flat(values))
+    own = [row[name] for name in ("train/global_step", "training/global_step", "trainer/global_step") if name in row]
+    steps = own or [row[name] for name in STEP_NAMES if name in row]
+    if row:
+        logged.rows.append(LoggedRow(file, number, int(steps[0]) if steps else number, row))
 
 
 def _is_history(file: Path) -> bool:
