@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.logs import find
-from verizero.pipeline.diagnosis.logs.logged import first_row
+from verizero.pipeline.diagnosis.logs.facts import Reading
+from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, first_row, numbers
 from verizero.pipeline.diagnosis.logs.silent import silent_rules
 from verizero.pipeline.diagnosis.logs.words import in_words_of
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
@@ -57,10 +59,23 @@ def diagnosed(
         facts = read(paths[0])
         ended = end_of(paths[0], facts.info)
         return Diagnosis(paths[0].name, facts, tuple(diagnose(facts, on_failure)), ended)
-    reading = find.read(paths, tool)
+    return _of(find.read(paths, tool), paths[0].resolve().name, on_failure)
+
+
+def diagnosed_rows(rows: Sequence[tuple[int, Mapping[str, Any]]], tool: str | None = None) -> Diagnosis:
+    """Return the diagnosis of numbers that a trainer is logging: a step, and its names and values, in each row.
+
+    Raises: RunError if no trainer is known that writes these numbers.
+    """
+    logged = Logged(rows=[LoggedRow("log", i, step, numbers(values)) for i, (step, values) in enumerate(rows, 1)])
+    return _of(find.reading(logged, tool), "this run", None)
+
+
+def _of(reading: Reading, name: str, on_failure: Callable[[str, Exception], None] | None) -> Diagnosis:
+    """Return the diagnosis of a run of another trainer."""
     findings = in_words_of(reading, diagnose(reading.facts, on_failure))
     notes = tuple(f"not read: {what}" for what in reading.logged.skipped) + silent_rules(reading)
-    title = f"{paths[0].resolve().name}, a run of {reading.tool.title}"
+    title = f"{name}, a run of {reading.tool.title}"
     return Diagnosis(title, reading.facts, tuple(findings), notes=notes)
 
 

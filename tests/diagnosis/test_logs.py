@@ -13,12 +13,15 @@ import tarfile
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.diagnose.in_trl.faults import BY_NAME
 from benchmarks.diagnose.in_trl.score import RECORDED
 from benchmarks.diagnose.recorded import unpack
+from tests.source import ROOT
+from tests.test_documents import block, imported
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.diagnose import watch
 from verizero.pipeline.diagnosis.any_run import Diagnosis, diagnosed
@@ -210,3 +213,21 @@ def test_one_page_has_the_findings_in_the_tools_words(tmp_path: Path) -> None:
     assert "GRPOConfig" in text
     assert "<svg" in text
     assert not re.search(r"(src|href)=\"http", text)
+
+
+@pytest.mark.parametrize("name", ["callback", "tracker"])
+def test_the_ten_lines_of_the_page_find_a_problem_while_a_run_goes(
+    name: str, tmp_path: Path, formats: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor = imported(
+        block((ROOT / "docs" / "diagnose.md").read_text(), "python", name), f"doctor_{name}", tmp_path
+    ).Doctor()
+    if name == "callback":
+        control = SimpleNamespace(should_training_stop=False)
+        doctor.on_save(SimpleNamespace(output_dir=str(recorded("default_rate", tmp_path / "run"))), None, control)
+        assert control.should_training_stop
+        assert "learning_rate=" in capsys.readouterr().out
+    else:
+        for line in (formats / "verl" / "cut" / "metrics.jsonl").read_text().splitlines():
+            doctor.log(json.loads(line)["data"], json.loads(line)["step"])
+        assert capsys.readouterr().out.startswith("problem: 55% of the first responses are cut")

@@ -31,8 +31,6 @@ class Script:
     """Rows of `eval_dataset`; None: the script has none, as most have."""
     loaded: Callable[[Any, Any], None] | None = None
     """Changes model and tokenizer, as a script does after it has loaded them."""
-    start: str = ""
-    """Name of another start model: numbers."""
     server: Mapping[str, Any] | None = None
     """Arguments of the rollout server; None: the trainer samples by itself."""
 
@@ -142,13 +140,6 @@ FAULTS = (
         cause="too_hard",
         complaint="The reward stays at 0.01.",
         data=lambda rows, seed: start.hard_rows(seed),
-    ),
-    Script(
-        name="numbers_to_repeat",
-        cause="too_easy",
-        complaint="The reward is nearly 1 and does not move.",
-        data=lambda rows, seed: start.easy_rows(),
-        start="numbers",
     ),
     Script(
         name="answers_of_the_next_row",

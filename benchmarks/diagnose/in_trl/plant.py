@@ -99,7 +99,7 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
     random.seed(seed)
     with locked(starts, wait=True):  # two of these programs may run at once
         first = seed % NUM_STARTS
-        source = start.make(starts / f"{script.start}{first}", first, numbers_only=script.start == "numbers")
+        source = start.make(starts / str(first), first)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     if script.loaded is not None:
         script.loaded(model, tokenizer)

@@ -44,13 +44,6 @@ def hard_rows(seed: int) -> list[Row]:
     return [{"question": f"{a}*{b}=", "answer": str(a * b)} for a, b in pairs]
 
 
-def _choice(sums: list[Row], others: list[Row], numbers_only: bool, draw: random.Random) -> list[Row]:
-    """Return the tasks that a demonstration is drawn from."""
-    if numbers_only:
-        return easy_rows()
-    return sums if draw.random() < 0.75 else others
-
-
 def tokenizer_of() -> PreTrainedTokenizerFast:
     """Return a tokenizer with a token for each character, and a chat template of its own."""
     vocab = {token: i for i, token in enumerate([PAD, USER, ASSISTANT, END, "<unk>", *CHARACTERS])}
@@ -79,11 +72,8 @@ def text_of(task: Row, draw: random.Random, right: float) -> str:
     return f"{USER}{task['question']}{END}{ASSISTANT}{answer}{END}"
 
 
-def make(folder: Path, seed: int, numbers_only: bool = False) -> Path:
-    """Train the start model of a seed into `folder` unless it is there, and return the folder.
-
-    `numbers_only`: it learns to repeat numbers, and no sums.
-    """
+def make(folder: Path, seed: int) -> Path:
+    """Train the start model of a seed into `folder` unless it is there, and return the folder."""
     if (folder / "start.json").is_file():
         return folder
     torch.manual_seed(seed)
@@ -106,11 +96,10 @@ def make(folder: Path, seed: int, numbers_only: bool = False) -> Path:
     train, _ = rows(seed)
     sums, others = train, [*easy_rows(), *hard_rows(seed)[:100]]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    steps = STEPS // 2 if numbers_only else STEPS
-    for step in range(steps):
+    for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / 20, 1.05 - step / steps)
-        tasks = [draw.choice(_choice(sums, others, numbers_only, draw)) for _ in range(BATCH)]
+            group["lr"] = RATE * min(1.0, (step + 1) / 20, 1.05 - step / STEPS)
+        tasks = [draw.choice(sums if draw.random() < 0.75 else others) for _ in range(BATCH)]
         batch = tokenizer([text_of(t, draw, CAREFUL) for t in tasks], padding=True, return_tensors="pt")
         starts = (batch["input_ids"] == tokenizer.convert_tokens_to_ids(ASSISTANT)).int().argmax(dim=1)
         places = torch.arange(batch["input_ids"].shape[1])

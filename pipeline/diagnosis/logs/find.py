@@ -56,6 +56,11 @@ def read(paths: Sequence[Path], name: str | None = None) -> Reading:
             "TRL, JSONL and dumps of verl, metrics.jsonl of prime-rl, runs and exports of W&B, stores of MLflow, event "
             "files of TensorBoard, and text of a console"
         )
+    return reading(logged, name)
+
+
+def reading(logged: Logged, name: str | None = None) -> Reading:
+    """Return the facts of what was logged. Raises: RunError if the trainer is not known."""
     return reading_of(logged, _tool(name, logged))
 
 

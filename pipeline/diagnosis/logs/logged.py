@@ -10,7 +10,7 @@ from typing import Any
 
 from verizero.pipeline.files import parse_json
 
-MAX_RESPONSE_BYTES = 30_000_000
+MAX_RESPONSE_BYTES = 20_000_000
 """Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
 MAX_LINE = 10_000_000
 
