@@ -37,11 +37,14 @@ class Row:
     refuse: tuple[str, ...] = ()
     """Responses that must be refused."""
     domain: str = "default"
+    columns: Mapping[str, Any] | None = None
+    """The whole row, for a reward function that asks for columns by their names."""
 
     def attempt(self, response: str | None = None) -> Attempt:
         """Return the row's response, or another one, as the verifier sees it."""
         text = self.response if response is None else response
-        return Attempt(text or "", self.reference, self.prompt, self.truncated and response is None)
+        is_cut = self.truncated and response is None
+        return Attempt(text or "", self.reference, self.prompt, is_cut, row=self.columns)
 
     @property
     def verifier(self) -> BoundVerifier[Any]:

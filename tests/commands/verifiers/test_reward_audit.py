@@ -1,0 +1,73 @@
+"""The audit of reward functions in the forms of several trainers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.verifiers.reward_audit import audit_reward
+from verizero.pipeline.errors import DataError
+
+FUNCTIONS = r"""
+import re
+
+def boxed(completions, answer, **kwargs):          # TRL
+    found = [re.findall(r"\\[bf]\w*ox\{\s*(.+?)\s*\}", c) for c in completions]
+    return [float(len(f) == 1 and f[0] == a and "\\neq" not in f[0]) for f, a in zip(found, answer)]
+
+def constant(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+def fails(completions, answer, **kwargs):
+    return [float(int(c) == int(a)) for c, a in zip(completions, answer)]
+
+def inside(data_source, solution_str, ground_truth, extra_info=None):   # verl
+    return float(ground_truth in solution_str)
+
+def refuses(queries, prompts, labels):             # OpenRLHF
+    return [float(q.endswith("Answer: " + a)) for q, a in zip(queries, labels)]
+
+def waits(completion, answer):
+    while True:
+        pass
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(FUNCTIONS)
+    rows = [{"prompt": f"{n}+{n * 7}=", "answer": str(n * 8)} for n in range(11, 17)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("function", "problem", "hole"),
+    [
+        ("boxed", "", ""),
+        ("constant", "every call gives 1, to right and wrong answers", "nothing"),
+        ("fails", "calls fail: ValueError: invalid literal for int()", ""),
+        ("inside", "", "many boxes"),
+        ("refuses", "every call gives 0, to right and wrong answers", ""),
+        ("waits", "a call does not end within 5 seconds", ""),
+    ],
+)
+def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: str, hole: str, data: Path) -> None:
+    report = audit_reward(f"rewards.py:{function}", data, data.parent)
+    assert len(report.problems) == bool(problem)
+    assert not problem or problem in report.problems[0]
+    assert not hole or hole in {case.what for case in report.holes.rewarded}
+    assert report.passed is (function == "boxed"), str(report)
+
+
+def test_rows_without_an_answer_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data.write_text('{"prompt": "1+1="}\n')
+    with pytest.raises(DataError, match=r"row 1 has none of the columns answer,"):
+        audit_reward("rewards.py:boxed", data, data.parent)
+    assert main(["audit", "--reward", f"{data.parent}/rewards.py:boxed", str(data)]) == 2
+    assert "row 1 has none" in capsys.readouterr().err
