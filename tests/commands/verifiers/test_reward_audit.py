@@ -15,8 +15,8 @@ FUNCTIONS = r"""
 import re
 
 def boxed(completions, answer, **kwargs):          # TRL
-    found = [re.findall(r"\\[bf]\w*ox\{\s*(.+?)\s*\}", c) for c in completions]
-    return [float(len(f) == 1 and f[0] == a and "\\neq" not in f[0]) for f, a in zip(found, answer)]
+    found = [re.findall(r"\\(?:boxed|fbox)\{\s*(.+?)\s*\}", c.split("</think>")[-1]) for c in completions]
+    return [float(bool(f) and f[-1] == a) for f, a in zip(found, answer)]
 
 def constant(completions, **kwargs):
     return [1.0 for _ in completions]
