@@ -22,6 +22,8 @@ MIN_K1, MIN_LOST = 0.01, 0.03
 MIN_GAP_AT_START, MIN_GAP = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small
 healthy batch stay within 0.06, thirty within 0.1."""
+MIN_DIFFERENCE, MAX_MEAN_RATIO = 0.03, 0.87
+"""Mean of |log p - log q| of a token, and mean of the ratios, where no k3 is logged."""
 MIN_STANDARD_ERRORS = 4.0
 """Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
 MAX_RATIO_P99 = 1.5
@@ -31,7 +33,35 @@ another policy, whatever the temperature."""
 
 def look(run: RunFacts) -> Finding | None:
     """Find tokens that the engine never draws, or draws too rarely or too often, from the first steps on."""
-    return _without_tokens(run) or _at_other_temperature(run)
+    return _without_tokens(run) or _at_other_temperature(run) or _by_ratios(run)
+
+
+def _by_ratios(run: RunFacts) -> Finding | None:
+    """Find ratios of whole responses whose mean is far below 1 from the first step on, where no k3 is logged.
+
+    Responses that are drawn colder than the trainer computes have a higher probability by the engine. Rounding errs to
+    both sides.
+    """
+    difference, ratios = run.series("mismatch/abs"), [p.value for p in run.series("mismatch/ratio_mean")]
+    first = run.mean_at_start("mismatch/abs")
+    if (
+        first is None
+        or first < MIN_DIFFERENCE
+        or run.series("mismatch/k3")
+        or difference[0].value < MIN_DIFFERENCE
+        or statistics.fmean(ratios or [1.0]) > MAX_MEAN_RATIO
+    ):
+        return None
+    return Finding(
+        "sampling_differs",
+        "problem",
+        0.8,
+        f"The mean ratio of trainer to engine is {statistics.fmean(ratios):.2f}, from the first step on: the engine "
+        "draws from a narrower distribution than the trainer computes.",
+        run.evidence("mismatch/ratio_mean") + run.evidence("mismatch/abs"),
+        "remove temperature, top-p and top-k from the engine's own configuration",
+        EXPLAINS,
+    )
 
 
 def _without_tokens(run: RunFacts) -> Finding | None:
