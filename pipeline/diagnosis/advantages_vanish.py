@@ -18,7 +18,24 @@ COLD_TEMPERATURE = 0.4
 
 def look(run: RunFacts) -> Finding | None:
     """Find equal rewards in the groups of the update, or groups that are all right or all wrong as they are sampled."""
-    return _mixed_in_update(run) or _equal_when_sampled(run)
+    return _mixed_in_update(run) or _equal_when_sampled(run) or _equal_in_groups(run)
+
+
+def _equal_in_groups(run: RunFacts) -> Finding | None:
+    """Find groups without signal where no response is logged, and rewards that differ between the groups."""
+    without_signal, others = run.mean_at_start("groups/without_signal"), run.mean_at_start("reward/others_std")
+    if run.samples or without_signal is None or without_signal < NEARLY_ALL_GROUPS or not others:
+        return None
+    return Finding(
+        "advantages_vanish",
+        "problem",
+        without_signal,
+        f"{without_signal:.0%} of the groups have equal rewards, though rewards differ by {others:.2g} between them: "
+        "the responses to a prompt hardly differ, or get one reward.",
+        run.evidence("groups/without_signal") + run.evidence("reward/others_std"),
+        "read the responses of one prompt",
+        EXPLAINS,
+    )
 
 
 def _mixed_in_update(run: RunFacts) -> Finding | None:

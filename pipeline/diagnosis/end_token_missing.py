@@ -24,7 +24,7 @@ def look(run: RunFacts) -> Finding | None:
     if cut_at_start is None or cut_at_end is None or min(cut_at_start, cut_at_end) < MIN_CUT:
         return None
     if share_answered_if_cut(run.samples) < MIN_ANSWERED:
-        return None  # none comes as far as an answer: the limit is too low
+        return None  # none comes as far as an answer, or nobody can look: a limit that is too low is more usual
     is_plain = run.setting("model", "path") is not None and run.setting("data", "template", "name") != "chat"
     return Finding(
         "end_token_missing",
@@ -39,10 +39,10 @@ def look(run: RunFacts) -> Finding | None:
 
 
 def share_answered_if_cut(samples: Sequence[Sample]) -> float:
-    """Return the share of responses that hold an answer in a box or tags; 1 if there are no responses."""
+    """Return the share of responses that hold an answer in a box or tags; 0 if there are no responses."""
     read = samples[:MAX_READ]
     answers = [boxed_or_tagged(s.row.response) for s in read]
-    return sum(a is not None and a.text is not None for a in answers) / len(read) if read else 1.0
+    return sum(a is not None and a.text is not None for a in answers) / max(1, len(read))
 
 
 def _why(run: RunFacts) -> str:

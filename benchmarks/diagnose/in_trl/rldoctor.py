@@ -1,4 +1,4 @@
-"""What rldoctor 0.2 says of the same runs: `pip install rldoctor`, then
+"""The findings of rldoctor 0.2 about the same runs: `pip install rldoctor`, then
 
 python -m benchmarks.diagnose.in_trl.rldoctor --folder runs/diagnose_trl
 

@@ -100,13 +100,13 @@ def _problems(
     if seconds > SLOW_S and not late:
         problems.append(f"a call takes {seconds:.1f} seconds; a batch of 1000 responses waits {seconds * 1000:.0f}")
     graded = [v for v in every if v.status in ("graded", "no_answer")]
-    given = {v.score if v.reward is None else v.reward for v in graded}
-    if len(given) == 1 and len(graded) > 1:
-        problems.append(f"every call gives {next(iter(given)):g}, to right and wrong answers in every form")
+    distinct = {v.score if v.reward is None else v.reward for v in graded}
+    if len(distinct) == 1 and len(graded) > 1:
+        problems.append(f"every call gives {next(iter(distinct)):g}, to right and wrong answers in every form")
     elif rewards[best][0] <= rewards[best][1]:
         problems.append("no form of the right answers earns more than the same form of wrong ones")
     paid = [name for name, (right, wrong) in rewards.items() if wrong >= 0.5 and wrong >= right]
-    if paid and len(given) > 1:
+    if paid and len(distinct) > 1:
         problems.append(f"wrong answers earn as much as right ones {', '.join(paid)}")
     return problems
 

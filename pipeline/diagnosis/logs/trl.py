@@ -21,6 +21,7 @@ STATE, ARGUMENTS, COMPLETIONS = "trainer_state.json", "training_args.bin", "comp
 FIXED_COLUMNS = frozenset({"step", "prompt", "completion", "advantage"})
 MARK = re.compile(r"<\|[a-z_]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 REWARD_PART = re.compile(r"rewards/(.+)/(mean|std)$")
+"""Older versions wrote the mean alone, as rewards/NAME."""
 
 
 def _derive(values: dict[str, float], logged: Logged) -> None:
@@ -51,6 +52,7 @@ def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, 
     spread = {n: w * values.get(f"?rewards/{n}/std", 0.0) for (n, w) in zip(parts, own, strict=True)}
     shares = [n for n, mean in parts.items() if is_share(mean, values.get(f"?rewards/{n}/std"), size)]
     verdicts = [n for n in shares if not is_form(n)]
+    values["reward/others_std"] = max(spread.values())
     if len(verdicts) == 1:
         values["reward/verdict_std"] = spread[verdicts[0]]
         values["reward/others_std"] = max(s for n, s in spread.items() if n != verdicts[0])
@@ -63,7 +65,13 @@ TOOL = Tool(
     name="trl",
     title="TRL",
     prefixes=("train/", "train_"),
-    signs=("frac_reward_zero_std", "completions/clipped_ratio", "completions/mean_length", "clip_ratio/region_mean"),
+    signs=(
+        "frac_reward_zero_std",
+        "completions/clipped_ratio",
+        "completions/mean_length",
+        "clip_ratio/region_mean",
+        "reward_std",
+    ),
     metrics={
         "reward": "reward/sampled",
         "reward_std": "reward/std",
@@ -71,6 +79,7 @@ TOOL = Tool(
         "completions/mean_length": "length/mean",
         "completions/clipped_ratio": "truncated",
         "completions/mean_terminated_length": "length/mean_ended",
+        "completion_length": "length/mean",
         "kl": "kl/k1",
         "entropy": "entropy",
         "grad_norm": "grad_norm",

@@ -42,6 +42,8 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     mean = values.get("reward/sampled")
     if low in (0.0, 1.0) and high in (0.0, 1.0) and mean is not None:
         values["correct/sampled"] = mean
+        if low == high:
+            values["groups/without_signal"] = 1.0
     if (k3 := values.get("mismatch/k3")) is not None:
         values.setdefault("mismatch/k1", k3)
 
