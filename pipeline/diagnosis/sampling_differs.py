@@ -22,8 +22,8 @@ MIN_K1, MIN_LOST = 0.01, 0.03
 MIN_GAP_AT_START, MIN_GAP = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small
 healthy batch stay within 0.06, thirty within 0.1."""
-MIN_DIFFERENCE, MAX_MEAN_RATIO = 0.03, 0.87
-"""Mean of |log p - log q| of a token, and mean of the ratios, where no k3 is logged."""
+MIN_DIFFERENCE, MAX_MEAN_RATIO, MAX_NOISE = 0.03, 0.87, 0.6
+"""Mean of |log p - log q| of a token, mean of the ratios, and noise of a response, where no k3 is logged."""
 MIN_STANDARD_ERRORS = 4.0
 """Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
 MAX_RATIO_P99 = 1.5
@@ -50,6 +50,8 @@ def _by_ratios(run: RunFacts) -> Finding | None:
         or run.series("mismatch/k3")
         or difference[0].value < MIN_DIFFERENCE
         or statistics.fmean(ratios or [1.0]) > MAX_MEAN_RATIO
+        # The ratio is a product over the tokens: of long responses, rounding alone moves it as far.
+        or first * math.sqrt(run.mean_at_start("length/mean") or math.inf) > MAX_NOISE
     ):
         return None
     return Finding(
