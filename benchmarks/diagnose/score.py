@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
+from benchmarks.diagnose.places import place_of, shown
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import diagnose
@@ -56,11 +57,6 @@ def print_healthy(bases: list[Path]) -> None:
     print(f"{len(runs)} healthy runs: nothing above a note in {quiet}")
 
 
-def place_of(cause: str, findings: list[Finding]) -> int | None:
-    """Return the place of a cause among the findings, from 0; None if it is not there."""
-    return next((i for i, f in enumerate(findings) if f.cause == cause), None)
-
-
 def recorded() -> Iterator[tuple[str, str, list[Finding]]]:
     """Yield name, seed and findings of each recorded run."""
     for path in sorted(RECORDED.glob("*.tar.xz")):
@@ -75,11 +71,6 @@ def planted(base: Path) -> Iterator[tuple[str, str, list[Finding]]]:
         name, seed = path.parts[-4], path.parts[-3].removeprefix("seed")
         if name in BY_NAME:
             yield name, seed, diagnose(read(path.parent))
-
-
-def shown(findings: list[Finding]) -> str:
-    """Return the causes in order."""
-    return ", ".join(f"{f.cause} ({f.level})" for f in findings) or "nothing"
 
 
 if __name__ == "__main__":

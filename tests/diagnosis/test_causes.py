@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
+from benchmarks.diagnose.places import place_of
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from benchmarks.diagnose.remedied import CHANGE
-from benchmarks.diagnose.score import place_of
 from tests.source import ROOT
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe

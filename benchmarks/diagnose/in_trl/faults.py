@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.diagnose.in_trl import rewards, start
+from benchmarks.diagnose.in_trl import rewards, tasks
 from benchmarks.diagnose.rows import Row
 from verizero.pipeline.seeds import stream
 
@@ -50,7 +50,7 @@ def next_answers(share: float) -> Rows:
 
 def end_of_text(model: Any, tokenizer: Any) -> None:
     """Let the text's end be the end token, as base models have it, where a turn ends with another one."""
-    tokenizer.eos_token = start.PAD
+    tokenizer.eos_token = tasks.PAD
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
 
 
@@ -139,7 +139,7 @@ FAULTS = (
         name="products_for_a_model_of_sums",
         cause="too_hard",
         complaint="The reward stays at 0.01.",
-        data=lambda rows, seed: start.hard_rows(seed),
+        data=lambda rows, seed: tasks.hard_rows(seed),
     ),
     Script(
         name="answers_of_the_next_row",
@@ -241,7 +241,7 @@ HEALTHY = (
     Script(name="healthy_partial_credit", rewards=(rewards.partly_right,), arguments={"loss_type": "grpo"}),
     Script(
         name="healthy_evaluated",
-        evaluates_on=lambda rows, seed: start.rows(seed % 2)[1][:24],
+        evaluates_on=lambda rows, seed: tasks.rows(seed % 2)[1][:24],
         arguments={"num_iterations": 2, "logging_steps": 2, "max_steps": 36},
     ),
     Script(name="healthy_with_a_server", server={}),

@@ -90,7 +90,7 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from benchmarks.diagnose.in_trl import start
+    from benchmarks.diagnose.in_trl import start, tasks
     from benchmarks.diagnose.in_trl.server import Server
 
     with (folder / "console.txt").open("w") as console:  # what a user sees, and what the trainer prints
@@ -103,7 +103,7 @@ def train(script: Script, seed: int, folder: Path, starts: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     if script.loaded is not None:
         script.loaded(model, tokenizer)
-    train_rows, held_out = start.rows(seed % NUM_STARTS)
+    train_rows, held_out = tasks.rows(seed % NUM_STARTS)
 
     def dataset(rows: list[dict[str, Any]]) -> Any:
         return Dataset.from_list(
@@ -143,7 +143,7 @@ def solved(model: Any, source: Path, held_out: list[dict[str, Any]]) -> float:
     from transformers import AutoTokenizer
 
     from benchmarks.diagnose.in_trl.rewards import boxed
-    from benchmarks.diagnose.in_trl.start import ASSISTANT, END, USER
+    from benchmarks.diagnose.in_trl.tasks import ASSISTANT, END, USER
 
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     tasks = held_out

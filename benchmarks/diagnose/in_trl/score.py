@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.diagnose.in_trl.faults import BY_NAME
+from benchmarks.diagnose.places import place_of, shown
 from benchmarks.diagnose.recorded import unpack
-from benchmarks.diagnose.score import place_of, shown
 from verizero.pipeline.diagnosis.any_run import diagnosed
 from verizero.pipeline.diagnosis.finding import Finding
 

@@ -10,38 +10,16 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.diagnose.rows import Row, demonstration, row
+from benchmarks.diagnose.in_trl.tasks import ASSISTANT, END, PAD, USER, easy_rows, hard_rows, rows
+from benchmarks.diagnose.rows import Row, demonstration
 from verizero.pipeline.seeds import stream
 
-PAD, USER, ASSISTANT, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"
 CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ\\{}:?|_"
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 STEPS, BATCH, RATE, CAREFUL = 700, 48, 4e-3, 0.4
-NUM_TRAIN, NUM_HELD_OUT = 700, 120
-
-
-def rows(seed: int) -> tuple[list[Row], list[Row]]:
-    """Return training and held-out sums of two digits; no pair is in both."""
-    draw = stream(seed, "diagnose", "trl rows")
-    pairs = [(a, b) for a in range(10, 60) for b in range(10, a + 1)]
-    draw.shuffle(pairs)
-    tasks = [row(a, b) if draw.random() < 0.5 else row(b, a) for a, b in pairs]
-    return tasks[NUM_HELD_OUT : NUM_HELD_OUT + NUM_TRAIN], tasks[:NUM_HELD_OUT]
-
-
-def easy_rows() -> list[Row]:
-    """Return tasks that the model solves from the start: a number to repeat."""
-    return [{"question": f"{n}=", "answer": str(n)} for n in range(10, 100)]
-
-
-def hard_rows(seed: int) -> list[Row]:
-    """Return products, which the model has seen answered in the right form and nearly always wrong."""
-    draw = stream(seed, "diagnose", "trl products")
-    pairs = [(draw.randrange(12, 99), draw.randrange(12, 99)) for _ in range(400)]
-    return [{"question": f"{a}*{b}=", "answer": str(a * b)} for a, b in pairs]
 
 
 def tokenizer_of() -> PreTrainedTokenizerFast:
