@@ -69,5 +69,5 @@ def test_rows_without_an_answer_are_refused(data: Path, capsys: pytest.CaptureFi
     data.write_text('{"prompt": "1+1="}\n')
     with pytest.raises(DataError, match=r"row 1 has none of the columns answer,"):
         audit_reward("rewards.py:boxed", data, data.parent)
-    assert main(["audit", "--reward", f"{data.parent}/rewards.py:boxed", str(data)]) == 2
+    assert main(["audit", "--reward", f"{data.parent}/rewards.py:boxed", str(data)]) == 1
     assert "row 1 has none" in capsys.readouterr().err
