@@ -120,12 +120,10 @@ class Message:
     """The tools that an assistant's message calls."""
     answers: str | None = None
     """In a tool's message: the id of the call whose result it is."""
-    name: str | None = None
-    """In a tool's message: the name of the tool."""
+    name: str | None = None  # in a tool's message: the name of the tool
     thinking: str | None = None
     """The text that an assistant wrote before its answer, if the template separates the two."""
-    unread: str | None = None
-    """Why a call in an assistant's message could not be read."""
+    unread: str | None = None  # why a call in an assistant's message could not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +133,16 @@ class Turn(FastPickled):
     Example: Turn(observed=(7, 9), sampled=(4, 1), logprobs=(-0.1, -0.7), finish_reason="stop", policy_version=12)
     """
 
-    observed: Sequence[int]
-    """Never empty; in the first turn of a row the whole prompt."""
+    observed: Sequence[int]  # never empty; in the first turn of a row the whole prompt
     sampled: Sequence[int]
-    logprobs: Sequence[float]
-    """Log-probs of `sampled` alone: an observed token has none."""
+    logprobs: Sequence[float]  # log-probs of `sampled` alone: an observed token has none
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights that drew the first of `sampled`."""
     kept: KeptTokens | None = None
     routing: Routing | None = None
     """Experts of the positions that this turn adds to its row; the row's last token has none."""
-    reward: float | None = None
-    """The environment's reward for this turn: any finite number."""
+    reward: float | None = None  # the environment's reward for this turn: any finite number
     trains: bool = True
     """False if the tokens were sampled in an earlier row and are context in this one."""
     state: str | None = None
@@ -168,15 +163,12 @@ class Episode:
 
     rows: tuple[tuple[Turn, ...], ...]
     """Each row is one sequence that the engine computed; a second row begins where the history was rewritten."""
-    messages: tuple[Message, ...]
-    """The whole conversation, for verifiers and people."""
+    messages: tuple[Message, ...]  # the whole conversation, for verifiers and people
     ending: Ending = "done"
     outcome: Verdict | None = None
     """The environment's own verdict; None if a verifier grades the last message."""
-    answer: str | None = None
-    """The text that a verifier grades; None: the last message of the policy."""
-    seed: int | None = None
-    """The seed of the environment, with which the episode can be played again."""
+    answer: str | None = None  # the text that a verifier grades; None: the last message of the policy
+    seed: int | None = None  # the seed of the environment, with which the episode can be played again
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for the metrics by name: calls of each tool, forks by cause, calls that could not be read."""
 
@@ -195,8 +187,7 @@ class Rollout(FastPickled):
     """Includes the end-of-sequence token when finish_reason is "stop"."""
     logprobs: Sequence[float]
     """Log-probs of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
-    text: str
-    """The response decoded, special tokens left out."""
+    text: str  # the response decoded, special tokens left out
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights that drew the first token. Later tokens may come from newer weights, where
@@ -252,13 +243,11 @@ class EndedResponse:
     Example: EndedResponse(index=3, prompt=Prompt("p", "1+1=", "math", "2"), text="2", finish_reason="stop")
     """
 
-    index: int
-    """Its index among all responses of the call."""
+    index: int  # its index among all responses of the call
     prompt: Prompt
     text: str
     finish_reason: FinishReason
-    messages: tuple[Message, ...] = ()
-    """The conversation of an episode; empty for a single response."""
+    messages: tuple[Message, ...] = ()  # the conversation of an episode; empty for a single response
     response_ids: Sequence[int] = ()
 
 
@@ -302,6 +291,8 @@ class Verdict(FastPickled):
     reward: float | None = None  # any finite number, where it is another than the score
     right: bool | None = None  # where a threshold of the reward decides; None: the score does
     parts: tuple[tuple[str, float], ...] = ()  # further numbers by name, which are shown and train nothing
+    steps: Sequence[tuple[str, float]] = ()
+    """(text, reward) of each step of the response in order, for credit by step; a reward is any finite number."""
 
     @property
     def is_infrastructure(self) -> bool:
@@ -331,6 +322,13 @@ class ScoredRollout(FastPickled):
     reward: float | None
     components: tuple[float, ...] = ()
     """The unweighted rewards that were summed, that of the row's own verifier first; empty if it is the only one."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(number of tokens up to its end, reward) of each step; empty for an episode, and where the verdict has none."""
+
+    @property
+    def turn_rewards(self) -> list[float | None]:
+        """The rewards of the response's steps, or of the turns of an episode; [None] for a response without steps."""
+        return [reward for _, reward in self.steps] or [turn.reward for turn in self.rollout.turns]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -66,9 +67,7 @@ class Answers:
         # Should nobody be left to end a call that never returns to Python.
         faulthandler.dump_traceback_later(_wall.START_S + bound.time_s * len(attempts), exit=True, file=self._dump)
         for v in bound.verdicts_here(attempts):
-            self._write(
-                number, "verdict", (v.status, v.score, v.reason, v.extracted, v.seconds, v.reward, v.right, v.parts)
-            )
+            self._write(number, "verdict", tuple(getattr(v, f.name) for f in fields(v)))
         faulthandler.cancel_dump_traceback_later()
 
     def _write(self, number: int, kind: str, value: Any) -> None:

@@ -24,6 +24,7 @@ from verizero.pipeline.errors import ConfigError, UnknownName, raise_if_operator
 from verizero.pipeline.types import STATUSES, Attempt, Verdict
 from verizero.verifiers import _wall
 from verizero.verifiers._reward_functions import PLAIN, RewardFunction, verdict_of
+from verizero.verifiers._steps import checked_steps
 from verizero.verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
@@ -161,7 +162,7 @@ class BoundVerifier(Generic[P]):
             if not isinstance(returned, Iterable):
                 raise TypeError(f"returned {returned!r:.60} for {len(attempts)} attempts; return a list of verdicts")
             results = list(returned)
-            verdicts = [self._judged(result, 0.0) for result in results]
+            verdicts = [self._judged(result, attempt, 0.0) for result, attempt in zip(results, attempts, strict=False)]
         except BaseException as exc:
             failed = self._failure(exc, time.perf_counter() - start)
             if len(attempts) == 1:
@@ -179,11 +180,11 @@ class BoundVerifier(Generic[P]):
         start = time.perf_counter()
         try:
             result = self.verifier.single(attempt, self.params)
-            return self._judged(result, time.perf_counter() - start)
+            return self._judged(result, attempt, time.perf_counter() - start)
         except BaseException as exc:
             return self._failure(exc, time.perf_counter() - start)
 
-    def _judged(self, result: object, seconds: float) -> Verdict:
+    def _judged(self, result: object, attempt: Attempt, seconds: float) -> Verdict:
         """Return a verifier's result as a verdict. A result without meaning is a failure of the verifier."""
         if isinstance(result, Verdict):
             if result.status not in STATUSES:
@@ -192,7 +193,12 @@ class BoundVerifier(Generic[P]):
             seconds = float(result.seconds) or seconds
             result = replace(result, reason=str(result.reason), extracted=extracted, seconds=seconds)
             if result.status != "graded":
-                return result
+                return replace(result, steps=())
+            if result.steps != ():
+                try:
+                    result = replace(result, steps=checked_steps(attempt.response, result.steps))
+                except ValueError as exc:
+                    return self._wrong(str(exc), seconds)
         number: Any = result.score if isinstance(result, Verdict) else result
         try:
             score = number if type(number) is float else float("no" if isinstance(number, str | bytes) else number)

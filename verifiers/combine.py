@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._steps import steps_of_one
 from verizero.verifiers.base import BASE, BoundVerifier, VerifierParams, load, verifier
 
 
@@ -80,6 +81,7 @@ def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]
     Gates are asked first; after a closed gate nothing else runs. A part that fails as infrastructure makes the whole
     fail, unless the whole is decided without it. In "weighted", one part without an answer leaves the whole without an
     answer: an empty response must not earn from the parts that reward brevity. In "first_of", it passes to the next.
+    Steps are those of the one part that gives them.
     """
     verdicts: list[Verdict | None] = [None] * len(attempts)
     for part in [p for p in params.parts if p.gate]:
@@ -87,7 +89,7 @@ def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]
             if verdict.is_infrastructure:
                 verdicts[i] = _named(verdict, part)
             elif not verdict.is_correct:
-                verdicts[i] = replace(verdict, score=0.0, reason=f"gate {part.label}: {verdict.reason}")
+                verdicts[i] = replace(verdict, score=0.0, reason=f"gate {part.label}: {verdict.reason}", steps=())
     counted = [p for p in params.parts if not p.gate]
     if params.mode == "weighted":
         _weighted(counted, attempts, verdicts)
@@ -115,7 +117,13 @@ def _weighted(parts: Sequence[Part], attempts: Sequence[Attempt], verdicts: list
         seconds = sum(v.seconds for v in each)
         graded = any(v.status == "graded" for v in each)
         status = "graded" if graded else each[0].status
-        verdicts[i] = Verdict(status, min(1.0, score / total) if graded else 0.0, reason, extracted, seconds)
+        try:
+            steps = steps_of_one(zip((p.label for p in parts), each, strict=True))
+        except ValueError as exc:
+            verdicts[i] = Verdict("verifier_error", reason=str(exc))
+            continue
+        score = min(1.0, score / total) if graded else 0.0
+        verdicts[i] = Verdict(status, score, reason, extracted, seconds, steps=steps)
 
 
 def _in_turn(

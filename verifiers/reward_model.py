@@ -8,12 +8,13 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.types import Attempt, Verdict
+from verizero.verifiers._steps import check_expression, split_steps
 from verizero.verifiers.answer import after_thinking
 from verizero.verifiers.base import VerifierParams, verifier
 
@@ -42,50 +43,78 @@ class RewardModelParams(VerifierParams):
         description="put prompt and response through the tokenizer's chat template; null: as in its training here, "
         "else false",
     )
+    step_end: str | None = Field(
+        None,
+        min_length=1,
+        description="score each piece of the response up to a match of this regular expression, as its steps; null: as "
+        "in the model's training here, else the response alone",
+    )
     max_tokens: int = Field(4_096, ge=8, description="a longer text is an error; texts are never cut")
     batch_size: int = Field(16, ge=1)
     device: str = "cpu"
+
+    @field_validator("step_end")
+    @classmethod
+    def _is_expression(cls, value: str | None) -> str | None:
+        return check_expression(value)
 
 
 @verifier(batch=True)
 def reward_model(attempts: Sequence[Attempt], params: RewardModelParams) -> list[Verdict]:
     """Return the reward model's score of prompt + response, in [0, 1]; the reference is not used.
 
-    A text over max_tokens is "verifier_error", as the model cannot judge a text that it does not see whole.
-    Source: sigmoid((s - center) / scale) is the Bradley-Terry probability of beating an answer of score `center`.
+    A process reward model scores each step, and the response as its worst step. A text over max_tokens is
+    "verifier_error", as the model cannot judge a text that it does not see whole.
+    Source: sigmoid((s - center) / scale) is the Bradley-Terry probability of beating an answer of score `center`; the
+    worst step, arXiv:2312.08935 section 3.4.
     """
     tokenizer, model = load(str(params.model), params.device)
     params = trained_alike(params)
     verdicts: list[Verdict | None] = [None] * len(attempts)
-    todo: list[tuple[int, list[int]]] = []
+    todo: list[tuple[int, Shown]] = []
     for i, attempt in enumerate(attempts):
-        ids = shown_ids(tokenizer, attempt, params)
-        if ids is None:
+        shown = shown_to(tokenizer, attempt, params)
+        if shown is None:
             verdicts[i] = after_thinking(attempt).no_answer()
-        elif len(ids) > params.max_tokens:
-            reason = f"too_long: {len(ids)} tokens for a model that is shown {params.max_tokens}"
+        elif len(shown.ids) > params.max_tokens:
+            reason = f"too_long: {len(shown.ids)} tokens for a model that is shown {params.max_tokens}"
             verdicts[i] = Verdict("verifier_error", reason=reason)
         else:
-            todo.append((i, ids))
-    todo.sort(key=lambda item: len(item[1]))
+            todo.append((i, shown))
+    todo.sort(key=lambda item: len(item[1].ids))
     for start in range(0, len(todo), params.batch_size):
         batch = todo[start : start + params.batch_size]
-        for (i, _), score in zip(batch, _scores(model, [ids for _, ids in batch], params.device), strict=True):
-            verdicts[i] = _verdict(score, params)
+        for (i, shown), scores in zip(batch, _scores(model, [s for _, s in batch], params.device), strict=True):
+            verdicts[i] = _verdict(shown, scores, params)
     return [v for v in verdicts if v is not None]
 
 
-def _verdict(score: float, params: RewardModelParams) -> Verdict:
-    if not math.isfinite(score):
-        return Verdict("verifier_error", reason=f"the model's score is {score}")
+class Shown(NamedTuple):
+    """The tokens that the model is shown of a response, and those at which it scores."""
+
+    ids: list[int]
+    ends: list[int]
+    """Index of the last token of each step; of the last token where there are no steps."""
+    texts: list[str]
+    """The texts of the steps, which together are the response; empty where there are none."""
+
+
+def _verdict(shown: Shown, scores: Sequence[float], params: RewardModelParams) -> Verdict:
+    for score in scores:
+        if not math.isfinite(score):
+            return Verdict("verifier_error", reason=f"the model's score is {score}")
+    values = [_value(score, params) for score in scores]
+    steps = tuple(zip(shown.texts, values, strict=True)) if shown.texts else ()
+    return Verdict("graded", min(values), f"model_score: {min(scores):.4f}", steps=steps)
+
+
+def _value(score: float, params: RewardModelParams) -> float:
     z = (score - params.center) / params.scale
     if params.squash == "sigmoid":
         value = 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(max(z, -700)) / (1 + math.exp(max(z, -700)))
     else:
         value = min(1.0, max(0.0, 0.5 + z / 2))
-    if params.threshold is not None:
-        value = float(value >= params.threshold)
-    return Verdict("graded", value, f"model_score: {score:.4f}")
+    return value if params.threshold is None else float(value >= params.threshold)
 
 
 def trained_alike(params: RewardModelParams) -> RewardModelParams:
@@ -99,32 +128,61 @@ def trained_alike(params: RewardModelParams) -> RewardModelParams:
             raise ConfigError(f"reward_model.whiten: {path} is not there; set center and scale instead")
         return params
     known = json.loads(path.read_text())
-    for name in ("chat", "include_thinking"):
-        if getattr(params, name) not in (None, known[name]):
+    trained = {name: known.get(name) for name in ("chat", "include_thinking", "step_end")}
+    for name, value in trained.items():
+        if getattr(params, name) not in (None, value):
             raise ConfigError(
-                f"reward_model.{name}={getattr(params, name)}, and {params.model} was trained with {known[name]}; "
+                f"reward_model.{name}={getattr(params, name)}, and {params.model} was trained with {value}; "
                 "set it alike"
             )
-    trained = {name: known[name] for name in ("chat", "include_thinking")}
     if params.whiten:
         trained |= {"center": known["mean"], "scale": max(known["std"], 1e-6)}
     return params.model_copy(update=trained)
 
 
-def shown_ids(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> list[int] | None:
-    """Return the tokens that the model is shown: prompt and response, without the thinking unless asked for.
+def shown_to(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> Shown | None:
+    """Return what the model is shown: prompt and response, without the thinking unless asked for.
 
     Returns None if nothing follows the thinking.
     """
     part = after_thinking(attempt)
     if part.text is None:
         return None
-    answer = _defused(tokenizer, attempt.response if params.include_thinking else part.text)
+    answer = attempt.response if params.include_thinking else part.text
+    if params.step_end is not None:
+        return _shown_steps(tokenizer, attempt, answer, params)
+    answer = _defused(tokenizer, answer)
     if params.chat:
         turns = [{"role": "user", "content": attempt.prompt}, {"role": "assistant", "content": answer}]
         text = tokenizer.apply_chat_template(turns, tokenize=False)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return list(tokenizer(attempt.prompt + answer)["input_ids"])
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    else:
+        ids = list(tokenizer(attempt.prompt + answer)["input_ids"])
+    return Shown(ids, [len(ids) - 1], [])
+
+
+def _shown_steps(tokenizer: Any, attempt: Attempt, answer: str, params: RewardModelParams) -> Shown | None:
+    """Return the prompt and the answer's steps, each in tokens of its own, so that a step ends with a token.
+
+    Returns None for an empty answer.
+    """
+    assert params.step_end is not None
+    texts = split_steps(answer, params.step_end)
+    if not texts:
+        return None
+    if params.chat:
+        turns = [{"role": "user", "content": attempt.prompt}]
+        head = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids = list(tokenizer(head, add_special_tokens=False)["input_ids"])
+    else:
+        ids = list(tokenizer(attempt.prompt)["input_ids"])
+    ends = []
+    for text in texts:
+        ids += tokenizer(_defused(tokenizer, text), add_special_tokens=False)["input_ids"]
+        ends.append(len(ids) - 1)
+    # What the model is not shown, the thinking, belongs to the first step.
+    texts[:1] = [attempt.response[: attempt.response.rfind(answer)] + text for text in texts[:1]]
+    return Shown(ids, ends, texts)
 
 
 def _defused(tokenizer: Any, answer: str) -> str:
@@ -135,16 +193,20 @@ def _defused(tokenizer: Any, answer: str) -> str:
     return answer
 
 
-def _scores(model: Any, rows: Sequence[Sequence[int]], device: str) -> list[float]:
+def _scores(model: Any, rows: Sequence[Shown], device: str) -> list[list[float]]:
+    """Return the model's scores of each row, at its `ends`."""
     import torch
 
-    width = max(map(len, rows))
+    width = max(len(row.ids) for row in rows)
     pad = model.config.pad_token_id
-    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    ids = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows], device=device)
     with torch.inference_mode():
-        logits = model(input_ids=ids, attention_mask=mask).logits
-    return [float(x) for x in logits.float().squeeze(-1)]
+        if not any(row.texts for row in rows):
+            return [[float(x)] for x in model(input_ids=ids, attention_mask=mask).logits.float().squeeze(-1)]
+        hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+        scores = (model.score if hasattr(model, "score") else model.classifier)(hidden).float().squeeze(-1).cpu()
+    return [[float(own[end]) for end in row.ends] for own, row in zip(scores, rows, strict=True)]
 
 
 def load(folder: str, device: str) -> tuple[Any, Any]:

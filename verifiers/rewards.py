@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._reward_functions import verdict_of
+from verizero.verifiers._steps import steps_of_one
 from verizero.verifiers.base import BASE, BoundVerifier, VerifierParams, load, verifier
 
 
@@ -76,6 +77,10 @@ def _summed(own: Mapping[str, Verdict], params: RewardsParams) -> Verdict:
     seconds = sum(v.seconds for v in own.values())
     if not values:
         return Verdict("abstained", reason="all reward functions returned None", seconds=seconds)
+    try:
+        steps = steps_of_one(own.items())
+    except ValueError as exc:
+        return Verdict("verifier_error", reason=str(exc), seconds=seconds)
     whole = verdict_of(sum(params.weights.get(name, 1.0) * value for name, value in values.items()), params.success)
     shown = "; ".join(f"{name} {value:g}" for name, value in values.items())
     extracted = next((v.extracted for v in own.values() if v.extracted is not None), None)
@@ -88,4 +93,5 @@ def _summed(own: Mapping[str, Verdict], params: RewardsParams) -> Verdict:
         whole.reward,
         whole.right,
         tuple(values.items()),
+        steps,
     )

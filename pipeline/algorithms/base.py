@@ -98,7 +98,14 @@ Stale = Annotated[
     ),
 ]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
-Credit = Literal["outcome", "turns", "states", "turn_gae"]
+Credit = Literal["outcome", "turns", "states", "process", "turn_gae"]
+CreditName = Annotated[
+    Credit,
+    Field(
+        description="a token answers for the outcome alone; for its turn's rewards too (turns), compared in equal "
+        "states (states); for those of steps, normalised over the group (process); or GAE over turns (turn_gae)"
+    ),
+]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
 
 
@@ -169,11 +176,7 @@ class PolicyParams(AlgorithmParams):
     )
     dynamic_sampling: Dynamic = False
     temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
-    credit: Credit = Field(
-        "outcome",
-        description="a token of an episode answers for the outcome alone; for its turn's rewards too (turns), compared "
-        "in equal states (states); or GAE over turns (turn_gae)",
-    )
+    credit: CreditName = "outcome"
     credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
     credit_outcome: float = option("turns", "outcome")
     credit_gamma: float = option("turns", "gamma", description="credit by turns or states: discount per turn")
@@ -208,7 +211,7 @@ class PolicyParams(AlgorithmParams):
         for key in catalog.CREDITS["turns"].options:
             if key not in takes and f"credit_{key}" in self.model_fields_set:
                 value = getattr(self, f"credit_{key}")
-                raise ConfigError(f"credit_{key} is {value:g} but credit {self.credit!r} does not use it; leave it out")
+                raise ConfigError(f"credit_{key} is {value!r} but credit {self.credit!r} does not use it; leave it out")
         return Part.of(self.credit, self, **{key: getattr(self, f"credit_{key}") for key in takes})
 
     def _criteria(self) -> tuple[tuple[str, float, float], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from verizero.pipeline.config.pairs import (
     ON_WRONG_CHOSEN,
@@ -16,13 +16,16 @@ from verizero.pipeline.config.pairs import (
 from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import MODEL, Recipe, StageSection, check_one_length
+from verizero.verifiers._steps import check_expression
 
 REPLAY = 0.1
 """Share of earlier pairs in DeepSeekMath's iterations (2402.03300, algorithm 1)."""
 
 
 class RewardModelConfig(StageSection):
-    """A scalar head on the current policy, trained so that better responses score higher (Bradley-Terry)."""
+    """A scalar head on the current policy, trained so that better responses score higher (Bradley-Terry), or right
+    steps of responses (cross-entropy).
+    """
 
     learns: ClassVar[Learns] = "ranks"
     trains_policy: ClassVar[bool] = False
@@ -36,6 +39,12 @@ class RewardModelConfig(StageSection):
     )
     on_wrong_chosen: Literal["keep", "drop", "swap"] = Field("keep", description=ON_WRONG_CHOSEN)
     sampled: SampledPairsConfig = SampledPairsConfig()
+    step_end: str | None = Field(
+        None,
+        min_length=1,
+        description="a process reward model: it scores each piece of a response up to a match of this regular "
+        "expression, trained on the steps (reward 1 or 0) of sampled responses' verdicts; null: trained on pairs",
+    )
     continues: str | None = Field(
         None,
         min_length=1,
@@ -62,6 +71,11 @@ class RewardModelConfig(StageSection):
     )
     optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", warmup_steps=10)
 
+    @field_validator("step_end")
+    @classmethod
+    def _is_expression(cls, value: str | None) -> str | None:
+        return check_expression(value)
+
     @model_validator(mode="after")
     def _fits(self) -> RewardModelConfig:
         check_one_length("reward_model", self.steps, self.epochs)
@@ -71,9 +85,20 @@ class RewardModelConfig(StageSection):
                 f"reward_model.replay={self.replay:g} without reward_model.continues, and there are no earlier pairs; "
                 "name the stage whose reward model is continued, or drop replay"
             )
+        if self.step_end is not None and (self.pairs or self.sampled.judge is not None):
+            field = "pairs" if self.pairs else "sampled.judge"
+            raise ValueError(
+                f"reward_model.step_end trains on steps that the verifiers of the prompts score, and {field} gives "
+                f"none; drop {field}, or step_end"
+            )
         if self.sampled.every_part:
             raise ValueError("reward_model.sampled.every_part: a reward model has one part; drop it")
         return self
+
+    @property
+    def file(self) -> str:
+        """The name of the file with what is trained on, in the stage's folder."""
+        return "pairs.jsonl" if self.step_end is None else "steps.jsonl"
 
     @property
     def answers_prompts(self) -> bool:
@@ -90,7 +115,7 @@ class RewardModelConfig(StageSection):
         section = next((recipe.section_of(s) for s in recipe.stages if s.name == self.continues), None)
         if not isinstance(section, RewardModelConfig):
             return  # a name of no such stage is refused with the names that there are
-        for name in ("chat", "include_thinking"):
+        for name in ("chat", "include_thinking", "step_end"):
             if getattr(section, name) != getattr(self, name):
                 raise ValueError(
                     f"reward_model.{name}={getattr(self, name)} with continues: {self.continues}, whose model was "

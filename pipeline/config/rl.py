@@ -191,6 +191,11 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
             f"algorithm {name!r} takes several rewards one by one and the recipe has one; add others under "
             "scoring.components, e.g. {verifier: {name: format}}, or use grpo"
         )
+    if parts.leaves_out_outcome and scoring.components:
+        raise ValueError(
+            f"scoring.components change the reward of the whole response, which algorithm {name!r} leaves out with "
+            "credit_outcome 0; drop them, or set rl.algorithm.credit_outcome above 0"
+        )
     if parts.needs_no_negative:
         scoring.require_no_negative(name)
     if isinstance(weights, tuple) and len(weights) != num_rewards:

@@ -164,7 +164,7 @@ def select_groups(
     if keep == "auto":
         keep = "informative" if parts.dynamic_sampling else "all"
     with recorder.timed("select"):
-        kept, counts = select(groups, keep, by_components=parts.needs_components)
+        kept, counts = select(groups, keep, parts.needs_components, parts.credits_turns)
         if parts.needs_greedy:  # without the baseline's reward there is no advantage
             num_before = len(kept)
             kept = [g for g in kept if g.greedy_reward is not None]

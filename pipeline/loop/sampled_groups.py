@@ -75,7 +75,7 @@ def rewarded_by_judge(
         scores = iter(verdicts)
 
         def rewarded(member: ScoredRollout) -> ScoredRollout:
-            return replace(member, reward=scorer.reward(member.rollout, next(scores)), components=())
+            return replace(member, reward=scorer.reward(member.rollout, next(scores)), components=(), steps=())
 
         judged = [replace(g, members=tuple(map(rewarded, g.members))) for g in groups_of_rank]
         (all_groups,), _ = gather_groups(run.ranks, share, [judged], GradingTally({}, 0, 0.0))

@@ -6,7 +6,7 @@ default is None is left out while it is None. Fields with a default may be missi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -199,6 +199,8 @@ class RolloutRow(ResponseRow):
     """Tokens that could be drawn at each place, 0 for all; None unless sampled with top-p or top-k."""
     kept: bool
     """True if the rewards of the response's group differ, so that the group can teach something."""
+    steps: tuple[Sequence[Any], ...] | None = None
+    """(text, reward) of each step that the verdict has; None if it has none."""
     second: OpinionRow | None = field(default=None, metadata={"row": OpinionRow})
     roll_backs: int | None = None
     """Roll-backs before this step, which was done before; None before the first."""

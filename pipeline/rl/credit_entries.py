@@ -34,6 +34,14 @@ CREDITS: dict[str, CreditEntry] = {
         "turn_credit.states",
         ADDED,
     ),
+    "process": CreditEntry(
+        "A_k = {outcome} A_i + {coef} sum_(j>=k) (r_ij - mean) / std; "
+        "k is the token's step or turn, mean and std are of all rewards of steps of the group, of which a response "
+        "without steps is one",
+        "arXiv:2402.03300 section 4.1.3",
+        "turn_credit.process",
+        {key: ADDED[key] for key in ("coef", "outcome")},
+    ),
     "turn_gae": CreditEntry(
         "t counts turns: V at the first token of a turn, one A and one return for all its tokens; "
         "r_t = what its tokens have, + {coef} the environment's reward for the turn",

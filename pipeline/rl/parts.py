@@ -249,6 +249,11 @@ class Parts:
         return self.credit.name != "outcome"
 
     @property
+    def leaves_out_outcome(self) -> bool:
+        """The reward of the whole response enters no advantage, but those of its turns or steps."""
+        return self.credit.name in ("turns", "process") and self.credit.options["outcome"] == 0
+
+    @property
     def ratio_entry(self) -> RatioEntry:
         """The entry of the importance ratio."""
         return self.ratio if isinstance(self.ratio, RatioEntry) else RATIOS[self.ratio]

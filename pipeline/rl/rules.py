@@ -99,11 +99,17 @@ def _wrong_credit(parts: Parts) -> Iterator[str]:
             f"credit {credit!r} adds to one advantage per response, and advantage {advantage.label!r} credits each "
             f"token already;{instead} use group_norm or another response-level advantage, or set credit: outcome"
         )
-    if parts.dynamic_sampling and parts.credit.options.get("outcome") == 0:
-        yield (
-            f"dynamic_sampling drops groups of equal outcomes, and credit {credit!r} with credit_outcome 0 uses no "
-            "outcome; set dynamic_sampling: false, or credit_outcome above 0"
-        )
+    if parts.leaves_out_outcome:
+        changed = {
+            **_penalties(parts),
+            "reward_clip": parts.shaping.reward_clip is not None,
+            "kl_in": parts.kl.where == "reward",
+        }
+        for name in (name for name, is_set in changed.items() if is_set):
+            yield (
+                f"{name} changes the reward of the whole response, which credit {credit!r} with credit_outcome 0 "
+                f"leaves out; set credit_outcome above 0, or drop {name}"
+            )
 
 
 def _wrong_surrogate(parts: Parts) -> Iterator[str]:
@@ -194,13 +200,7 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
 
 def _makes_negative(parts: Parts) -> Iterator[str]:
     """Yield what makes rewards negative, for an advantage that divides by their mean."""
-    shaping = parts.shaping
-    penalties = {
-        "overlong_buffer": shaping.overlong_buffer is not None,
-        "token_budget": shaping.token_budget is not None,
-        "group_length_penalty": shaping.group_length_penalty > 0,
-    }
-    for name, is_set in penalties.items():
+    for name, is_set in _penalties(parts).items():
         if is_set:
             yield (
                 f"{name} takes from rewards, and advantage {parts.advantage.label!r} divides by the mean of rewards of "
@@ -211,6 +211,16 @@ def _makes_negative(parts: Parts) -> Iterator[str]:
             f"kl in the reward makes rewards negative, and advantage {parts.advantage.label!r} divides by their mean; "
             "set kl_in to loss or none"
         )
+
+
+def _penalties(parts: Parts) -> dict[str, bool]:
+    """Return the penalties on length by name, and whether each is set."""
+    shaping = parts.shaping
+    return {
+        "overlong_buffer": shaping.overlong_buffer is not None,
+        "token_budget": shaping.token_budget is not None,
+        "group_length_penalty": shaping.group_length_penalty > 0,
+    }
 
 
 def _wrong_mismatch(parts: Parts) -> Iterator[str]:

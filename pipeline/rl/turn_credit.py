@@ -64,6 +64,28 @@ def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamm
     return outcome * advantages + coef * _of_tokens(x, part)
 
 
+def process(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float) -> Tensor:
+    """Return outcome A + coef sum_(j >= k) (r_j - mean) / (std + eps), [B, T]: k is the token's turn.
+
+    Mean and std (ddof 1) are of all rewards of turns of the group. The turns are the steps of a response, or those of
+    an episode; one without a reward is no step. A response without any is one step, with its own reward, as in outcome
+    supervision. A step without a token of its own ends with the same token as the step before it.
+
+    Raises: DataError without turns or their rewards.
+    Source: arXiv:2402.03300 section 4.1.3.
+    """
+    turns_of(x)
+    rewards = _given(x)
+    is_step = rewards.isfinite()
+    whole = ~is_step.any(dim=1)
+    # At the last turn of any response, so that no token comes after it.
+    rewards[whole, -1], is_step[whole, -1] = x.rewards[whole], True
+    part = torch.zeros_like(rewards)
+    keys = x.groups.unsqueeze(1).expand(rewards.shape)[is_step]
+    part[is_step] = normalised(rewards[is_step], keys, STD_EPS)
+    return outcome * advantages + coef * _of_tokens(x, part.flip(1).cumsum(1).flip(1))
+
+
 def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, **options: Any) -> tuple[Tensor, Tensor]:
     """Return GAE and the critic's returns with turns as time steps, both [B, T]: equal for all tokens of a turn.
 
@@ -129,9 +151,15 @@ def _state_keys(x: Rewarded) -> Tensor:
 
 def _rewards(x: Rewarded, exists: Tensor) -> Tensor:
     """Return [B, K]: the environment's rewards for turns, 0 where it gave none."""
+    rewards = _given(x)
+    return masked(rewards, exists & rewards.isfinite())
+
+
+def _given(x: Rewarded) -> Tensor:
+    """Return [B, K]: a copy of the rewards for turns, NaN where there is none."""
     if x.turn_rewards is None:
         raise DataError("credit by turn needs turn_rewards [B, K], got None; pass the episodes' own")
-    return masked(x.turn_rewards, exists & x.turn_rewards.isfinite())
+    return x.turn_rewards.clone()
 
 
 def _of_turns(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def build_graders(
     process = (
         GraderProcess(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
     )
-    return Graders(Scorer(config.scoring, bound, components, process), second), isolation
+    return Graders(Scorer(config.scoring, bound, components, process, data.renderer.decode), second), isolation
 
 
 def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> SecondOpinions | None:

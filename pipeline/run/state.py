@@ -207,11 +207,16 @@ def _in_flight(tree: dict[str, Any]) -> InFlightBatch:
 
 def _member(tree: dict[str, Any]) -> ScoredRollout:
     rollout = _rollout(tree["rollout"])
-    return ScoredRollout(rollout, _verdict(tree["verdict"]), tree["reward"], tuple(tree["components"]))
+    steps = _pairs(tree.get("steps", ()))
+    return ScoredRollout(rollout, _verdict(tree["verdict"]), tree["reward"], tuple(tree["components"]), steps)
 
 
 def _verdict(tree: dict[str, Any]) -> Verdict:
-    return Verdict(**tree | {"parts": tuple((name, value) for name, value in tree.get("parts", ()))})
+    return Verdict(**tree | {name: _pairs(tree.get(name, ())) for name in ("parts", "steps")})
+
+
+def _pairs(of_json: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in of_json)
 
 
 def _to_plain(rollout: dict[str, Any]) -> None:

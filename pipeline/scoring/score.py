@@ -21,6 +21,7 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.early_grading import EarlyGrading, attempt_in
 from verizero.pipeline.scoring.grader_process import GraderProcess
 from verizero.pipeline.scoring.purity import is_pure, may_leave
+from verizero.pipeline.scoring.steps import step_tokens
 from verizero.pipeline.scoring.verdict_cache import VerdictCache
 from verizero.pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
 from verizero.verifiers.base import BoundVerifier
@@ -71,12 +72,15 @@ class Scorer:
         graders: Mapping[str, Grader],
         components: Sequence[Grader] = (),
         process: GraderProcess | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         """`graders`: by key. `components`: the graders of `config.components`, in order.
 
         process: grades responses that end before others; None: a thread of this process grades them.
+        decode: the text of tokens, by which steps of a response are found in its tokens; None: steps are not.
         """
         self.config = config
+        self.decode = decode
         self.graders = {**graders, **{f"{COMPONENT}{i}": g for i, g in enumerate(components)}}
         self.cache = VerdictCache()
         self._process = process
@@ -139,6 +143,12 @@ class Scorer:
         """
         if verdict.is_left_out:
             return None
+        if (of_table := self._of_table(rollout, verdict)) is not None:
+            return of_table
+        return verdict.score if verdict.reward is None else verdict.reward
+
+    def _of_table(self, rollout: Rollout, verdict: Verdict) -> float | None:
+        """Return the reward of the recipe's table for a response; None if it is what its verdict says."""
         ending = None if rollout.episode is None else rollout.episode.ending
         if ending is not None and (of_ending := self.config.endings.get(ending)) is not None:
             return of_ending
@@ -149,12 +159,13 @@ class Scorer:
             return self.config.no_answer
         if verdict.status == "timeout":
             return self.config.timeout
-        return verdict.score if verdict.reward is None else verdict.reward
+        return None
 
     def with_grader(self, grader: Grader) -> Scorer:
         """Return a scorer of the same table and components, with `grader` for every prompt's own verifier."""
         replaced = {key: grader for key in self.graders if not key.startswith(COMPONENT)}
-        return Scorer(self.config, replaced, [g for key, g in self.graders.items() if key.startswith(COMPONENT)])
+        components = [g for key, g in self.graders.items() if key.startswith(COMPONENT)]
+        return Scorer(self.config, replaced, components, decode=self.decode)
 
     def close(self) -> None:
         """End the grading threads and the process; early grading that has not begun is dropped."""
@@ -171,8 +182,9 @@ class Scorer:
     def _rewarded(self, rollout: Rollout, verdict: Verdict, others: Sequence[Verdict]) -> ScoredRollout:
         """Return the rollout with its reward; `others`: the verdicts of the components."""
         reward = self.reward(rollout, verdict)
+        steps = self._steps(rollout, verdict)
         if reward is None or not others:
-            return ScoredRollout(rollout, verdict, reward)
+            return ScoredRollout(rollout, verdict, reward, steps=steps)
         total, components = reward, [reward]
         for config, other in zip(self.config.components, others, strict=True):
             part = self.reward(rollout, other)
@@ -182,7 +194,18 @@ class Scorer:
                 return ScoredRollout(rollout, failure, None)
             total += config.weight * part
             components.append(part)
-        return ScoredRollout(rollout, verdict, total, tuple(components))
+        return ScoredRollout(rollout, verdict, total, tuple(components), steps)
+
+    def _steps(self, rollout: Rollout, verdict: Verdict) -> tuple[tuple[int, float], ...]:
+        """Return the steps of a response in tokens; none of an episode, whose turns are its steps.
+
+        A response whose reward is of the recipe's table has none either: the steps say nothing of that reward.
+        """
+        if not verdict.steps or self.decode is None or rollout.episode is not None:
+            return ()
+        if verdict.is_left_out or self._of_table(rollout, verdict) is not None:
+            return ()
+        return step_tokens(rollout.response_ids, rollout.text, verdict.steps, self.decode)
 
     def _grade_and_retry(
         self,

@@ -31,8 +31,8 @@ def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size
     return groups
 
 
-def classify_group(group: Group, by_components: bool = False) -> GroupKind:
-    """Return the kind of a group: "kept" if its rewards (or one of their components) differ, else why it is dropped.
+def classify_group(group: Group, by_components: bool = False, by_turns: bool = False) -> GroupKind:
+    """Return the kind of a group: "kept" if its rewards (or components, or rewards of turns) differ, else why not.
 
     "infrastructure": fewer than two members have a reward, because graders failed.
     """
@@ -40,10 +40,12 @@ def classify_group(group: Group, by_components: bool = False) -> GroupKind:
     # A group of one member has nothing to be compared with by design, and needs one reward only.
     if len(rewards) < min(2, len(group.members)):
         return "infrastructure"
-    columns = [rewards]
+    columns: list[Sequence[float]] = [rewards]
     if by_components:
         columns += zip(*(m.components for m in group.members if m.reward is not None), strict=True)
-    if any(max(c) - min(c) > SAME for c in columns):
+    if by_turns:
+        columns.append([r for m in group.members if m.reward is not None for r in m.turn_rewards if r is not None])
+    if any(max(c) - min(c) > SAME for c in columns if c):
         return "kept"
     graded = [m.verdict for m in group.members if m.reward is not None]
     if all(v.is_correct for v in graded):
@@ -52,7 +54,7 @@ def classify_group(group: Group, by_components: bool = False) -> GroupKind:
 
 
 def select(
-    groups: Sequence[Group], keep: Literal["informative", "all"], by_components: bool = False
+    groups: Sequence[Group], keep: Literal["informative", "all"], by_components: bool = False, by_turns: bool = False
 ) -> tuple[list[Group], dict[GroupKind, int]]:
     """Return the groups to train on, and the number of groups of each kind.
 
@@ -61,7 +63,7 @@ def select(
     counts: dict[GroupKind, int] = dict.fromkeys(GROUP_KINDS, 0)
     kept = []
     for group in groups:
-        kind = classify_group(group, by_components)
+        kind = classify_group(group, by_components, by_turns)
         counts[kind] += 1
         if kind == "kept" or (keep == "all" and kind != "infrastructure"):
             kept.append(group)

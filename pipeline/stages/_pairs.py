@@ -137,7 +137,10 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Ph
         names = (item.stage, item.round, start)
         groups, tally = wrap("sample", sample_groups)(run, workers, setup, recorder, prompts, how.samples, *names)
         groups = rewarded_by_judge(run, workers, recorder, groups, how.judge, how.judged)
-        lines += [line for group in groups for line in lines_of_group(run.seed, group, how, item)]
+        if isinstance(section, RewardModelConfig) and section.step_end is not None:
+            lines += [line for group in groups for line in lines_of_steps(group)]
+        else:
+            lines += [line for group in groups for line in lines_of_group(run.seed, group, how, item)]
         _count(session, item, metrics, groups, tally)
         shown = groups[: setup.config.report.samples_per_step] if start == 0 else []
         recorder.store.rollouts(r for g in shown for r in sample_rows(g, item.stage, item.round, 0))
@@ -193,4 +196,19 @@ def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item)
             "rejected_ids": tuple(r.rollout.response_ids),
         }
         for w, r in pairs_of(group, how.pairing, draw)
+    ]
+
+
+def lines_of_steps(group: Group) -> list[PairLine]:
+    """Return the responses of one group whose verdicts have steps, each with these and the policy that sampled it."""
+    return [
+        {
+            "id": f"{group.prompt.id}/{m.rollout.sample}",
+            "prompt": group.prompt.question,
+            "response": m.rollout.text,
+            "steps": m.verdict.steps,
+            "policy_version": m.rollout.policy_version,
+        }
+        for m in group.members
+        if m.steps
     ]

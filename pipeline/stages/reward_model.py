@@ -1,4 +1,4 @@
-"""A reward model as a stage: trained on pairs of files or of the policy's graded answers, kept as a folder."""
+"""A reward model as a stage: trained on pairs, or on steps of the policy's graded answers, and kept as a folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._epochs import last_steps_of_chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import pair_lines
 from verizero.pipeline.stages.base import StageKind
-from verizero.pipeline.train.reward_model import RewardModel, Sides
+from verizero.pipeline.train.reward_model import Example, LabelledSteps, RewardModel
 from verizero.pipeline.types import Attempt, StepMetrics
-from verizero.verifiers.reward_model import REWARD, RewardModelParams, shown_ids
+from verizero.verifiers._steps import step_ends
+from verizero.verifiers.reward_model import REWARD, RewardModelParams, Shown, shown_to
 
 FOLDER = "reward_model"
 """Subfolder of a checkpoint with the model as it is trained so far."""
@@ -31,17 +32,17 @@ FOLDER = "reward_model"
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Pairs in tokens to train on, and pairs of other prompts to measure with."""
+    """Pairs or labelled steps in tokens to train on, and those of other prompts to measure with."""
 
-    trained: list[Sides]
-    held_out: list[Sides]
+    trained: list[Example]
+    held_out: list[Example]
 
 
 def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Make the pairs, train on them from the step that the state names, measure on held-out pairs, keep the model."""
     section = session.setup.section_as(RewardModelConfig)
     run, workers, state = session.run, session.workers, session.state
-    path = run.stage_folder(item.stage) / "pairs.jsonl"
+    path = run.stage_folder(item.stage) / section.file
     if state.step == 0:
         lines = pair_lines(session, item, section, wrap)
         write_lines(run, path, [*lines, *replayed_lines(session, item, section, len(lines))])
@@ -55,7 +56,8 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
         wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, last_step)
     del workers.extra_models[FOLDER]
     most = session.setup.config.train.micro_batch_tokens
-    keep_model(run, item, section, model, model.spread([ids for sides in pairs.trained for ids in sides], most))
+    rows = [ids for e in pairs.trained for ids in ([e.ids] if isinstance(e, LabelledSteps) else e)]
+    keep_model(run, item, section, model, model.spread(rows, most))
 
 
 def open_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
@@ -77,7 +79,7 @@ def replayed_lines(session: Session, item: Item, section: RewardModelConfig, num
     """Return pairs of the stage whose model is continued, drawn by the seed, each with that stage's name."""
     if section.continues is None:
         return []
-    earlier = read_jsonl(session.run.stage_folder(section.continues) / "pairs.jsonl")
+    earlier = read_jsonl(session.run.stage_folder(section.continues) / section.file)
     number = min(len(earlier), math.ceil(section.replay_share * num_new))
     chosen = stream(session.run.seed, "replayed pairs", item.stage).sample(range(len(earlier)), number)
     session.recorder.say(f"{item.label}: {number} of {len(earlier)} pairs of {section.continues} are trained on again")
@@ -97,11 +99,11 @@ def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequ
     problems: list[str] = []
     for line in lines:
         try:
-            sides = sides_of(session.run.tokenizer, context, section, line)
+            example = example_of(session.run.tokenizer, context, section, line)
         except DataError as exc:
             problems.append(str(exc))
             continue
-        (pairs.held_out if line["prompt"] in kept_back else pairs.trained).append(sides)
+        (pairs.held_out if line["prompt"] in kept_back else pairs.trained).append(example)
     if problems:
         count = f"{len(problems)} of {len(lines)} pairs were left out (first: {problems[0]})"
         session.recorder.say(f"{item.label}: {count}")
@@ -114,21 +116,52 @@ def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequ
     return pairs
 
 
-def sides_of(tokenizer: Any, context: int | None, section: RewardModelConfig, line: dict[str, Any]) -> Sides:
-    """Return the pair as the verifier will show such responses to the model. Raise DataError if it would not."""
+def example_of(tokenizer: Any, context: int | None, section: RewardModelConfig, line: dict[str, Any]) -> Example:
+    """Return the pair, or the labelled steps, as the verifier will show such responses to the model.
+
+    Raise DataError if it would not.
+    """
     params = RewardModelParams(
-        model=Path(), chat=section.chat, include_thinking=section.include_thinking, max_tokens=context or 1_000_000
+        model=Path(),
+        chat=section.chat,
+        include_thinking=section.include_thinking,
+        step_end=section.step_end,
+        max_tokens=context or 1_000_000,
     )
-    sides = []
-    for name in ("chosen", "rejected"):
-        attempt = Attempt(str(line[name]), None, str(line["prompt"]), False)
-        ids = shown_ids(tokenizer, attempt, params)
-        if ids is None:
-            raise DataError(f"pair {line['id']}: the {name} side has no answer")
-        if len(ids) > params.max_tokens:
-            raise DataError(f"pair {line['id']}: the {name} side has {len(ids)} tokens, past the context of {context}")
-        sides.append(tuple(ids))
-    return sides[0], sides[1]
+
+    def shown(name: str) -> Shown:
+        seen = shown_to(tokenizer, Attempt(str(line[name]), None, str(line["prompt"]), False), params)
+        if seen is None:
+            raise DataError(f"{line['id']}: the {name} side has no answer")
+        if len(seen.ids) > params.max_tokens:
+            raise DataError(f"{line['id']}: the {name} side has {len(seen.ids)} tokens, past the context of {context}")
+        return seen
+
+    if section.step_end is None:
+        return tuple(shown("chosen").ids), tuple(shown("rejected").ids)
+    response = shown("response")
+    return labelled(response, line)
+
+
+def labelled(response: Shown, line: dict[str, Any]) -> LabelledSteps:
+    """Return the steps that the model sees with the labels of the verdict's steps.
+
+    One is right if all steps of the verdict that end in it are, and has no label if none does. Raise DataError if none
+    has a label, or if a reward is not 0 or 1.
+    """
+    stop, ends, right = 0, [], []
+    steps = step_ends(str(line["response"]), line["steps"])
+    for end, text in zip(response.ends, response.texts, strict=True):
+        start, stop = stop, stop + len(text)
+        rewards = {reward for char, reward in steps if start < char <= stop}
+        if not rewards <= {0.0, 1.0}:
+            raise DataError(f"{line['id']}: a step has reward {min(rewards - {0.0, 1.0}):g}; a label is 0 or 1")
+        if rewards:
+            ends.append(end)
+            right.append(rewards == {1.0})
+    if not ends:
+        raise DataError(f"{line['id']}: no step has a label")
+    return LabelledSteps(tuple(response.ids[: ends[-1] + 1]), tuple(ends), tuple(right))
 
 
 def train_until(
@@ -159,7 +192,8 @@ def keep_model(
     """
     folder = run.stage_folder(item.stage)
     if run.ranks.is_first:
-        how = {"mean": spread[0], "std": spread[1], "chat": section.chat, "include_thinking": section.include_thinking}
+        how = {"mean": spread[0], "std": spread[1]}
+        how |= {name: getattr(section, name) for name in ("chat", "include_thinking", "step_end")}
         with replace_folder(folder / MODEL, "writing the reward model") as partial:
             model.write(partial, run.tokenizer)
             (partial / REWARD).write_text(json.dumps(how, indent=1))

@@ -52,10 +52,10 @@ def collate(
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
     """
-    members = [(g, m.rollout, m.reward) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
+    members = [(g, m) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
     if not members:
         raise ValueError("no response has a reward; there is nothing to train on")
-    rows_of_members = [trained_rows(r) for _, r, _ in members]
+    rows_of_members = [trained_rows(m.rollout) for _, m in members]
     rows = [row for rows_of_member in rows_of_members for row in rows_of_member]
     member_of_row = [i for i, rows_of_member in enumerate(rows_of_members) for _ in rows_of_member]
     lengths = [row.num_tokens for row in rows]
@@ -69,6 +69,9 @@ def collate(
         turn_ids = _by_span(rows, width, lambda span: span.number, -1).to(device)
         versions = _by_span(rows, width, lambda span: span.turn.policy_version, -1).to(device)
         extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
+    if any(m.steps for _, m in members):
+        steps = [members[i][1].steps for i in member_of_row]
+        turn_ids = _of_steps(rows, steps, width, turn_ids).to(device)
     if observations:
         observation_mask = torch.zeros(len(rows), width)
         answer_spans = tuple(
@@ -83,11 +86,11 @@ def collate(
         attention_mask=attention_mask.to(torch.int64),
         response_mask=response_mask.to(torch.float32),
         rollout_logprobs=logprobs.to(device),
-        rewards=torch.tensor([members[i][2] for i in member_of_row], dtype=torch.float64, device=device),
+        rewards=torch.tensor([members[i][1].reward for i in member_of_row], dtype=torch.float64, device=device),
         group_ids=torch.tensor([members[i][0] for i in member_of_row], dtype=torch.int64, device=device),
-        truncated=torch.tensor([is_truncated(members[i][1]) for i in member_of_row], device=device),
+        truncated=torch.tensor([is_truncated(members[i][1].rollout) for i in member_of_row], device=device),
         extras=extras,
-        records=collate_records(rows, width, [members[i][1].recorded_by is None for i in member_of_row]),
+        records=collate_records(rows, width, [members[i][1].rollout.recorded_by is None for i in member_of_row]),
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
@@ -113,16 +116,16 @@ def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
 
 
 def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the rewards (NaN: none) and numbers of the states (-1: none) of all members' turns, both [E, K].
+    """Return the rewards (NaN: none) and numbers of the states (-1: none) of all members' turns or steps, both [E, K].
 
     Equal names of states are equal numbers within a group; the numbers of different groups differ.
     """
     numbers: dict[tuple[int, str], int] = {}
     rewards, states = [], []
     for g, group in enumerate(groups):
-        for turns in (m.rollout.turns for m in group.members if m.reward is not None):
-            rewards.append([math.nan if t.reward is None else t.reward for t in turns])
-            keys = [None if t.state is None else (g, t.state) for t in turns]
+        for member in (m for m in group.members if m.reward is not None):
+            rewards.append([math.nan if r is None else r for r in member.turn_rewards])
+            keys = [None if t.state is None else (g, t.state) for t in member.rollout.turns]
             states.append([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys])
     num = max(map(len, rewards))
     return (
@@ -150,6 +153,22 @@ def _by_span(rows: Sequence[TrainedRow], width: int, value: Callable[[Span], int
     for out_T, row in zip(out_B_T, rows, strict=True):
         for span in row.spans:
             out_T[span.start : span.stop] = value(span)
+    return out_B_T
+
+
+def _of_steps(
+    rows: Sequence[TrainedRow], steps: Sequence[Sequence[tuple[int, float]]], width: int, turn_ids: Tensor | None
+) -> Tensor:
+    """Return int64 [B, T]: the number of each token's step in rows with steps; other rows as in `turn_ids`.
+
+    A token is of the first step that ends with it or later. Without `turn_ids`, other rows are one turn each.
+    """
+    out_B_T = _by_span(rows, width, lambda span: span.number, -1) if turn_ids is None else turn_ids.cpu()
+    for out_T, row, own in zip(out_B_T, rows, steps, strict=True):
+        if own:
+            (span,) = row.spans  # only a single response has steps
+            ends = torch.tensor([end for end, _ in own])
+            out_T[span.start : span.stop] = torch.searchsorted(ends, torch.arange(span.stop - span.start), right=True)
     return out_B_T
 
 

@@ -1,11 +1,12 @@
-"""A reward model: a scalar head on a causal LM, trained on pairs, saved as a sequence classifier of one label."""
+"""A reward model: a scalar head on a causal LM, trained on pairs or steps, saved as a classifier of one label."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,19 @@ NORM = "reward model's gradient norm"
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
 """Tokens of the prompt with the better response, and with the worse one."""
+
+
+class LabelledSteps(NamedTuple):
+    """A response whose steps are right or wrong."""
+
+    ids: Ids
+    """Tokens of the prompt and the response, up to the end of its last labelled step."""
+    ends: tuple[int, ...]
+    """Index of the last token of each labelled step."""
+    right: tuple[bool, ...]
+
+
+Example = Sides | LabelledSteps
 
 
 class RewardModel:
@@ -76,31 +90,33 @@ class RewardModel:
         if is_first:
             save_folder(self.model, tokenizer, folder)
 
-    def rewards(self, rows: Sequence[Ids]) -> Tensor:
-        """Return the rewards [B] at the last tokens of the rows, with gradient."""
+    def rewards(self, rows: Sequence[Ids], ends: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Return the rewards [N] at those tokens of each row, by default [B] at its last token, with gradient."""
         ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
-        # Rows are padded on the right, which causal attention does not show to their last token.
-        last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
+        # Rows are padded on the right, which causal attention does not show to their own tokens.
+        ends = [[len(r) - 1] for r in rows] if ends is None else ends
+        at = torch.tensor([(i, end) for i, own in enumerate(ends) for end in own], device=ids.device)
 
         def compute(model: Any) -> Tensor:
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            scores: Tensor = score_of(model)(hidden[torch.arange(len(rows), device=ids.device), last])
+            scores: Tensor = score_of(model)(hidden[at[:, 0], at[:, 1]])
             return scores[:, 0]
 
         return self._run(compute)
 
-    def update(self, batch: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
-        """Take one optimiser step on the mean loss of the batch's pairs, and return its metrics.
+    def update(self, batch: Sequence[Example], micro_batch_tokens: int) -> dict[str, float]:
+        """Take one optimiser step on the mean loss of the batch's pairs or steps, and return its metrics.
 
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
-        loss, margins = 0.0, torch.zeros(len(batch), dtype=torch.float64)
+        loss, places = 0.0, _places(batch)
+        margins = torch.zeros(places[-1].stop, dtype=torch.float64)
         for indices, weight in self._of_rank(_micro_batches(batch, micro_batch_tokens, self.model.device)):
             # A share of the mean loss: the gradients add up.
-            share, micro_margins = self._loss([batch[i] for i in indices], len(batch))
+            share, micro_margins = self._loss([batch[i] for i in indices], len(margins))
             self._backward(share * weight)
             loss += weight * float(share.detach())
-            margins[torch.tensor(indices)] += weight * micro_margins
+            margins[_joined(places, indices)] += weight * micro_margins
         loss = float(self.ranks.all_reduce(torch.tensor([loss], dtype=torch.float64)))
         rate = schedule(self.config, self.num_updates, self.total_steps)
         try:
@@ -120,23 +136,24 @@ class RewardModel:
         }
 
     @torch.no_grad()
-    def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
-        """Return r_w - r_l of each pair, float64 [N], in order."""
-        out = torch.zeros(len(pairs), dtype=torch.float64)
-        for indices, weight in self._of_rank(_micro_batches(pairs, micro_batch_tokens, self.model.device)):
-            chosen, rejected = self._both([pairs[i] for i in indices])
-            out[torch.tensor(indices)] += weight * (chosen - rejected).double().cpu()
+    def margins(self, examples: Sequence[Example], micro_batch_tokens: int) -> Tensor:
+        """Return r_w - r_l of each pair, or r of each right step and -r of each wrong one, float64 [N], in order."""
+        places = _places(examples)
+        out = torch.zeros(places[-1].stop if places else 0, dtype=torch.float64)
+        for indices, weight in self._of_rank(_micro_batches(examples, micro_batch_tokens, self.model.device)):
+            chosen, rejected = self._both([examples[i] for i in indices])
+            out[_joined(places, indices)] += weight * (chosen - rejected).double().cpu()
         return self.ranks.all_reduce(out)
 
-    def held_out(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
-        """Return accuracy, calibration error and loss on pairs that were not trained on."""
-        margins = self.margins(pairs, micro_batch_tokens)
+    def held_out(self, examples: Sequence[Example], micro_batch_tokens: int) -> dict[str, float]:
+        """Return accuracy, calibration error and loss on pairs or steps that were not trained on."""
+        margins = self.margins(examples, micro_batch_tokens)
         zero = torch.zeros_like(margins)
         return {
-            "held_out/pairs": float(len(pairs)),
+            "held_out/pairs": float(len(examples)),
             "held_out/accuracy": pair_accuracy(margins),
             "held_out/calibration_error": calibration_error(margins),
-            "held_out/loss": float(bradley_terry_loss(margins, zero, max(1, len(pairs)))),
+            "held_out/loss": float(bradley_terry_loss(margins, zero, max(1, len(margins)))),
         }
 
     @torch.no_grad()
@@ -178,14 +195,23 @@ class RewardModel:
         for p in trained_by(self.optimizer):
             p.grad = None
 
-    def _loss(self, rows: Sequence[Sides], total: int) -> tuple[Tensor, Tensor]:
+    def _loss(self, rows: Sequence[Example], total: int) -> tuple[Tensor, Tensor]:
         chosen, rejected = self._both(rows)
         margins = (chosen.detach() - rejected.detach()).double().cpu()
         return bradley_terry_loss(chosen, rejected, total), margins
 
-    def _both(self, rows: Sequence[Sides]) -> tuple[Tensor, Tensor]:
+    def _both(self, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """Return two rewards [N] of each pair, the better side's first.
+
+        A step's are r and 0 if it is right, else -r and 0: -log sigmoid of their difference is its cross-entropy.
+        """
+        steps = [row for row in rows if isinstance(row, LabelledSteps)]
+        if steps:
+            rewards = self.rewards([row.ids for row in steps], [row.ends for row in steps])
+            right = torch.tensor([is_right for row in steps for is_right in row.right], device=rewards.device)
+            return torch.where(right, rewards, -rewards), torch.zeros_like(rewards)
         # One forward for both sides: all better ones, then all worse ones.
-        rewards = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
+        rewards = self.rewards([*(row[0] for row in rows), *(row[1] for row in rows)])
         return rewards[: len(rows)], rewards[len(rows) :]
 
 
@@ -210,6 +236,24 @@ def no_reward_model_message(policy: Any) -> str:
     return f"a reward model of model type {policy.config.model_type!r} (use a policy that has a sequence classifier)"
 
 
-def _micro_batches(pairs: Sequence[Sides], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
-    """Divide pairs, as indices, into micro-batches; a pair counts as two rows of its longer side."""
-    return micro_batches([2 * padded_width(max(map(len, sides)), device) for sides in pairs], micro_batch_tokens)
+def _micro_batches(examples: Sequence[Example], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
+    """Divide examples, as indices, into micro-batches; a pair counts as two rows of its longer side."""
+
+    def num_tokens(example: Example) -> int:
+        if isinstance(example, LabelledSteps):
+            return padded_width(len(example.ids), device)
+        return 2 * padded_width(max(map(len, example)), device)
+
+    return micro_batches([num_tokens(example) for example in examples], micro_batch_tokens)
+
+
+def _places(examples: Sequence[Example]) -> list[range]:
+    """Return the indices of each example's margins among those of all: one of a pair, one of each step."""
+    sizes = [len(e.ends) if isinstance(e, LabelledSteps) else 1 for e in examples]
+    stops = list(accumulate(sizes))
+    return [range(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+
+
+def _joined(places: Sequence[range], indices: Sequence[int]) -> Tensor:
+    """Return the indices of the margins of those examples, in order."""
+    return torch.tensor([place for i in indices for place in places[i]])

@@ -117,3 +117,19 @@ def value_loss(
             worst = max(worst, (clamp(v, before - clip, before + clip) - target) ** 2)
         out.append(0.5 * worst)
     return out
+
+
+def process(
+    steps: Sequence[Sequence[tuple[int, float]]], lengths: Sequence[int], groups: Sequence[int], eps: float
+) -> list[list[float]]:
+    """arXiv:2402.03300 section 4.1.3, by token: the sum of the normalised rewards of steps that end there or later.
+
+    A step is (index of its last token, reward).
+    """
+    out = []
+    for i, length in enumerate(lengths):
+        rewards = [r for j in members(groups, i) for _, r in steps[j]]
+        centre, spread = mean(rewards), std(rewards, 1)
+        own = [(end, 0.0 if spread == 0 else (r - centre) / (spread + eps)) for end, r in steps[i]]
+        out.append([sum(r for end, r in own if end >= t) for t in range(length)])
+    return out

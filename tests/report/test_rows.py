@@ -33,8 +33,8 @@ SECOND = {"status": "graded", "score": 0.0, "reason": "other", "disagrees": True
 ROLLOUTS = [
     ROLLOUT,
     ROLLOUT | {"reward": None, "extracted": None},
-    {**{k: v for k, v in ROLLOUT.items() if k != "kept"}, "kept_sizes": [0, 3], "kept": False, "second": SECOND}
-    | {"roll_backs": 2},
+    {**{k: v for k, v in ROLLOUT.items() if k != "kept"}, "kept_sizes": [0, 3], "kept": False}
+    | {"steps": [["7+8=15", 1.0], ["so 15", 0.5]], "second": SECOND, "roll_backs": 2},
 ]
 
 

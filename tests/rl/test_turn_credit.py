@@ -204,7 +204,7 @@ def test_what_credit_by_turn_needs_is_asked_for() -> None:
         ("vapo", {"credit": "turn_gae"}, "set length_alpha to null"),
         ("kimi_k2", {"credit": "turns"}, "takes one per response; set credit: outcome"),
         ("gspo", {"credit": "turns"}, "token_advantage_sequence_ratio"),
-        ("dapo", {"credit": "turns", "credit_outcome": 0}, "set dynamic_sampling: false"),
+        ("dapo", {"credit": "turns", "credit_outcome": 0}, "or drop overlong_buffer"),
         ("grpo", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'outcome' does not use it"),
         ("ppo", {"credit": "turn_gae", "credit_outcome": 0.5}, "credit_outcome is 0.5 but credit 'turn_gae'"),
         ("grpo", {"credit": "turns", "credit_coef": 0}, "credit_coef = 0"),

@@ -29,6 +29,10 @@ def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
 def test_records_survive_json_to_the_bit() -> None:
     groups = groups_of(model_of("qwen3_moe"), Sampling(MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
     bare = groups_of(model_of("qwen2"), Sampling(MAX))
+    first, *others = bare[0].members
+    verdict = Verdict("graded", 0.5, parts=(("a", 0.1),), steps=(("x", 0.1 + 0.2), ("y", -1.0)))
+    stepped = replace(first, verdict=verdict, steps=((1, 0.1 + 0.2), (2, -1.0)))
+    bare = [replace(bare[0], members=(stepped, *others)), *bare[1:]]
     state = RunState(StageState(carried=[*groups, *bare]))
     again = RunState.from_json(json.loads(json.dumps(state.to_json())))
     assert again.stage.carried == state.stage.carried

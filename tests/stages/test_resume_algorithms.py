@@ -43,6 +43,11 @@ CASES = {
         "'{right}{message}{question}', right: '{right}, ', message: '{message}, ', max_message_tokens: 9}}}",
         "rollout.max_staleness=2",
     ],
+    "steps of responses, carried groups": [
+        "rl.algorithm={name: grpo_process}",
+        "data.train.0.verifier={name: equations}",
+        "rl.select.keep=informative",
+    ],
     "kept sampling sets and experts, carried groups": [
         "rl.algorithm={name: deepseek_v32}",
         "rl.select.keep=informative",

@@ -16,7 +16,7 @@ import yaml
 
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.start import started
-from tests.stages.tiny import TREE, tiny
+from tests.stages.tiny import SUMS, TREE, tiny
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
@@ -28,8 +28,11 @@ from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
 from verizero.pipeline.run.graders import Graders
 from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.stages.reward_model import labelled
 from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.reward_model import LabelledSteps
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.verifiers.reward_model import Shown
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
 REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whiten": True}}
@@ -89,6 +92,55 @@ def test_policy_and_reward_model_move_together(tmp_path: Path) -> None:
     assert 0 < float((heads[1] - heads[0]).norm()) < 0.5 * float(heads[0].norm())
 
 
+@pytest.mark.integration
+def test_process_supervision_by_a_model_of_steps(tmp_path: Path) -> None:
+    """As in section 4.1.3 of 2402.03300: a model learns labels of steps, and scores each step of RL's answers."""
+    sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"name": "equations"}}
+    reward = {"name": "reward_model", "params": {"model": "stage:reward_model"}}
+    rl = {"algorithm": {"name": "grpo_process"}, "rounds": 1, "steps_per_round": 2, "reward": reward}
+    stage = {"step_end": "</think>", "include_thinking": True}
+    config = recipe(["sft", "reward_model", "rl"], stage, rl={**rl, "select": {"keep": "all"}}, data={"train": [sums]})
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("update", 1)])
+    folder = tmp_path / "whole" / "stages" / "reward_model"
+    lines = read_jsonl(folder / "steps.jsonl")
+    assert {reward for line in lines for _, reward in line["steps"]} == {0.0, 1.0}
+    assert json.loads((folder / "model" / "reward.json").read_text())["step_end"] == "</think>"
+    metrics = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
+    rows = [r["metrics"] for r in metrics if (r["stage"], r["kind"]) == ("rl", "step")]
+    assert all(0 < row["credit/rewarded"] <= 1 for row in rows if "credit/rewarded" in row)
+    assert any("credit/rewarded" in row for row in rows)
+    other = tmp_path / "broken" / "stages" / "reward_model" / "model" / "model.safetensors"
+    assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
+    response = Shown(list(range(9)), [3, 5, 8], ["7+8=15 ", "2+5+1=9</think>", "85"])
+    line = {"id": "p/0", "response": "7+8=15 2+5+1=9</think>85", "steps": [["7+8=15", 1.0], ["2+5+1=9", 0.0]]}
+    assert labelled(response, line) == LabelledSteps((0, 1, 2, 3, 4, 5), (3, 5), (True, False))
+    both = {**line, "steps": [["7+8=15", 1.0], ["2+5", 1.0], ["+1=9", 0.0]]}
+    assert labelled(response, both).right == (True, False)
+    with pytest.raises(DataError, match=r"p/0: a step has reward 0\.5; a label is 0 or 1"):
+        labelled(response, {**line, "steps": [["7+8=15", 0.5]]})
+    with pytest.raises(DataError, match="p/0: no step has a label"):
+        labelled(response, {**line, "steps": []})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_end": "("}, r"'\(' is no regular expression .*ends a step with its line"),
+        (
+            {"step_end": "x", "sampled": {"judge": "policy"}},
+            "sampled.judge gives none; drop sampled.judge, or step_end",
+        ),
+        ({"step_end": "x", "pairs": [{"file": "a.jsonl"}]}, "pairs gives none; drop pairs, or step_end"),
+    ],
+)
+def test_steps_that_no_verifier_scores_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipe(["reward_model"], changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -98,6 +150,7 @@ def test_policy_and_reward_model_move_together(tmp_path: Path) -> None:
             {"with": {"continues": "reward_model", "chat": True}},
             r"chat=True with continues: reward_model, .*chat=False",
         ),
+        ({"with": {"continues": "reward_model", "step_end": "x"}}, r"step_end=x with continues: .*step_end=None"),
         ({"with": {"replay": 0.2}}, r"replay=0\.2 without reward_model\.continues"),
     ],
 )

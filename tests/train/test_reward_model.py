@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.nn import functional as F
 
 from tests.models.families import VOCAB, tiny
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
@@ -15,7 +17,7 @@ from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
-from verizero.pipeline.train.reward_model import RewardModel, Sides
+from verizero.pipeline.train.reward_model import LabelledSteps, RewardModel, Sides
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
@@ -74,6 +76,52 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
     for other in found[1:]:
         for key, value in found[0].items():
             torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
+
+
+def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
+    """A step is right if its last token is 5."""
+    draw = random.Random(seed)
+    out = []
+    for _ in range(count):
+        ids = tuple(draw.choice((5, 6, 7)) for _ in range(draw.randint(6, 20)))
+        ends = tuple(sorted(draw.sample(range(1, len(ids) - 1), draw.randint(1, 4))))
+        out.append(LabelledSteps(ids[: ends[-1] + 1], ends, tuple(ids[end] == 5 for end in ends)))
+    return out
+
+
+def test_the_loss_of_steps_is_the_cross_entropy_of_their_prefixes() -> None:
+    """Each step is scored as a text that ends with it, and all steps of the batch weigh alike."""
+    own, batch = model_of(), steps()
+    prefixes = [row.ids[: end + 1] for row in batch for end in row.ends]
+    right = torch.tensor([float(r) for row in batch for r in row.right])
+    wanted = F.binary_cross_entropy_with_logits(own.rewards(prefixes).detach(), right)
+    signs = 2 * right.double() - 1
+    margins = own.margins(batch, 60)
+    torch.testing.assert_close(margins, own.rewards(prefixes).detach().double() * signs, rtol=1e-4, atol=1e-5)
+    metrics = own.update(batch, 60)
+    assert metrics["loss"] == pytest.approx(float(wanted), rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(float((margins > 0).double().mean()))
+
+
+@pytest.mark.integration
+def test_an_update_of_steps_does_not_depend_on_micro_batches() -> None:
+    found: list[dict[str, Any]] = []
+    for tokens in (10_000, 60, 1):
+        own = model_of()
+        metrics = own.update(steps(), tokens)
+        found.append({**metrics, **{n: p.detach().clone() for n, p in own.model.named_parameters()}})
+    for other in found[1:]:
+        for key, value in found[0].items():
+            # A hundredth of the step: Adam divides by gradients that are almost 0.
+            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.integration
+def test_it_learns_which_steps_are_right() -> None:
+    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 40)
+    for step in range(40):
+        own.update(steps(32, step), 10_000)
+    assert own.held_out(steps(100, 999), 10_000)["held_out/accuracy"] > 0.95
 
 
 @pytest.mark.integration

@@ -15,7 +15,7 @@ import pytest
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.reward_model import load, reward_model, shown_ids
+from verizero.verifiers.reward_model import load, reward_model, shown_to
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789.:/<>|_"
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -118,6 +118,32 @@ def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
     assert all(0 < v.score < 1 for v in mixed)
 
 
+@pytest.mark.parametrize("response", ["1 2\n3 4\nso 5", "no end", "<think>a\n</think>b\nc"])
+def test_each_step_is_scored_as_a_text_that_ends_with_it(model: Path, response: str) -> None:
+    """The response is worth its worst step; in a batch with others, and behind a thinking that is not shown."""
+    found = said(model, ["x\ny", response, "a b c d e f"], step_end="\n")[1]
+    texts = [text for text, _ in found.steps]
+    assert "".join(texts) == response
+    shown = response.partition("</think>")[2] or response
+    prefixes = [shown[: len("".join(texts[: k + 1])) - (len(response) - len(shown))] for k in range(len(texts))]
+    alone = [said(model, [prefix])[0].score for prefix in prefixes]
+    assert [reward for _, reward in found.steps] == pytest.approx(alone, abs=1e-5)
+    assert found.score == pytest.approx(min(alone), abs=1e-5)
+    assert (found.status, found.reason[:11]) == ("graded", "model_score")
+
+
+def test_steps_end_as_in_the_models_training(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "process"
+    shutil.copytree(model, folder)
+    how = {"mean": 0.0, "std": 1.0, "chat": True, "include_thinking": True, "step_end": "\n"}
+    (folder / "reward.json").write_text(json.dumps(how))
+    found = said(folder, ["<think>a\n</think>b"])[0]
+    assert [text for text, _ in found.steps] == ["<think>a\n", "</think>b"]
+    assert said(folder, [""])[0].status == "no_answer"
+    other = reward_model.bind({"model": folder, "step_end": " "}).score([Attempt("a b", None, PROMPT)])[0]
+    assert (other.status, "step_end= , and" in other.reason) == ("verifier_error", True)
+
+
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("attack", INJECTIONS)
 def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool) -> None:
@@ -127,8 +153,8 @@ def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool
     special = {i for t, i in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True) if t != "<unk>"}
 
     def shown(response: str) -> list[int]:
-        ids = shown_ids(tokenizer, Attempt(response, None, "q"), params)
-        return [i for i in ids or [] if i in special]
+        found = shown_to(tokenizer, Attempt(response, None, "q"), params)
+        return [i for i in found.ids if i in special] if found else []
 
     assert shown(attack) == shown("plain")
     assert bool(shown("plain")) is chat
