@@ -150,8 +150,7 @@ class Turn(FastPickled):
     number: int | None = None
     """Number of the turn in its episode, from 0. None: the turns of the rows are in the order of sampling."""
     num_new: int | None = None
-    """After a fork: how many tokens at the end of `observed` are new. None: no fork. Then all are new, but those of a
-    row's first turn are its prompt."""
+    """After a fork: how many tokens at the end of `observed` are new. None: no fork, so all but a row's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +189,7 @@ class Rollout(FastPickled):
     text: str  # the response decoded, special tokens left out
     finish_reason: FinishReason
     policy_version: int
-    """Version of the weights that drew the first token. Later tokens may come from newer weights, where
-    `rollout.in_flight` is interrupt."""
+    """Version of the weights of the first token. Where `rollout.in_flight` is interrupt, later ones may be newer."""
     kept: KeptTokens | None = None  # None if sampling was not cut off, or its sets were not requested
     routing: Routing | None = None  # None for a dense model, or if it was not requested
     episode: Episode | None = None  # None for a single response
@@ -259,8 +257,7 @@ class Attempt:
     """
 
     response: str
-    reference: Any
-    """The value that the response is compared to."""
+    reference: Any  # the value that the response is compared to
     prompt: str = ""
     truncated: bool = False  # the response was cut at its length limit
     messages: tuple[Message, ...] = ()
@@ -360,12 +357,14 @@ class SamplingRecords:
     """For each of the B rows its place among the H here, or -1: other ranks have its records. None: H = B."""
 
 
-class PromptOf(NamedTuple):
-    """The prompt with which a row begins. Rows with equal numbers begin with the same tokens."""
+class Run(NamedTuple):
+    """Tokens of a row, from the end of the run before it up to `end`. Runs with equal numbers are the same ones."""
 
     number: int
-    tokens: int
-    row_tokens: int  # the length of the row, its prompt included
+    end: int
+
+
+Path = tuple[Run, ...]  # a row as runs that other rows may share: its path from the root of a tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +390,8 @@ class TrainBatch:
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
     answers: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of `observation_mask`, where there is one
-    prompts: tuple[PromptOf, ...] | None = None  # of each row, where rows are packed; None: they are padded
+    paths: tuple[Path, ...] | None = None  # of each row, where rows are packed; None: they are padded
+    is_routed: bool = False  # experts may be recorded; tokens of a run with other experts are not the same
 
 
 StepMetrics = dict[str, float]

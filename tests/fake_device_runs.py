@@ -308,12 +308,10 @@ def main() -> None:
         if not asked or "waits" in asked:
             result["waits"] = {
                 "micro-batch, GRPO": micro_batch_waits("demo", folder),
-                "micro-batch, GRPO, each row alone": micro_batch_waits("demo", folder, share_prompts=False),
+                "micro-batch, GRPO, padded": micro_batch_waits("demo", folder, packing="off"),
                 "micro-batch, GRPO, packed": micro_batch_waits("demo", folder, packing="on"),
-                "micro-batch, GRPO, packed and alone": micro_batch_waits(
-                    "demo", folder, packing="on", share_prompts=False
-                ),
                 "micro-batch, PPO": micro_batch_waits("algorithms/ppo", folder),
+                "micro-batch, PPO, padded": micro_batch_waits("algorithms/ppo", folder, packing="off"),
                 "micro-batch, texts": text_waits(folder),
                 "micro-batch, PPO, packed": micro_batch_waits("algorithms/ppo", folder, packing="on"),
             }

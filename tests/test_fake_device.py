@@ -21,10 +21,10 @@ from tests.warm import LIBRARIES, warm
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = {
     "micro-batch, GRPO": 0,
-    "micro-batch, GRPO, each row alone": 2,
+    "micro-batch, GRPO, padded": 2,
     "micro-batch, GRPO, packed": 0,
-    "micro-batch, GRPO, packed and alone": 0,
-    "micro-batch, PPO": 5,
+    "micro-batch, PPO": 0,
+    "micro-batch, PPO, padded": 5,
     "micro-batch, PPO, packed": 0,
     "micro-batch, texts": 1,
 }

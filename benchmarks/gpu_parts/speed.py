@@ -54,7 +54,7 @@ def new_shapes(machine: Machine, label: str) -> Iterator[Row]:
     yield {"way": label, "new shape, ms": statistics.median(first[1:]), "known shape, ms": statistics.median(second)}
 
 
-PADDED: dict[str, Any] = {"packing": "off", "compile": "off", "share_prompts": False}
+PADDED: dict[str, Any] = {"packing": "off", "compile": "off"}
 WAYS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     ("padded", "float32", 4096, {}),
     ("padded", "bfloat16", 8192, PADDED),
@@ -96,7 +96,7 @@ def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dic
     """Return tokens/s, the share of the bound, which is the measured matrix product, and the peak of memory."""
     from verizero.pipeline.models import liger
     from verizero.pipeline.models.flops import update_flops
-    from verizero.pipeline.train.sharing import packs_rows
+    from verizero.pipeline.train.trees import packs_rows
 
     model = made(name, dtype, machine.device)
     if train.get("kernels") == "liger":

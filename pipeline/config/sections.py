@@ -138,7 +138,8 @@ class TrainConfig(Section):
     packing: Literal["auto", "on", "off"] = Field(
         "auto",
         description="RL: rows one after another without padding between them, on a GPU in micro-batches of one fixed "
-        "number of tokens; auto: on CUDA in bfloat16, where the policy passes a test; not with experts or "
+        "number of tokens, and tokens with which several rows begin computed once; auto: where they are a tenth of all "
+        "tokens, on a GPU a quarter, and on CUDA in bfloat16 always, if the policy passes a test; not with "
         "sequence_parallel",
     )
     compile: Literal["auto", "on", "off"] = Field(
@@ -150,12 +151,6 @@ class TrainConfig(Section):
         None,
         description="liger: norms, SwiGLU and rotary positions by the modules of the package liger-kernel, on CUDA, in "
         "place of compiled blocks; null: by compile",
-    )
-    share_prompts: bool = Field(
-        True,
-        description="compute a prompt once for all of its responses in a micro-batch, where that spares a tenth of "
-        "the tokens, on a GPU a quarter, and the policy allows it; not with a critic, experts, episodes of "
-        "several turns or sequence_parallel",
     )
     logits_chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         "auto",

@@ -48,7 +48,7 @@ class Targets:
     at: Tensor
     """int64 [N]: their places among B * T, row by row."""
     runs: Runs | None = None
-    """Rows lie one after another, and those that share a prompt compute it once. None: rows with their padding."""
+    """Rows lie one after another, and tokens that they share are computed once. None: rows with their padding."""
     answers: Tensor | None = None
     """int64: the same places, and those of what answered the policy. None: nothing did, or nobody asks."""
 
@@ -109,7 +109,7 @@ def logprobs_at(
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
     else:
         _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
-        with _routed(model, replay.routing, rerouted):
+        with _routed(model, replay.routing, rerouted, known.runs):
             hidden = states_before(model, input_ids, where, known)
         head = model.get_output_embeddings()
         values, entropies = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
@@ -177,7 +177,7 @@ def logits_at(
     # No attention mask: with causal attention, padding on the right does not reach the tokens before it, and without a
     # mask the fastest attention kernels apply.
     is_plain_head = _has_plain_head(model)  # before `_routed`: its proof is a forward of its own
-    with _routed(model, routing, rerouted):
+    with _routed(model, routing, rerouted, None if targets is None else targets.runs):
         if is_plain_head:
             hidden = states_before(model, input_ids, where, targets)
             picked: Tensor = model.get_output_embeddings()(hidden)
@@ -233,12 +233,20 @@ def _check_first(where: Tensor) -> None:
 
 
 @contextmanager
-def _routed(model: Any, routing: Tensor | None, rerouted: Rerouted | None) -> Iterator[None]:
-    """Within the block, a forward over all but the last tokens uses those experts; None: the routers choose."""
+def _routed(model: Any, routing: Tensor | None, rerouted: Rerouted | None, runs: Runs | None = None) -> Iterator[None]:
+    """Within the block, a forward over all but the last tokens uses those experts; None: the routers choose.
+
+    `runs`: the forward is over their tokens, of which each is counted once for every row that has it.
+    """
     if routing is None:
         yield
         return
-    with replaying(model, routing[:, :-1]) as counted:
+    wanted, num_rows = routing[:, :-1], None
+    if runs is not None:
+        is_known = wanted[:, :, 0, 0] >= 0
+        num_rows = torch.bincount(runs.place[:, :-1][is_known], minlength=len(runs.source))
+        wanted = routing.flatten(0, 1).index_select(0, runs.source)[None]
+    with replaying(model, wanted, num_rows) as counted:
         yield
     if rerouted is not None:
         rerouted.changed += counted.changed

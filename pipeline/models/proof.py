@@ -15,7 +15,7 @@ from torch import Tensor
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.kernels import HALF
 from verizero.pipeline.models.runs import Runs, moved, states
-from verizero.pipeline.types import PromptOf
+from verizero.pipeline.types import Path, Run
 
 STRIDE = 7919
 """A prime far from any vocabulary's structure: neighbouring probe tokens are far apart in the vocabulary."""
@@ -26,8 +26,15 @@ Measured in bfloat16 on the CPU, with random weights of Qwen3-0.6B and Qwen2.5-0
 differ by 0.029 and 0.028 from plain ones, and plain ones by 0.020 and 0.028 from float32. Where texts see each other
 that should not, states differ by 1.5 and 1.6.
 """
-ROWS = (PromptOf(0, 3, 7), PromptOf(1, 2, 4), PromptOf(0, 3, 5), PromptOf(0, 3, 4), PromptOf(2, 0, 6))
-"""Rows of a packed forward that is tried: some share a prompt, others share nothing."""
+PATHS: tuple[Path, ...] = (
+    (Run(0, 3), Run(1, 7)),
+    (Run(2, 4),),
+    (Run(0, 3), Run(3, 5), Run(4, 8)),
+    (Run(0, 3), Run(3, 5), Run(5, 6)),
+    (Run(0, 3), Run(3, 5)),
+    (Run(6, 6),),
+)
+"""Rows of a packed forward that is tried: a tree of three levels, and rows that share nothing."""
 
 _PACKS: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -73,10 +80,10 @@ def packs(model: Any) -> bool:
 
 
 def _packs(model: Any) -> bool:
-    width, device = max(row.row_tokens for row in ROWS), model.device
-    ids = probe_ids(model, len(ROWS), width)
-    ids[2:4, :3] = ids[0, :3]
-    cut = Runs.of(ROWS, width, device=device)
+    width, device = max(path[-1].end for path in PATHS), model.device
+    ids = probe_ids(model, len(PATHS), width)
+    ids[2:5, :3], ids[3:5, 3:5] = ids[0, :3], ids[2, 3:5]
+    cut = Runs.of(PATHS, width, device=device)
     runs = cut.with_tensors(moved(cut.tensors(), device))
     try:
         with evaluating(model):
@@ -86,7 +93,7 @@ def _packs(model: Any) -> bool:
         raise  # says nothing of the architecture
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):  # another architecture
         return False
-    if all(agree(ours[i, : row.row_tokens - 1], padded[i, : row.row_tokens - 1]) for i, row in enumerate(ROWS)):
+    if all(agree(ours[i, : path[-1].end - 1], padded[i, : path[-1].end - 1]) for i, path in enumerate(PATHS)):
         return True
     warnings.warn(
         f"packed rows of this {model.config.model_type} are not what they are alone, so rows are padded; "

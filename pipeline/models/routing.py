@@ -69,11 +69,12 @@ def recording(model: Any) -> Iterator[Choices]:
 
 
 @contextmanager
-def replaying(model: Any, wanted: Tensor) -> Iterator[Rerouted]:
+def replaying(model: Any, wanted: Tensor, num_rows: Tensor | None = None) -> Iterator[Rerouted]:
     """Make forwards over [B, T] tokens within the block use the experts `wanted` [B, T, layers, top_k].
 
     The experts' weights are computed from the router's present logits, so that the gradient reaches the router. Where
-    `wanted` is -1 the router chooses. Choices that it would have made differently are counted.
+    `wanted` is -1 the router chooses. Choices that it would have made differently are counted, `num_rows` [B * T] times
+    each; None: once.
 
     Raises: ConfigError if the model has another number of routers or experts a token.
     Source: arXiv:2512.02556 section 3.1, "keep routing".
@@ -99,8 +100,9 @@ def replaying(model: Any, wanted: Tensor) -> Iterator[Rerouted]:
             chosen = torch.where(known, forced, own)
             # The order of a token's experts does not change its sum: compare them as sets.
             differs = (chosen.sort(1).values != own.sort(1).values).any(1)
-            counted.changed += int(differs.sum())
-            counted.total += int(known.sum())
+            times = known[:, 0].long() if num_rows is None else num_rows
+            counted.changed += int((differs * times).sum())
+            counted.total += int(times.sum())
             return logits, weigh(router, logits, chosen).to(weights.dtype), chosen
 
         return hook

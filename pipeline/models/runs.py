@@ -1,15 +1,18 @@
-"""Hidden states of rows that lie one after another; a prompt that rows share is computed once for all of them.
+"""Hidden states of rows as a tree of runs of tokens: what rows share from their beginnings is computed once for all.
 
-In causal attention a token's state depends on the tokens before it alone, so rows with the same prompt have the same
-states there, in which the gradients of all responses meet. Any decoder of transformers computes this that looks its
-attention up there; `proof.packs` tries it on the weights at hand.
+In causal attention a token's state depends on the tokens before it alone, so rows that begin with the same tokens have
+the same states there, in which their gradients meet. The runs lie one after another; the queries of each attend to the
+keys of its path. Any decoder of transformers computes this that looks its attention up there; `proof.packs` tries it on
+the weights at hand.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import attentions, varlen
 from verizero.pipeline.models.varlen import Ends, Piece
 from verizero.pipeline.models.widths import ALIKE, packed_width
-from verizero.pipeline.types import PromptOf
+from verizero.pipeline.types import Path
 
 NAME = "verizero_runs"
 MIN_CALL_TOKENS = 512
@@ -37,66 +40,63 @@ class Runs:
     """int64 [N]: the place of each token in its row."""
     place: Tensor
     """int64 [B, T]: the number of the computed token for each token but a row's last one; 0 for the rest."""
+    keys: Tensor
+    """int64 [M]: the tokens that each piece sees, piece after piece as their tokens lie."""
     table: Tensor
     """int64 [P, 4]: `pieces` on the device."""
     pieces: tuple[Piece, ...]
-    """A prompt that rows share, what follows it in one of them, a row alone, or padding. Those of similar size are
-    neighbours here, those that see no other piece first."""
+    """Runs of the rows' tree, or padding. Those of similar size are neighbours here, those that see no other piece
+    first."""
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[PromptOf],
-        width: int,
-        *,
-        ends: bool = False,
-        most: int = 1,
-        device: torch.device | str = "cpu",
+        cls, paths: Sequence[Path], width: int, *, ends: bool = False, most: int = 1, device: torch.device | str = "cpu"
     ) -> Runs:
-        """Return the runs of rows [B, T] on the CPU; T is `width`. A prompt of no tokens is of a row alone.
+        """Return the runs of rows [B, T] with these paths, on the CPU; T is `width`.
 
-        A row's last token predicts nothing, and is left out without `ends`. Padding follows the last row as
-        `packed_width` says for micro-batches of `most` tokens on `device`.
+        A row's last token predicts nothing, and is left out without `ends`, unless another row needs it. Padding
+        follows the last row as `packed_width` says for micro-batches of `most` tokens on `device`.
         """
-        source, positions, total = list[Tensor](), list[Tensor](), 0
-        place = torch.zeros(len(rows), width, dtype=torch.int64)
-        prompts: dict[int, Piece] = {}
-        pieces: list[Piece] = []
-
-        def add(row: int, begin: int, end: int, before: int = 0) -> Piece:
-            nonlocal total
-            own = torch.arange(begin, end)
-            source.append(row * width + own)
-            positions.append(own)
-            pieces.append(Piece(total, end - begin, before, begin))
-            total += end - begin
-            return pieces[-1]
-
-        for i, (number, size, row_tokens) in enumerate(rows):
-            if size and number not in prompts:
-                prompts[number] = add(i, 0, size)
-            before = prompts[number].start if size else 0
-            place[i, :size] = torch.arange(before, before + size)
-            end = row_tokens if ends else row_tokens - 1
-            if end > size:
-                response = add(i, size, end, before)
-                place[i, size:end] = response.start + torch.arange(response.size)
-        padding = packed_width(total, most, device) - total
-        if padding:
-            pieces.append(Piece(total, padding))
+        num_rows: Counter[int] = Counter(run.number for path in paths for run in path)
+        stops = _stops(paths, ends)
+        place = torch.zeros(len(paths), width, dtype=torch.int64)
+        source, positions, keys, pieces = list[Tensor](), list[Tensor](), list[Tensor](), list[Piece]()
+        total = num_keys = 0
+        seen_by: dict[int, Tensor] = {}  # the tokens that each run sees, its own included
+        for i, path in enumerate(paths):
+            before = torch.zeros(0, dtype=torch.int64)
+            for run, following in zip_longest(path, path[1:]):
+                # Runs that the same rows have are one piece.
+                if following is not None and num_rows[following.number] == num_rows[run.number]:
+                    continue
+                begin, stop = len(before), stops[run.number]
+                if run.number not in seen_by:
+                    own = torch.arange(begin, stop)
+                    seen_by[run.number] = torch.cat([before, own + (total - begin)])
+                    source.append(i * width + own)
+                    positions.append(own)
+                    if len(own):
+                        keys.append(seen_by[run.number])
+                        pieces.append(Piece(total, len(own), begin, num_keys))
+                        total, num_keys = total + len(own), num_keys + stop
+                before = seen_by[run.number]
+            place[i, : len(before)] = before
+        if padding := packed_width(total, most, device) - total:
+            pieces.append(Piece(total, padding, 0, num_keys))
             source.append(torch.zeros(padding, dtype=torch.int64))  # any token: nothing reads its state
             positions.append(torch.arange(padding))
+            keys.append(total + positions[-1])
         pieces = [piece for call in _alike(pieces) for piece in call]
-        return cls(torch.cat(source), torch.cat(positions), place, torch.tensor(pieces), tuple(pieces))
+        return cls(torch.cat(source), torch.cat(positions), place, torch.cat(keys), torch.tensor(pieces), tuple(pieces))
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the layout, in the order in which `with_tensors` takes them."""
-        return [self.source, self.positions, self.place, self.table]
+        return [self.source, self.positions, self.place, self.keys, self.table]
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Runs:
         """Return the same layout with other tensors, such as copies on a device; they are taken from the iterator."""
-        source, positions, place, table = (next(tensors) for _ in range(4))
-        return Runs(source, positions, place, table, self.pieces)
+        source, positions, place, keys, table = islice(tensors, 5)
+        return Runs(source, positions, place, keys, table, self.pieces)
 
     def in_longer_rows(self, width: int) -> Runs:
         """Return the same layout for rows of one token more than `width`, the present one."""
@@ -120,14 +120,14 @@ class Runs:
 
     @cached_property
     def _ends(self) -> Ends:
-        return Ends.of(self.pieces, self.table)
+        return Ends.of(self.pieces, self.table, self.keys)
 
     @cached_property
     def _calls(self) -> tuple[tuple[_Call, ...], Tensor]:
         """The calls, and int64 [N], the place of each token among all queries of all calls."""
         calls, begins, begin, done, device = [], [], 0, 0, self.table.device
         for pieces in _alike(self.pieces):
-            calls.append(_Call.of(pieces, self.table[done : done + len(pieces)]))
+            calls.append(_Call.of(pieces, self.table[done : done + len(pieces)], self.keys))
             rows, longest = calls[-1].queries.shape
             begins.append(begin + longest * torch.arange(rows, device=device))
             begin, done = begin + rows * longest, done + rows
@@ -136,6 +136,16 @@ class Runs:
         ends = size.index_select(0, in_order).cumsum(0)
         of = in_order.index_select(0, torch.searchsorted(ends, token, right=True))  # the piece of each token
         return tuple(calls), token + (torch.cat(begins) - start).index_select(0, of)
+
+
+def _stops(paths: Sequence[Path], ends: bool) -> dict[int, int]:
+    """Return, by the number of each run, where the tokens of it end that some row needs."""
+    stops: dict[int, int] = {}
+    for path in paths:
+        last = path[-1].end - (not ends)
+        for run in path:
+            stops[run.number] = max(stops.get(run.number, 0), min(run.end, last))
+    return stops
 
 
 def _alike(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -167,17 +177,17 @@ class _Call:
     """Nothing is before any piece: token i sees the first i + 1 keys."""
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], table: Tensor) -> _Call:
-        """Return the call of pieces, the longest first; `table` [R, 4] has the same numbers on the device."""
-        longest, most = pieces[0].size, max(p.num_before + p.size for p in pieces)
-        start, size, before, num_before = table[:, :, None].unbind(1)
+    def of(cls, pieces: Sequence[Piece], table: Tensor, all_keys: Tensor) -> _Call:
+        """Return the call of pieces; `table` [R, 4] has their numbers on the device, `all_keys` [M] what all see."""
+        longest, most = max(p.size for p in pieces), max(p.num_before + p.size for p in pieces)
+        start, size, before, first_key = table[:, :, None].unbind(1)
         query, key = (torch.arange(n, device=table.device)[None] for n in (longest, most))
         # Padding repeats a piece's first token; padded keys come after all that a real query sees.
         queries = start + torch.where(query < size, query, 0)
         if not pieces[0].num_before:
-            return cls(queries, queries, num_before[:, 0], True)
-        own = start + torch.where(key - num_before < size, key - num_before, 0)
-        return cls(queries, torch.where(key < num_before, before + key, own), num_before[:, 0], False)
+            return cls(queries, queries, before[:, 0], True)
+        seen = first_key + torch.where(key < before + size, key, 0)
+        return cls(queries, all_keys.index_select(0, seen.flatten()).view(seen.shape), before[:, 0], False)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
         """Return [R * Q, heads, D]; the arguments are those of `Runs.attend`."""
@@ -259,6 +269,6 @@ def attention(
     if runs is None:
         return attentions.plain(module, query, key, value, attention_mask, scaling=scaling, **named)
     if (what := attentions.unsupported(named)) is not None:
-        raise ConfigError(f"packed rows: the attention has {what}; set train.packing: off, train.share_prompts: false")
+        raise ConfigError(f"packed rows: the attention has {what}; set train.packing: off")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return runs.attend(q, k, v, scaling, named.get("sliding_window"))[None], None

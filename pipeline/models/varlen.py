@@ -20,12 +20,14 @@ from verizero.pipeline.models.kernels import HALF, matches_twin, wanted
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens that see those before them in the piece, and all tokens of an earlier piece."""
+    """Neighbouring tokens that see those before them in the piece, and all tokens of the path that leads to it."""
 
     start: int
     size: int
-    before: int = 0
-    num_before: int = 0
+    num_before: int
+    """The number of tokens of that path."""
+    first_key: int
+    """The place of its first key among the keys of all pieces; those of the path come first, then its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +44,14 @@ class Ends:
     max_keys: int
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], table: Tensor) -> Ends:
-        """Return the ends of all pieces; `table` [P, 4] has the same numbers on a device, which computes by itself."""
-        table = table.index_select(0, table[:, 0].argsort())  # as the tokens lie; the host waits for nothing
-        start, size, before, num_before = table.unbind(1)
-        num_keys = num_before + size
-        ends = F.pad(torch.stack([size, num_keys]).cumsum(1), (1, 0))
-        source, total = None, sum(p.num_before + p.size for p in pieces)
-        if any(p.num_before for p in pieces):
-            place = torch.arange(total, device=table.device)
-            of = torch.searchsorted(ends[1, 1:], place, right=True)  # the piece of each key
-            place = place - ends[1].index_select(0, of)
-            first, second = (x.index_select(0, of) for x in (before, start - num_before))
-            source = torch.where(place < num_before.index_select(0, of), first, second) + place
+    def of(cls, pieces: Sequence[Piece], table: Tensor, keys: Tensor) -> Ends:
+        """Return the ends of all pieces; `table` [P, 4] has the same numbers on the device of `keys` [M]."""
+        # In the order of tokens and of keys. Computed on the device, so the host waits for nothing.
+        size, num_before = table.index_select(0, table[:, 0].argsort())[:, 1:3].unbind(1)
+        ends = F.pad(torch.stack([size, num_before + size]).cumsum(1), (1, 0)).to(torch.int32)
+        source = keys if any(p.num_before for p in pieces) else None
         most = max(p.size for p in pieces), max(p.num_before + p.size for p in pieces)
-        queries, keys = ends.to(torch.int32)
-        return cls(queries, keys, source, *most)
+        return cls(ends[0], ends[1], source, *most)
 
 
 def attend(
@@ -118,15 +112,18 @@ def _gap_of(load: Callable[[], Any], device: torch.device, dtype: torch.dtype, h
 
 def gap(device: torch.device, dtype: torch.dtype, head_size: int, kernel: Any) -> float:
     """Return the greatest difference from plain attention in float32, as a share of the greatest number compared."""
-    pieces = [Piece(0, 40), Piece(40, 1), Piece(41, 70, 0, 40), Piece(111, 17)]
-    ends = Ends.of(pieces, torch.tensor(pieces, device=device))
+    pieces = [Piece(0, 40, 0, 0), Piece(40, 1, 0, 40), Piece(41, 70, 40, 41), Piece(111, 17, 110, 151)]
+    own = torch.arange(128, device=device)
+    seen = [own[:40], own[40:41], torch.cat([own[:40], own[41:111]]), torch.cat([own[:40], own[41:]])]
+    ends = Ends.of(pieces, torch.tensor(pieces, device=device), torch.cat(seen))
     draw = torch.Generator().manual_seed(0)
     numbers = (torch.randn(128, heads, head_size, generator=draw).to(dtype).to(device) for heads in (4, 2, 2))
     query, key, value = (x.requires_grad_() for x in numbers)
     worst, scale = 0.0, 1.6 * head_size**-0.5
     for window in (None, 9):
         ours = attend(query, key, value, ends, scale, window, kernel)
-        theirs = torch.cat([_plainly(p, query.float(), key.float(), value.float(), scale, window) for p in pieces])
+        wide = query.float(), key.float(), value.float()
+        theirs = torch.cat([_plainly(p, keys, *wide, scale, window) for p, keys in zip(pieces, seen, strict=True)])
         pull = torch.sin(torch.arange(ours.numel(), device=device)).view_as(theirs)
         gradients = [torch.autograd.grad((x.float() * pull).sum(), (query, key, value)) for x in (ours, theirs)]
         for a, b in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
@@ -134,12 +131,12 @@ def gap(device: torch.device, dtype: torch.dtype, head_size: int, kernel: Any) -
     return worst
 
 
-def _plainly(piece: Piece, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """Return the attention of one piece by a mask of all pairs."""
-    own = slice(piece.start, piece.start + piece.size)
-    before = slice(piece.before, piece.before + piece.num_before)
-    q = query[own].transpose(0, 1)
-    k, v = (torch.cat([x[before], x[own]]).transpose(0, 1) for x in (key, value))
+def _plainly(
+    piece: Piece, keys: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """Return the attention of one piece, which sees the tokens `keys`, by a mask of all pairs."""
+    q = query[piece.start : piece.start + piece.size].transpose(0, 1)
+    k, v = (x[keys].transpose(0, 1) for x in (key, value))
     i = torch.arange(piece.size, device=query.device)[:, None] + piece.num_before
     j = torch.arange(k.shape[1], device=query.device)
     mask = (j <= i) if window is None else (j <= i) & (j > i - window)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -16,12 +16,12 @@ from verizero.pipeline.models.widths import ALIKE, padded_width
 from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
 from verizero.pipeline.rows import rows as rows_of_rollout
 from verizero.pipeline.train.replay import collate_records, records_of_rows
-from verizero.pipeline.types import Group, PromptOf, TrainBatch
+from verizero.pipeline.types import Group, Path, TrainBatch
 
 MIN_FILLED_SHARE = 0.25
 """A micro-batch may end early, to avoid padding, once it has this share of its maximum of tokens."""
-MIN_PROMPTS_PER_RANK = 2
-"""With fewer prompts per rank, the rows of a prompt are divided among ranks, for balance."""
+MIN_BRANCHES_PER_RANK = 2
+"""With fewer branches of a tree per rank, they are divided among ranks, for balance."""
 
 
 MemberIndex = tuple[int, int]
@@ -205,18 +205,18 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def packed_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
-    """Divide rows into micro-batches without padding, each of which computes a prompt once for all its rows.
+def packed_batches(paths: Sequence[Path], max_tokens: int) -> list[list[int]]:
+    """Divide rows into micro-batches without padding, each of which computes a run once for all its rows.
 
-    Best fit: a row goes to the fullest micro-batch that has its prompt and enough free tokens, else to the fullest that
-    has enough free tokens. A prompt whose rows do not all fit is computed in several micro-batches.
+    Best fit: a row goes to the micro-batch where it adds the fewest tokens, of several to the fullest, if they fit. A
+    run whose rows do not all fit is computed in several micro-batches.
     """
     batches: list[list[int]] = []
     free_tokens: list[int] = []
-    prompts_of_batches: list[set[int]] = []
-    for i in (i for rows in by_prompt(range(len(lengths)), lengths, prompts) for i in rows):
-        number, size, _ = prompts[i]
-        added_tokens = [lengths[i] - (size if number in known else 0) for known in prompts_of_batches]
+    runs_of_batches: list[set[int]] = []
+    for i in in_tree_order(paths):
+        sizes = sizes_of(paths[i])
+        added_tokens = [sum(n for run, n in sizes.items() if run not in known) for known in runs_of_batches]
         fits = [b for b, free in enumerate(free_tokens) if added_tokens[b] <= free]
         if fits:
             b = min(fits, key=lambda b: (added_tokens[b], free_tokens[b], b))
@@ -224,61 +224,77 @@ def packed_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_toke
             b = len(batches)
             batches.append([])
             free_tokens.append(max_tokens)
-            prompts_of_batches.append(set())
-            added_tokens.append(lengths[i])
+            runs_of_batches.append(set())
+            added_tokens.append(paths[i][-1].end)
         batches[b].append(i)
         free_tokens[b] -= added_tokens[b]
-        prompts_of_batches[b].add(number)
+        runs_of_batches[b].update(sizes)
     return batches
 
 
-def by_prompt(rows: Iterable[int], lengths: Sequence[int], prompts: Sequence[PromptOf]) -> list[list[int]]:
-    """Return the rows of each prompt, longest first; the prompt with the longest row comes first."""
-    rows_of_prompts: dict[int, list[int]] = {}
-    for i in sorted(rows, key=lambda i: (-lengths[i], i)):
-        rows_of_prompts.setdefault(prompts[i].number, []).append(i)
-    return list(rows_of_prompts.values())
+def sizes_of(*paths: Path) -> dict[int, int]:
+    """Return the tokens of each run of these rows, by its number. Their sum is what the rows cost."""
+    ends = ((path, [0, *(run.end for run in path)]) for path in paths)
+    return {run.number: run.end - begin for path, begins in ends for run, begin in zip(path, begins, strict=False)}
 
 
-def rows_of_ranks(lengths: Sequence[int], size: int, prompts: Sequence[PromptOf] | None = None) -> list[list[int]]:
+def in_tree_order(paths: Sequence[Path]) -> list[int]:
+    """Return the rows, as indices, in the order of a walk through their tree, where the longest row comes first."""
+    first: dict[int, int] = {}
+    # Ties by index, because every rank must divide alike.
+    for i in sorted(range(len(paths)), key=lambda i: (-paths[i][-1].end, i)):
+        for run in paths[i]:
+            first.setdefault(run.number, i)
+    lengths = [path[-1].end for path in paths]
+    return sorted(
+        range(len(paths)), key=lambda i: ([(-lengths[first[r.number]], first[r.number]) for r in paths[i]], i)
+    )
+
+
+def rows_of_ranks(lengths: Sequence[int], size: int, paths: Sequence[Path] | None = None) -> list[list[int]]:
     """Divide rows among `size` ranks: longest first, each to the rank with the fewest tokens so far.
 
-    With `prompts`, rows of one prompt go to the same rank, if there are enough prompts.
+    With `paths`, rows that begin with the same run go to the same rank; with those of the next level if they are few.
     """
     units = [[i] for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))]
-    if prompts is not None:
-        rows_of_prompts = by_prompt(range(len(lengths)), lengths, prompts)
-        if len(rows_of_prompts) >= MIN_PROMPTS_PER_RANK * size:
-            units = sorted(rows_of_prompts, key=lambda rows: (-_num_computed(rows, lengths, prompts), rows[0]))
+    costs = [lengths[rows[0]] for rows in units]
+    if paths is not None:
+        units = _branches(paths, MIN_BRANCHES_PER_RANK * size)
+        costs = [sum(sizes_of(*(paths[i] for i in rows)).values()) for rows in units]
     divided: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
-    for rows in units:
+    for cost, rows in sorted(zip(costs, units, strict=True), key=lambda unit: (-unit[0], unit[1][0])):
         rank = load.index(min(load))
         divided[rank] += rows
-        load[rank] += max(1, _num_computed(rows, lengths, prompts))  # empty rows are divided too
+        load[rank] += max(1, cost)  # empty rows are divided too
     return divided
 
 
-def _num_computed(rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[PromptOf] | None) -> int:
-    """Return the number of tokens that are computed for rows with equal prompts."""
-    num_spared = 0 if prompts is None else (len(rows) - 1) * prompts[rows[0]].tokens
-    return sum(lengths[i] for i in rows) - num_spared
+def _branches(paths: Sequence[Path], least: int) -> list[list[int]]:
+    """Return the rows of each branch of the tree, cut at the first level where there are `least`, else at the last."""
+    order, branches = in_tree_order(paths), dict[int, list[int]]()
+    for level in range(max(map(len, paths), default=0)):
+        branches = {}
+        for i in order:
+            branches.setdefault(paths[i][: level + 1][-1].number, []).append(i)
+        if len(branches) >= least:
+            break
+    return list(branches.values())
 
 
 def rank_micro_batches(
-    lengths: Sequence[int], max_tokens: int, rank: int, size: int, prompts: Sequence[PromptOf] | None = None
+    lengths: Sequence[int], max_tokens: int, rank: int, size: int, paths: Sequence[Path] | None = None
 ) -> tuple[list[list[int]], int]:
     """Return one rank's micro-batches, and the number of idle ones to add, so that all ranks have as many.
 
-    Every rank divides the rows alike, by `rows_of_ranks`. `prompts`: rows are packed; None: they are padded.
+    Every rank divides the rows alike, by `rows_of_ranks`. `paths`: rows are packed; None: they are padded.
     """
     batches_of_ranks = []
-    for rows in rows_of_ranks(lengths, size, prompts):
-        lengths_of_rank = [lengths[i] for i in rows]
-        if prompts is None:
-            batches = micro_batches(lengths_of_rank, max_tokens)
+    for rows in rows_of_ranks(lengths, size, paths):
+        if paths is None:
+            batches = micro_batches([lengths[i] for i in rows], max_tokens)
         else:
-            batches = packed_batches(lengths_of_rank, [prompts[i] for i in rows], max_tokens)
+            batches = packed_batches([paths[i] for i in rows], max_tokens)
         batches_of_ranks.append([[rows[k] for k in batch] for batch in batches])
     return batches_of_ranks[rank], max(map(len, batches_of_ranks)) - len(batches_of_ranks[rank])
 
@@ -308,7 +324,8 @@ def rows_of(
         indices = torch.tensor(list(rows), dtype=torch.int64, device=device)
     if width is None:
         width = padded_width(int(batch.attention_mask[indices].sum(1).max()), device)
-    of_rows: dict[str, Any] = {"spans": batch.spans, "answers": batch.answers, "prompts": batch.prompts}
+    whole = {"spans": batch.spans, "answers": batch.answers, "paths": batch.paths}
+    of_rows: dict[str, Any] = {n: None if v is None else tuple(v[i] for i in rows) for n, v in whole.items()}
     return TrainBatch(
         input_ids=batch.input_ids[indices, :width],
         attention_mask=batch.attention_mask[indices, :width],
@@ -323,7 +340,7 @@ def rows_of(
         records=records_of_rows(batch.records, rows, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[indices],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[indices, :width],
-        **{name: None if value is None else tuple(value[i] for i in rows) for name, value in of_rows.items()},
+        **of_rows,
     )
 
 

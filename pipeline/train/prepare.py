@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import RunError
+from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.controllers import entropy_controller, kl_controller
 from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
@@ -27,13 +28,13 @@ from verizero.pipeline.train.backend import Backend, WhichModel
 from verizero.pipeline.train.collate import Micro, collate, row_lengths, turn_table
 from verizero.pipeline.train.critic import CriticValues, critic_values_of
 from verizero.pipeline.train.distillation import Distillation
-from verizero.pipeline.train.micros import cut_to, micros_of
+from verizero.pipeline.train.micros import cut_paths, cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.records import has_records, with_own_records
 from verizero.pipeline.train.replay import replay_of
-from verizero.pipeline.train.sharing import packed_prompts
 from verizero.pipeline.train.texts import Row
-from verizero.pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
+from verizero.pipeline.train.trees import packed_paths
+from verizero.pipeline.types import Group, Path, StepMetrics, TrainBatch
 
 
 class Controllers:
@@ -173,6 +174,8 @@ class Prepared:
     """[B] bool: the verifiers gave a reward above 0."""
     shares: Shares | None
     """The part of its episode, or of its prompt, that each row is; None where every row is a whole episode."""
+    is_tree_refused: bool = False
+    """Rows share enough tokens to compute them as a tree, and the policy's architecture does not allow it."""
 
     @property
     def num_responses(self) -> int:
@@ -186,10 +189,13 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: ranks divide the rows for what needs the model, and each computes the rest itself.
     Records of sampling are sent to the ranks that train on them.
     """
-    prompts = packed_prompts(backend, parts, groups)
-    groups = _with_records_of_own_rows(backend, parts, groups, settings, prompts)
+    paths, is_refused = packed_paths(backend, groups)
+    is_recorded = any(has_records(m.rollout) for g in groups for m in g.members)
+    is_routed = is_recorded and num_experts(backend.model.config) is not None
+    if is_recorded and backend.ranks.size > 1:
+        groups = _with_records_of_own_rows(backend, parts, groups, settings, cut_paths(paths, is_routed))
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
-    collated = replace(collated, prompts=prompts)
+    collated = replace(collated, paths=paths, is_routed=is_routed)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(episode_layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
@@ -232,6 +238,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         mean_weight=_mean_weight(parts, batch, start),
         right=collated.rewards > 0,
         shares=shares,
+        is_tree_refused=is_refused,
     )
 
 
@@ -240,15 +247,13 @@ def _with_records_of_own_rows(
     parts: Parts,
     groups: Sequence[Group],
     settings: Settings,
-    prompts: tuple[PromptOf, ...] | None,
+    paths: tuple[Path, ...] | None,
 ) -> Sequence[Group]:
     """Return the groups with the sampling records of the rows that this rank computes in any forward."""
-    if backend.ranks.size == 1 or not any(has_records(m.rollout) for g in groups for m in g.members):
-        return groups
     lengths, group_of = row_lengths(groups)
-    sizes = lengths if prompts is not None else [padded_width(n, backend.model.device) for n in lengths]
+    sizes = lengths if paths is not None else [padded_width(n, backend.model.device) for n in lengths]
     steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
-    return with_own_records(backend.ranks, groups, sizes, [range(len(lengths)), *steps], prompts)
+    return with_own_records(backend.ranks, groups, sizes, [range(len(lengths)), *steps], paths)
 
 
 def _with_length_penalties(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from verizero.pipeline.rows import rows
 from verizero.pipeline.train.collate import MemberIndex, members_of_rows, rows_of_ranks
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.types import Group, KeptTokens, PromptOf, Rollout, Turn
+from verizero.pipeline.types import Group, KeptTokens, Path, Rollout, Turn
 
 
 def without_records(group: Group, rank: int) -> Group:
@@ -26,19 +26,19 @@ def with_own_records(
     groups: Sequence[Group],
     lengths: Sequence[int],
     steps: Iterable[Sequence[int]],
-    prompts: Sequence[PromptOf] | None = None,
+    paths: Sequence[Path] | None = None,
 ) -> list[Group]:
     """Return the groups, on each rank with the records of all rows that it trains on. Every rank must call this.
 
-    `lengths`, `prompts`: of all rows, as `rank_micro_batches` gets them. `steps`: the rows of each optimiser step, and
+    `lengths`, `paths`: of all rows, as `rank_micro_batches` gets them. `steps`: the rows of each optimiser step, and
     of each forward over the whole batch.
     """
     member_of_row = [member for member, _ in members_of_rows(groups)]
     size = ranks.row_ranks.size
     members_of_ranks: list[set[MemberIndex]] = [set() for _ in range(size)]
     for step in steps:
-        prompts_of_step = None if prompts is None else [prompts[i] for i in step]
-        divided = rows_of_ranks([lengths[i] for i in step], size, prompts_of_step)
+        paths_of_step = None if paths is None else [paths[i] for i in step]
+        divided = rows_of_ranks([lengths[i] for i in step], size, paths_of_step)
         for members, rows_of_rank in zip(members_of_ranks, divided, strict=True):
             members.update(member_of_row[step[k]] for k in rows_of_rank)
     # Ranks that share sequences are neighbours, and train on the same rows.

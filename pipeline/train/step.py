@@ -20,8 +20,8 @@ from verizero.pipeline.train.micros import cut_to, micros_of
 from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
 from verizero.pipeline.train.replay import replay_at
-from verizero.pipeline.train.sharing import packs_rows
 from verizero.pipeline.train.texts import text_gradient
+from verizero.pipeline.train.trees import packs_rows, tree_metrics
 from verizero.pipeline.types import Group, StepMetrics
 
 
@@ -63,6 +63,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     if stale is not None:
         stale_responses = stale if prepared.shares is None else stale & prepared.shares.counts
         metrics["rows/off_policy"] = float(stale_responses.sum())
+    if prepared.is_tree_refused:
+        metrics["tree/fallbacks"] = 1.0
     if batch.episode_ids is not None:
         metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
     if parts.kl.where != "none":
@@ -84,7 +86,7 @@ def _optimizer_step(
     """Take one optimiser step of policy and critic on a minibatch; while the critic warms up, of the critic only."""
     micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.row_ranks)
     is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
-    metrics: StepMetrics = {}
+    metrics = tree_metrics(prepared.batch, rows)
     try:
         if not is_warming_up:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)

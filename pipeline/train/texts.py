@@ -17,7 +17,7 @@ from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.train.micros import span_indices
-from verizero.pipeline.train.sharing import unshared_prompts
+from verizero.pipeline.train.trees import best_paths
 
 
 class Row(NamedTuple):
@@ -76,16 +76,16 @@ def _micros(
             f"packing: model type {backend.model.config.model_type!r} has a head that is more than a product, or its "
             "packed texts would not be what they are alone; set packing: false"
         )
-    prompts = unshared_prompts(lengths) if packs else None
+    paths = best_paths([row.ids for row in batch], device) if packs else None
     costs = lengths if packs else [padded_width(n, device) for n in lengths]
-    pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, prompts)
+    pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
     shortest = min(range(len(batch)), key=lengths.__getitem__)
     micros = []
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
         rows = piece or [shortest]
         width = padded_width(max(lengths[i] for i in rows), device)
         ids = padded_ids([batch[i].ids for i in rows], pad_id, width=width)
-        runs = None if prompts is None else Runs.of([prompts[i] for i in rows], width, most=max_tokens, device=device)
+        runs = None if paths is None else Runs.of([paths[i] for i in rows], width, most=max_tokens, device=device)
         micros.append((ids, Targets(span_indices([batch[i].spans for i in piece], width), runs)))
     on_device = moved([x for ids, targets in micros for x in (ids, *targets.tensors())], device)
     return [(next(on_device), targets.with_tensors(on_device)) for _, targets in micros]

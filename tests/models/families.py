@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -68,6 +69,19 @@ def _built(model_type: str, changes: str, seed: int, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     scatter(model, seed)
     return model
+
+
+def with_exact_norms(model: Any) -> Any:
+    """The model, with norms in the type of their input: those of transformers are in float32, whatever it is in."""
+    for norm in model.modules():
+        if type(norm).__name__.endswith("RMSNorm"):
+            norm.forward = MethodType(_norm, norm)
+    return model
+
+
+def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+    return out
 
 
 @torch.no_grad()

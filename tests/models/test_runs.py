@@ -1,4 +1,4 @@
-"""Packed rows, of which some share a prompt: log-probs, entropies and gradients are those of the rows one by one."""
+"""Packed rows, of which some share runs: log-probs, entropies and gradients are those of the rows one by one."""
 
 from __future__ import annotations
 
@@ -15,54 +15,60 @@ from verizero.pipeline.models import proof
 from verizero.pipeline.models.forward import Layout, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.load import recompute_activations
 from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs, states
-from verizero.pipeline.types import PromptOf
+from verizero.pipeline.types import Path, Run
 
 ROWS = ((9, (5, 3, 1, 0, 12)), (4, (7, 7)), (15, (2,)), (1, (4, 9)))
 """For each prompt its length, and those of its responses: an empty one and a prompt with a single response too."""
-Batch = tuple[Tensor, Tensor, list[PromptOf]]
+Batch = tuple[Tensor, Tensor, list[Path]]
 
 
 def batch(rows: tuple[tuple[int, tuple[int, ...]], ...] = ROWS) -> Batch:
     draw = torch.Generator().manual_seed(5)
-    prompts = [PromptOf(n, size, size + own) for n, (size, responses) in enumerate(rows) for own in responses]
-    prompts = prompts[::2] + prompts[1::2]  # rows with equal prompts are not neighbours
+    paths: list[Path] = [
+        (Run(n, size), *([Run(10 * n + k + 10, size + own)] if own else []))
+        for n, (size, responses) in enumerate(rows)
+        for k, own in enumerate(responses)
+    ]
+    paths = paths[::2] + paths[1::2]  # rows with equal prompts are not neighbours
     starts = [torch.randint(3, VOCAB, (size,), generator=draw) for size, _ in rows]
-    ids = torch.zeros(len(prompts), max(p.row_tokens for p in prompts), dtype=torch.int64)
+    ids = torch.zeros(len(paths), max(path[-1].end for path in paths), dtype=torch.int64)
     where = torch.zeros_like(ids, dtype=torch.bool)
-    for i, (number, size, end) in enumerate(prompts):
+    for i, path in enumerate(paths):
+        (number, size), end = path[0], path[-1].end
         ids[i, :size] = starts[number]
         ids[i, size:end] = torch.randint(3, VOCAB, (end - size,), generator=draw)
         where[i, size:end] = True
-    return ids, where, prompts
+    return ids, where, paths
 
 
 def pull(values: Tensor) -> Tensor:
     return torch.sin(torch.arange(values.numel(), dtype=values.dtype)).view_as(values)
 
 
-def one_by_one(model: Any, ids: Tensor, where: Tensor, prompts: list[PromptOf]) -> tuple[Tensor, dict[str, Tensor]]:
+def one_by_one(model: Any, ids: Tensor, where: Tensor, paths: list[Path]) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs at temperature 0.9, and the gradient of a sum of them and of entropies, by a forward of each row."""
     model = copy.deepcopy(model).double()
     logprobs, entropies = (torch.zeros(ids.shape, dtype=torch.float64) for _ in range(2))
-    for i, (_, size, end) in enumerate(prompts):
+    for i, path in enumerate(paths):
+        end = path[-1].end
         logits = model(input_ids=ids[i : i + 1, :end], use_cache=False).logits[0] / 0.9
         rows = logits.log_softmax(-1)
-        for t in range(size, end):
+        for t in where[i].nonzero()[:, 0].tolist():
             logprobs[i, t] = rows[t - 1, ids[i, t]]
             entropies[i, t] = -(rows[t - 1].exp() * rows[t - 1]).sum()
     (logprobs * pull(logprobs) + 0.3 * entropies * pull(entropies)).sum().backward()
     return logprobs.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def targets_of(where: Tensor, prompts: list[PromptOf]) -> Targets:
-    return Targets(where.flatten().nonzero()[:, 0], Runs.of(prompts, where.shape[1]))
+def targets_of(where: Tensor, paths: list[Path]) -> Targets:
+    return Targets(where.flatten().nonzero()[:, 0], Runs.of(paths, where.shape[1]))
 
 
 def ours(model: Any, data: Batch, chunk: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-    ids, where, prompts = data
+    ids, where, paths = data
     model.zero_grad()
     logprobs, entropies = logprobs_at(
-        model, ids, where, 0.9, True, layout=Layout(targets=targets_of(where, prompts), chunk_tokens=chunk)
+        model, ids, where, 0.9, True, layout=Layout(targets=targets_of(where, paths), chunk_tokens=chunk)
     )
     assert entropies is not None
     (logprobs * pull(logprobs) + 0.3 * entropies * pull(entropies)).sum().backward()
@@ -116,8 +122,8 @@ def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
 
 
 def test_each_prompt_is_computed_once() -> None:
-    ids, _, prompts = batch()
-    runs = Runs.of(prompts, ids.shape[1])
+    ids, _, paths = batch()
+    runs = Runs.of(paths, ids.shape[1])
     # Of a response, all tokens but the last.
     assert len(runs.source) == sum(size + sum(max(0, own - 1) for own in responses) for size, responses in ROWS)
 

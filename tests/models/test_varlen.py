@@ -14,15 +14,16 @@ from verizero.pipeline.models import varlen
 from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.models.varlen import Ends, Piece, gap, kernel_for
 from verizero.pipeline.models.widths import packed_width
-from verizero.pipeline.types import PromptOf
+from verizero.pipeline.types import Path, Run
 
-ROWS = (
-    PromptOf(0, 5, 9),
-    PromptOf(1, 3, 12),
-    PromptOf(0, 5, 6),
-    PromptOf(2, 0, 11),
-    PromptOf(1, 3, 4),
-    PromptOf(3, 0, 1),
+PATHS: tuple[Path, ...] = (
+    (Run(0, 5), Run(4, 9)),
+    (Run(1, 3), Run(8, 7), Run(5, 12)),
+    (Run(0, 5), Run(6, 6)),
+    (Run(2, 11),),
+    (Run(1, 3), Run(7, 4)),
+    (Run(1, 3), Run(8, 7), Run(9, 9)),
+    (Run(3, 1),),
 )
 WIDTH = 12
 
@@ -45,10 +46,10 @@ def test_no_kernel_is_tried_where_none_runs() -> None:
 
 def test_torch_takes_the_call() -> None:
     """Without a GPU: shapes and arguments of forward and backward are checked by torch's own rules for them."""
-    pieces = [Piece(0, 4), Piece(4, 3, 0, 4)]
-    table = torch.tensor(pieces)
+    pieces = [Piece(0, 4, 0, 0), Piece(4, 3, 4, 4)]
+    table, keys = torch.tensor(pieces), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6])
     with FakeTensorMode() as mode:
-        ends = Ends.of(pieces, mode.from_tensor(table))
+        ends = Ends.of(pieces, mode.from_tensor(table), mode.from_tensor(keys))
         query, key, value = (torch.empty(7, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
         out = varlen.attend(query, key, value, ends, 0.1, 3, varlen.of_torch())
         assert out.shape == query.shape
@@ -66,16 +67,16 @@ def test_the_kernel_attends_as_calls_do(
     results = []
     for most, by_kernel in ((None, False), (tokens, False), (tokens, True)):
         monkeypatch.setattr(varlen, "kernel_for", lambda *_, on=by_kernel: varlen_attn if on else None)
-        layout = Runs.of(ROWS, WIDTH) if most is None else Runs.of(ROWS, WIDTH, most=most, device="cuda")
+        layout = Runs.of(PATHS, WIDTH) if most is None else Runs.of(PATHS, WIDTH, most=most, device="cuda")
         assert most is None or len(layout.source) == 64
         layout = layout.with_tensors(iter(layout.tensors()))
         draw = torch.Generator().manual_seed(1)
         # One draw for each place of the rows, so that equal tokens of all layouts have equal numbers.
-        whole = [torch.randn(len(ROWS) * WIDTH, heads, 8, dtype=torch.float64, generator=draw) for heads in (4, 2, 2)]
+        whole = [torch.randn(len(PATHS) * WIDTH, heads, 8, dtype=torch.float64, generator=draw) for heads in (4, 2, 2)]
         query, key, value = ((x[layout.source]).requires_grad_() for x in whole)
         out = layout.attend(query, key, value, None, window)
         assert len(out) == len(layout.source)
-        seen = [layout.place[i, t] for i, row in enumerate(ROWS) for t in range(row.row_tokens - 1)]
+        seen = [layout.place[i, t] for i, row in enumerate(PATHS) for t in range(row[-1].end - 1)]
         picked = out[torch.stack(seen)]
         (picked * torch.sin(torch.arange(picked.numel())).view_as(picked)).sum().backward()
         real = int(max(seen)) + 1
@@ -88,15 +89,15 @@ def test_the_kernel_attends_as_calls_do(
 
 
 def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
-    layout = Runs.of(ROWS, WIDTH, ends=True, most=64, device="cuda")
+    layout = Runs.of(PATHS, WIDTH, ends=True, most=64, device="cuda")
     longer = layout.in_longer_rows(WIDTH)
-    ids = torch.arange(len(ROWS) * WIDTH).view(len(ROWS), WIDTH)
-    more = torch.cat([ids, torch.full((len(ROWS), 1), -1)], 1)
-    for i, row in enumerate(ROWS):
-        for t in range(row.row_tokens):
+    ids = torch.arange(len(PATHS) * WIDTH).view(len(PATHS), WIDTH)
+    more = torch.cat([ids, torch.full((len(PATHS), 1), -1)], 1)
+    for i, row in enumerate(PATHS):
+        for t in range(row[-1].end):
             for rows, own in ((ids, layout), (more, longer)):
                 token = rows.flatten()[own.source[own.place[i, t]]]
-                shared = [k for k, other in enumerate(ROWS) if t < row.tokens and other.number == row.number]
+                shared = [k for k, other in enumerate(PATHS) if any(t < run.end and run in other for run in row)]
                 assert int(token) in {int(ids[k, t]) for k in [i, *shared]}
                 assert int(own.positions[own.place[i, t]]) == t
 

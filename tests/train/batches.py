@@ -11,7 +11,7 @@ import torch
 
 from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.prepare import Controllers, Settings
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -105,8 +105,11 @@ def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> S
 def backend_of(
     seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: torch.dtype = torch.float64
 ) -> TorchBackend:
-    """A backend whose reference is another policy than the one that trains."""
-    backend = TorchBackend(policy(seed, dtype))
+    """A backend whose reference is another policy than the one that trains.
+
+    Rows are padded: in a tree the norms of this policy, which are in float32, round otherwise.
+    """
+    backend = TorchBackend(policy(seed, dtype), config=TrainConfig(packing="off"))
     backend.start(optimizer, 10)
     backend.reference = policy(seed + 100, dtype).requires_grad_(False)
     return backend
@@ -120,6 +123,11 @@ def weights(backend: TorchBackend) -> dict[str, torch.Tensor]:
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Greatest difference between two sets of weights."""
     return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+def without_tree(metrics: dict[str, float]) -> dict[str, float]:
+    """All metrics but those by which padded rows differ from a tree."""
+    return {name: value for name, value in metrics.items() if not name.startswith("tree/")}
 
 
 def finite(metrics: dict[str, float]) -> bool:

@@ -79,6 +79,22 @@ def episodes_of(
     return groups
 
 
+def forked(num: int = 3, size: int = 4, seed: int = 0) -> list[Group]:
+    """Groups of episodes of three turns, and of rows that fork after the first turn or the second."""
+    rng, groups = random.Random(seed), []
+    for g in range(num):
+        prompt, members = tuple(rng.choices(range(3, VOCAB), k=20)), []
+        for i in range(size):
+            main = [turn_of(rng, prompt), turn_of(rng, seen(rng)), turn_of(rng, seen(rng))]
+            forks = [(*map(context, main[:n]), turn_of(rng, seen(rng))) for n in (1, 2)]
+            rollout = rollout_of(f"p{g}", i, Episode((tuple(main), *forks[: i % 3]), ()))
+            reward = [1.0, 0.0, 0.25][i % 3]
+            components = (reward, 0.5 * (i % 2))
+            members.append(ScoredRollout(rollout, Verdict("graded", reward), reward, components))
+        groups.append(Group(Prompt(f"p{g}", "?", "exact", "x"), tuple(members), greedy_reward=float(g % 2)))
+    return groups
+
+
 def wrapped(groups: list[Group]) -> list[Group]:
     """The groups with every single response as an episode of one turn."""
 

@@ -43,7 +43,7 @@ def gathered_of(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
 def trained(ranks: Ranks, groups: Sequence[Group], case: str) -> dict[str, Any]:
     """Weights after two updates; prompts are shared in the cases that say so."""
     _, name, params = CASES[case]
-    backend = TorchBackend(policy(), ranks, TrainConfig(share_prompts="shared" in case))
+    backend = TorchBackend(policy(), ranks, TrainConfig(packing="auto" if "shared" in case else "off"))
     backend.start(OPTIMIZER, 10)
     backend.reference = policy(100).requires_grad_(False)
     parts = parts_of(name, **params)

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from tests.oracles import advantages as oracle
-from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, distance, groups_of, parts_of, settings_of, weights
+from tests.train.batches import (
+    MAX_RESPONSE,
+    OPTIMIZER,
+    backend_of,
+    distance,
+    groups_of,
+    parts_of,
+    settings_of,
+    weights,
+)
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, NonFiniteError, RunError
 from verizero.pipeline.train.collate import collate
@@ -221,7 +230,9 @@ def test_training_on_after_a_load_is_training_on(shared: bool, tmp_path: Path) -
     whole = with_critic(shared, OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=3))
     go_on(whole, 0)
     whole.save(tmp_path, save_model)
-    again = TorchBackend(type(whole.model).from_pretrained(tmp_path / "model", dtype=torch.float64))
+    again = TorchBackend(
+        type(whole.model).from_pretrained(tmp_path / "model", dtype=torch.float64), config=whole.train_config
+    )
     again.load(tmp_path)
     go_on(whole, 2)
     go_on(again, 2)

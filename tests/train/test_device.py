@@ -165,7 +165,7 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         if width is not None:
             monkeypatch.setattr(widths, "forward_width", lambda n, device: -(-n // 8) * 8)
         backend, parts = backend_of(), parts_of(name)
-        backend.train_config = TrainConfig(share_prompts=False)  # where prompts are shared, no row is padded
+        backend.train_config = TrainConfig(packing="off")
         if parts.critic is not None:
             backend.start_critic(True, backend.config, 10)  # type: ignore[arg-type]
         seen = update(backend, parts, groups_of(), settings_of(parts, 60))

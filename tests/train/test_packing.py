@@ -10,28 +10,39 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.models.families import SLOW, build
 from tests.oracles.varlen import varlen_attn
 from tests.train import episodes
-from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
+from tests.train.batches import (
+    OPTIMIZER,
+    distance,
+    groups_of,
+    longer,
+    parts_of,
+    policy,
+    settings_of,
+    stale,
+    weights,
+    without_tree,
+)
 from tests.train.rank_threads import gradient_of
+from tests.train.trees import lone
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train.collate import packed_batches, rank_micro_batches
+from verizero.pipeline.train import trees
+from verizero.pipeline.train.collate import packed_batches, sizes_of
 from verizero.pipeline.train.micros import micros_of
 from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.sharing import packs_rows, unshared_prompts
 from verizero.pipeline.train.step import _policy_gradient, update
 from verizero.pipeline.train.torch_backend import TorchBackend
-from verizero.pipeline.types import Group, PromptOf
+from verizero.pipeline.train.trees import packs_rows
+from verizero.pipeline.types import Group, Run
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
     "GRPO": ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}, lambda: stale(longer(groups_of(4)), 1, 0, 2)),  # noqa: E501
@@ -70,14 +81,18 @@ def begun(parts: Parts, name: str = "", **train: Any) -> TorchBackend:
 @pytest.mark.parametrize(
     ("name", "shares"), [*((name, True) for name in CASES), ("GRPO", False), ("PPO", False), ("LoRA", False)]
 )
-def test_updates_are_those_of_padded_rows(name: str, shares: bool, attention: str) -> None:
-    packed, padded = updated(name, packing="on", share_prompts=shares), of_padded_rows(name)
+def test_updates_are_those_of_padded_rows(
+    name: str, shares: bool, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MIN_SAVED_TOKENS" if shares else "MIN_SAVED_SHARE", 1)
+    packed, padded = updated(name, packing="on"), of_padded_rows(name)
+    assert all((metrics["tree/ratio"] > 1) is shares for metrics in packed[2])
     # The norms of qwen2 are in float32, whose rounding AdamW enlarges.
     assert distance(packed[0], padded[0]) < 1e-6
     if packed[1]:
         assert distance(packed[1], padded[1]) < 1e-6
     for ours, wanted in zip(packed[2], padded[2], strict=True):
-        assert ours == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert without_tree(ours) == pytest.approx(without_tree(wanted), rel=1e-5, abs=1e-6)
 
 
 def updated(name: str, **train: Any) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, float]]]:
@@ -97,7 +112,7 @@ def updated(name: str, **train: Any) -> tuple[dict[str, Any], dict[str, Any], li
 
 @cache
 def of_padded_rows(name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, float]]]:
-    return updated(name, packing="off", share_prompts=False)
+    return updated(name, packing="off")
 
 
 @pytest.mark.integration
@@ -151,8 +166,7 @@ def test_micro_batches_are_nearly_full() -> None:
     backend = begun(parts, packing="on", micro_batch_tokens=200)
     batch = prepare(backend, parts, groups, settings_of(parts, 200)).batch
     micros = micros_of(batch, list(range(len(batch.rewards))), 200)
-    prompts = batch.prompts or ()
-    total = sum(p.row_tokens - p.tokens for p in prompts) + sum({p.number: p.tokens for p in prompts}.values())
+    total = sum(sizes_of(*(batch.paths or ())).values())
     assert len(micros) <= -(-total // 200) + 1
 
 
@@ -161,10 +175,9 @@ def test_where_rows_are_packed() -> None:
     assert not packs_rows(begun(parts)), "auto on the CPU"
     assert not packs_rows(begun(parts, packing="off"))
     assert packs_rows(begun(parts, packing="on"))
-    experts = ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2})
-    for family in (SLOW["gemma2 with softcapping"], experts):
-        with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
-            packs_rows(TorchBackend(build(*family), config=TrainConfig(packing="on")))
+    gemma = TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig(packing="on"))
+    with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
+        packs_rows(gemma)
     with pytest.raises(ValueError, match=r"train\.packing=on with train\.sequence_parallel=2"):
         TrainConfig(packing="on", sequence_parallel=2)
 
@@ -195,37 +208,17 @@ def test_ranks_pack_together_or_not_at_all(packing: str, monkeypatch: pytest.Mon
         assert not packs_rows(backend)
 
 
-@st.composite
-def rows(draw: st.DrawFn) -> tuple[list[int], list[PromptOf]]:
-    sizes = draw(st.lists(st.integers(0, 20), min_size=1, max_size=12))
-    of_row = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=40))
-    lengths = [sizes[n] + draw(st.integers(1, 30)) for n in of_row]
-    return lengths, [PromptOf(n, sizes[n], total) for n, total in zip(of_row, lengths, strict=True)]
-
-
-@settings(deadline=None)
-@given(rows(), st.integers(1, 120), st.integers(1, 4))
-def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[PromptOf]], budget: int, size: int) -> None:
-    lengths, prompts = drawn
-    hands = [rank_micro_batches(lengths, budget, rank, size, prompts) for rank in range(size)]
-    assert len({len(own) + idle for own, idle in hands}) == 1
-    assert sorted(i for own, _ in hands for piece in own for i in piece) == list(range(len(lengths)))
-    for piece in (piece for own, _ in hands for piece in own):
-        once = sum({prompts[i].number: prompts[i].tokens for i in piece}.values())
-        assert once + sum(lengths[i] - prompts[i].tokens for i in piece) <= budget or len(piece) == 1
-
-
 def test_rows_fill_the_gaps_that_longer_ones_leave() -> None:
-    assert packed_batches([70, 60, 40, 30], unshared_prompts([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
-    assert packed_batches([100], unshared_prompts([100]), 64) == [[0]], "a row that is too long is alone"
-    shared = [PromptOf(0, 20, 50), PromptOf(0, 20, 50), PromptOf(1, 0, 45), PromptOf(0, 20, 40)]
-    assert packed_batches([50, 50, 45, 40], shared, 100) == [[0, 1, 3], [2]], "a row goes where its prompt is"
+    assert packed_batches(lone([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
+    assert packed_batches(lone([100]), 64) == [[0]], "a row that is too long is alone"
+    shared = [(Run(0, 20), Run(1, 50)), (Run(0, 20), Run(2, 50)), (Run(3, 45),), (Run(0, 20), Run(4, 40))]
+    assert packed_batches(shared, 100) == [[0, 1, 3], [2]], "a row goes where its runs are"
 
 
 def test_a_row_alone_sees_its_own_tokens(attention: str) -> None:
     """Another row's tokens change, and its log-probs stay what they were, bit for bit."""
     parts = parts_of("grpo", kl_coef=0.0)
-    backend = begun(parts, packing="on", share_prompts=False, micro_batch_tokens=1000)
+    backend = begun(parts, packing="on", micro_batch_tokens=1000)
     found = []
     for token in (3, 9):
         groups = longer(groups_of(2))

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, stale, weights
+from tests.train.batches import (
+    backend_of,
+    distance,
+    groups_of,
+    parts_of,
+    settings_of,
+    stale,
+    weights,
+)
 from verizero.pipeline.rl.ratios import proximal
 from verizero.pipeline.train.collate import collate
 from verizero.pipeline.train.micros import micros_at, row_costs

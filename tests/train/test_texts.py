@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tests.models.families import VOCAB, build, tiny
 from tests.oracles.varlen import varlen_attn
+from tests.train.trees import lone
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.forward import Targets, logits_at
 from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs
 from verizero.pipeline.models.widths import packed_width
-from verizero.pipeline.train.sharing import unshared_prompts
 from verizero.pipeline.train.texts import Row, row_after, text_gradient
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -120,7 +120,7 @@ def test_a_text_does_not_see_its_neighbours() -> None:
     ids = torch.randint(0, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1))
     where = torch.zeros(ids.shape, dtype=torch.bool)
     where[2, 1:6] = True
-    targets = Targets(where.flatten().nonzero()[:, 0], Runs.of(unshared_prompts([9, 9, 6, 6]), 9))
+    targets = Targets(where.flatten().nonzero()[:, 0], Runs.of(lone([9, 9, 6, 6]), 9))
     first = logits_at(model, ids, where, targets=targets)
     others = ids.clone()
     others[[0, 1, 3]] = (others[[0, 1, 3]] + 1) % VOCAB

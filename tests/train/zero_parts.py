@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from tests.models.families import build
-from tests.train.batches import groups_of, parts_of, settings_of, two_layers
-from tests.train.episodes import episodes_of
+from tests.train.batches import groups_of, parts_of, settings_of, two_layers, without_tree
+from tests.train.episodes import episodes_of, forked
 from tests.train.zero_rank import (
     NUM_STEPS,
     OPTIMIZER,
@@ -65,7 +65,8 @@ def begun(backend: Backend, shared: bool | None = None) -> Backend:
 
 def ppo(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
     parts = parts_of("ppo", **PPO)
-    return [update(backend, parts, groups_of(seed=s), settings_of(parts, TOKENS, step=s)) for s in range(first, last)]
+    groups = [forked(seed=s) if s % 2 else groups_of(seed=s) for s in range(last)]
+    return [update(backend, parts, groups[s], settings_of(parts, TOKENS, step=s)) for s in range(first, last)]
 
 
 def critic_weights(backend: Any) -> dict[str, torch.Tensor]:
@@ -79,7 +80,7 @@ def critic_weights(backend: Any) -> dict[str, torch.Tensor]:
 
 def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
     """Greatest difference between the metrics of two runs."""
-    return max(abs(x[k] - y[k]) for x, y in zip(a, b, strict=True) for k in y)
+    return max(abs(x[k] - y[k]) for x, y in zip(a, b, strict=True) for k in without_tree(y))
 
 
 @functools.cache
@@ -309,7 +310,7 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
 
     def taught(backend: Backend) -> list[dict[str, float]]:
         terms = [settings_of(parts, TOKENS, step=s, observation_coef=0.5) for s in range(NUM_STEPS)]
-        return [update(backend, parts, episodes_of(seed=s), terms[s]) for s in range(NUM_STEPS)]
+        return [update(backend, parts, (forked if s % 2 else episodes_of)(seed=s), terms[s]) for s in range(NUM_STEPS)]
 
     wanted = once(ranks, lambda: run_of(TorchBackend(two_layers()), taught))
     sharing = sharing_sequences(ranks, 2)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch._dynamo.utils import counters
 
-from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers
+from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers, without_tree
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models import compiled
@@ -29,9 +29,9 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
-from verizero.pipeline.train.sharing import packs_rows
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.trees import packs_rows
 
 T = TypeVar("T")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear", eps=1e-5)
@@ -134,7 +134,7 @@ def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> 
     before = weights(again)
     return {
         "weights": distance(ends, torch_weights),
-        "metrics": max(abs(a[k] - b[k]) for a, b in zip(seen, torch_metrics, strict=True) for k in b),
+        "metrics": max(abs(a[k] - b[k]) for a, b in zip(seen, torch_metrics, strict=True) for k in without_tree(b)),
         "resumed": distance(before, ends),
         "refused": refuses(again, before),
         "saved": distance(saved(folder), read),
@@ -184,7 +184,7 @@ def main(root: Path) -> dict[str, Any]:
 def fsdp(root: Path) -> dict[str, Any]:
     """What `main` finds, of FSDP."""
     ranks = joined()
-    wanted = once(ranks, lambda: alone(TrainConfig(share_prompts=False)))
+    wanted = once(ranks, lambda: alone(TrainConfig(packing="off")))
     found: dict[str, Any] = {}
     for name in OF_SIZE[ranks.size]:
         found[name] = compare({"backend": "fsdp", **FSDP[name]}, ranks, root / name, wanted)
