@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.commands.suites.answering import answering
 from tests.commands.suites.rows import COUNT, SUITES, write_rows
+from tests.source import ROOT
+from tests.test_documents import block
 from verizero.pipeline.commands import eval as command
 from verizero.pipeline.commands.eval import compared, evaluate_suites
 from verizero.pipeline.commands.suites import asking
@@ -187,6 +190,21 @@ def test_a_recipe_names_suites_among_its_held_out_rows(tmp_path: Path) -> None:
     assert "\\boxed{}" in prompts[0].asked
     with pytest.raises(ConfigError, match="did you mean gsm8k"):
         DataConfig.model_validate({"evaluation": ["gsm8"]})
+
+
+def test_the_examples_of_the_page_are_accepted_and_its_table_is_that_of_the_files(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")
+    (tmp_path / "sums.yaml").write_text(block(page, "yaml", "suite"))
+    assert load_suite("sums.yaml", tmp_path).samples == 8
+    sources = DataConfig.model_validate(yaml.safe_load(block(page, "yaml", "evaluation"))).evaluation
+    assert [s.domain for s in sources] == ["math500", "gsm8k", "humaneval"]
+    for name in SUITES:
+        suite = load_suite(name, Path.cwd())
+        how = "greedy" if suite.temperature == 0 else f"{suite.samples} at temperature {suite.temperature}"
+        choice = suite.rows.verifier
+        verifier = suite.rows.mapping.default_verifier if choice is None else choice.name
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert [cell.strip() for cell in line.split("|")[3:5]] == [how, f"`{verifier}`"]
 
 
 @pytest.mark.parametrize(
