@@ -76,5 +76,6 @@ def _equal_when_sampled(run: RunFacts) -> Finding | None:
         "--set rollout.temperature=1"
         if is_cold
         else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
-        EXPLAINS,
+        # Where responses hardly differ, the few groups with a signal move the policy in jumps.
+        EXPLAINS | ({"learning_rate_high", "entropy_collapse"} if is_cold else frozenset()),
     )
