@@ -185,6 +185,8 @@ def test_no_cut_and_no_order_of_rows_changes_anything(name: str, monkeypatch: py
         order = draw.sample(range(num), num)
         edges = sorted({0, num, *draw.sample(range(num), 4)})
         same(solved(parts, groups, [order[a:b] for a, b in itertools.pairwise(edges)]), wanted, nearness(name))
+        if name == "steps":  # single responses have no ids: their steps are in the order of `collate`
+            continue
         with monkeypatch.context() as patch:
             patch.setattr(
                 prepare_module, "collate", lambda *a, rows=order: rows_of(collate(*a), rows)
