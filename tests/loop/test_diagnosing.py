@@ -13,7 +13,7 @@ from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
-from verizero.pipeline.diagnosis import end_token_missing
+from verizero.pipeline.diagnosis import length_cap
 from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
@@ -25,7 +25,7 @@ from verizero.pipeline.whole_run import finish
 
 ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
 CUT = ["rollout.max_response_tokens=3", "rl.steps_per_round=6", "evaluation.every_rounds=1"]
-"""Every response is cut, so that none has an end token."""
+"""Every response is cut before it can have an answer."""
 
 
 def recorder_of(folder: Path) -> tuple[Recorder, Heard, list[tuple[str, dict[str, Any]]]]:
@@ -55,23 +55,23 @@ def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, events = run(tmp_path / "whole")
-    shown = [line for line in said if "problem: end_token_missing: " in line]
+    shown = [line for line in said if "problem: length_cap: " in line]
     assert len(shown) == 1
     assert shown[0].startswith("after round 1: ")
-    mine = [fields for name, fields in events if name == EVENT and fields["cause"] == "end_token_missing"]
+    mine = [fields for name, fields in events if name == EVENT and fields["cause"] == "length_cap"]
     assert len(mine) == 1
     json.dumps(mine)
     rounds = [fields for name, fields in events if name == "verizero.round.completed"]
-    assert [any("end_token_missing" in line for line in f["causes"]) for f in rounds] == [True, True]
+    assert [any("length_cap" in line for line in f["causes"]) for f in rounds] == [True, True]
     page = (tmp_path / "whole" / "report.html").read_text()
-    assert "end_token_missing" in page.partition('<section id="diagnosis">')[2].partition("</section>")[0]
+    assert "length_cap" in page.partition('<section id="diagnosis">')[2].partition("</section>")[0]
 
     def broken(run: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(end_token_missing, "look", broken)
+    monkeypatch.setattr(length_cap, "look", broken)
     said, _ = run(tmp_path / "broken")
-    warnings = [line for line in said if "the rule end_token_missing of the diagnosis failed: ZeroDivision" in line]
+    warnings = [line for line in said if "the rule length_cap of the diagnosis failed: ZeroDivision" in line]
     assert len(warnings) == 2, "once while it ran, and once for the page"
     assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "whole")
 
