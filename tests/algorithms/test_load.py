@@ -34,6 +34,7 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     "vapo": ("gae", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
     "reinforce": ("none", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
     "grpo": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.04)),
+    "grpo_process": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.04)),
     "r1_zero": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.001)),
     "dr_grpo": ("group_mean", "token", CLIP, "sequence_mean_token_sum_norm", None),
     "dapo": ("group_norm", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
+from benchmarks.diagnose.in_trl import faults as in_trl
 from benchmarks.diagnose.places import place_of
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from benchmarks.diagnose.remedied import CHANGE
@@ -82,6 +83,7 @@ def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed: Any, tmp_
 
 def test_every_rule_finds_a_planted_fault() -> None:
     found = {BY_NAME[fault_of(p)].cause for p in PATHS if BY_NAME[fault_of(p)] not in HEALTHY}
+    found |= {fault.cause for fault in in_trl.FAULTS}  # recorded runs of TRL: tests/diagnosis/test_logs.py
     assert set(causes()) <= found
 
 

@@ -29,7 +29,8 @@ SIGNATURES = {
     "TrainedRun.push": "(self, name, private=True)",
     "TrainedRun.train": "(self, steps=None, *, resume='auto', quiet=False, callbacks=())",
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
-    "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=())",
+    "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=(), "
+    "steps=())",
     "open": "(model, data=None, *, resume='auto', quiet=False, callbacks=(), **arguments)",
     "train": "(model, data=None, *, reward=None, evaluation=None, name=None, algorithm=None, steps=None, weights=None, "
     "success=None, output=None, resume='auto', quiet=False, callbacks=(), **fields)",

@@ -48,7 +48,13 @@ def reinforce_like(parts: Parts) -> Parts:
     )
 
 
-@pytest.mark.parametrize("name", [n for n, p in VARIANTS.items() if p.surrogate.name in CLIPPED])
+CLIPPED_VARIANTS = [
+    # the mean by prompt needs the prompts of a batch, which these inputs have not: tests/rl/test_loss.py
+    n for n, p in VARIANTS.items() if p.surrogate.name in CLIPPED and p.aggregate != "prompt_mean"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLIPPED_VARIANTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_on_policy_every_clipped_surrogate_has_the_gradient_of_reinforce(name: str, seed: int) -> None:
     parts = bare(VARIANTS[name])
