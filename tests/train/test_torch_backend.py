@@ -174,7 +174,7 @@ def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path:
     checkpoint.save(tmp_path, 1, write, keep=1)
     path = checkpoint.path_of(tmp_path, 1)
     assert checkpoint.damage_of(path) is None
-    second = TorchBackend(load_model(str(path / "model")))
+    second = TorchBackend(load_model(str(path / "model")), config=straight.train_config)
     second.load(path)
     again = Controllers(parts)
     again.load_state_dict(json.loads((path / "controllers.json").read_text()))
