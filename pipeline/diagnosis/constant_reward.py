@@ -17,9 +17,11 @@ MIN_RESPONSES, MIN_DIFFERING, MIN_MAJORITIES, MAX_CUT = 40, 0.3, 0.1, 0.9
 def look(run: RunFacts) -> Finding | None:
     """Find one reward for all responses, though some that get it must be right and others wrong."""
     rewards = {s.row.reward for s in run.samples}
-    answers = group_answers(run)
-    if len(run.samples) < MIN_RESPONSES or len(rewards) != 1 or None in rewards or answers is None or run.evaluations:
+    if len(run.samples) < MIN_RESPONSES or len(rewards) != 1 or None in rewards or run.evaluations:
         return None  # an evaluation tells whether the policy is right, and other rules ask it
+    answers = group_answers(run)
+    if answers is None:
+        return None
     reward = next(iter(rewards))
     groups = len({(s.row.step, s.row.prompt_id) for s in run.samples})
     accepts = answers.accepted > 0

@@ -52,10 +52,9 @@ def look(run: RunFacts) -> Finding | None:
 
 def _equal_answers(run: RunFacts) -> Finding | None:
     """Find refused responses with the answer of an accepted one of their group, where no evaluation tells more."""
-    answers = group_answers(run)
     if (
-        answers is None
-        or run.before_and_after()
+        run.before_and_after()
+        or (answers := group_answers(run)) is None
         or len(answers.refused_equal) < max(MIN_EQUAL, MIN_EQUAL_SHARE * answers.refused)
     ):
         return None

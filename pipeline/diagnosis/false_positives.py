@@ -50,10 +50,9 @@ def look(run: RunFacts) -> Finding | None:
 
 def _differing_answers(run: RunFacts) -> Finding | None:
     """Find groups in which responses with different numbers are accepted, where no evaluation tells more."""
-    answers = group_answers(run)
     if (
-        answers is None
-        or run.before_and_after()
+        run.before_and_after()
+        or (answers := group_answers(run)) is None
         or len(answers.differing) < max(MIN_DIFFERING_GROUPS, MIN_DIFFERING * answers.accepted)
     ):
         return None

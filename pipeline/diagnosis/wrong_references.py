@@ -53,10 +53,9 @@ def look(run: RunFacts) -> Finding | None:
 
 def _refused_majorities(run: RunFacts) -> Finding | None:
     """Find that most answers which groups agree on are refused, where no evaluation tells more."""
-    answers = group_answers(run)
     if (
-        answers is None
-        or run.before_and_after()
+        run.before_and_after()
+        or (answers := group_answers(run)) is None
         or answers.majorities < MIN_MAJORITIES
         or len(answers.refused_majorities) < MIN_REFUSED_MAJORITIES * answers.majorities
         or (run.mean_at_start("temperature") or 1.0) < COLD_TEMPERATURE
