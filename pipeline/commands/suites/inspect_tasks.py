@@ -165,7 +165,9 @@ def verdict_of(sample: Mapping[str, Any]) -> Verdict:
         number = LETTERS[value] if isinstance(value, str) and value in LETTERS else float(value)
     except (TypeError, ValueError):
         return Verdict("verifier_error", reason=f"inspect: {name} gave {value!r:.80}, which is no number")
-    return Verdict("graded", min(1.0, max(0.0, number)), name, None if answer is None else str(answer))
+    if not 0 <= number <= 1:  # NaN too
+        return Verdict("verifier_error", reason=f"inspect: {name} gave {number:g}, and a score is from 0 to 1")
+    return Verdict("graded", number, name, None if answer is None else str(answer))
 
 
 def text_of(content: Any) -> str:

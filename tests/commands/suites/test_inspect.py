@@ -79,6 +79,8 @@ def test_a_task_is_run_against_the_model_and_shown_on_the_page(tmp_path: Path, m
         ({"scores": {"if": {"value": {"prompt_level_strict": True, "inst_level_strict": 3}}}}, "graded", 1.0),
         ({"scores": {"odd": {"value": "perhaps"}}}, "verifier_error", 0.0),
         ({"scores": {"odd": {"value": None}}}, "verifier_error", 0.0),
+        ({"scores": {"of_ten": {"value": 7}}}, "verifier_error", 0.0),
+        ({"scores": {"odd": {"value": float("nan")}}}, "verifier_error", 0.0),
         ({"scores": {}}, "verifier_error", 0.0),
         ({"scores": None, "error": {"message": "the container is gone"}}, "environment_error", 0.0),
         ({"scores": {"match": {"value": "C"}}, "error": {"message": "late"}}, "environment_error", 0.0),
