@@ -15,6 +15,7 @@ from verizero.pipeline.commands.suites.models import Measured
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.suites import Suite
+from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.errors import EngineError, GradingError
 from verizero.pipeline.report.progress import Progress
@@ -75,7 +76,7 @@ def with_chat(config: RunConfig, tokenizer: Any, model: Measured) -> RunConfig:
     """Return the recipe with the tokenizer's chat template, where it has one and no run says which."""
     if model.template is not None or not tokenizer.chat_template or config.data.template.name != "plain":
         return config
-    template = type(config.data.template).model_validate("chat")
+    template = Template.model_validate("chat")
     return config.model_copy(update={"data": config.data.model_copy(update={"template": template})})
 
 
@@ -87,7 +88,7 @@ def questions_here(model: Measured, loaded: Sequence[Loaded], config: RunConfig)
     """
     tokenizer, context = build_tokenizer(config), context_of(config)
     config = with_chat(config, tokenizer, model)
-    renderer, print_ = Renderer(tokenizer, config.data.template), model.print
+    renderer, fingerprint = Renderer(tokenizer, config.data.template), model.fingerprint()
     questions: list[Question] = []
     longest = 1
     for own in loaded:
@@ -98,7 +99,7 @@ def questions_here(model: Measured, loaded: Sequence[Loaded], config: RunConfig)
         sampling = Sampling(limit, own.suite.temperature, own.suite.top_p)
         longest = max(longest, limit)
         for prompt, tokens in zip(own.prompts, ids, strict=True):
-            key = key_of(print_, [prompt.id, *tokens], sampling)
+            key = key_of(fingerprint, [prompt.id, *tokens], sampling)
             questions.append(Question(prompt, tokens, own.suite.samples, sampling, key, len(tokens) > most))
     rollout = config.rollout.model_copy(update={"max_response_tokens": longest})
     return config.model_copy(update={"rollout": rollout}), questions
@@ -106,9 +107,9 @@ def questions_here(model: Measured, loaded: Sequence[Loaded], config: RunConfig)
 
 def questions_there(model: Measured, loaded: Sequence[Loaded]) -> list[Question]:
     """Return the questions as an endpoint is asked them."""
-    print_ = model.print
+    fingerprint = model.fingerprint()
     return [
-        Question(p, (), own.suite.samples, how, key_of(print_, [p.id, p.system, p.asked], how))
+        Question(p, (), own.suite.samples, how, key_of(fingerprint, [p.id, p.system, p.asked], how))
         for own in loaded
         for how in [Sampling(own.suite.max_tokens, own.suite.temperature, own.suite.top_p)]
         for p in own.prompts

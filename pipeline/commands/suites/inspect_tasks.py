@@ -43,7 +43,7 @@ def inspect_groups(
     """
     program = program_of_inspect()
     name = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-")
-    folder = model.folder / FOLDER / f"{name}-{limit or 'all'}-{max_tokens}-{model.print[:12]}"
+    folder = model.folder / FOLDER / f"{name}-{limit or 'all'}-{max_tokens}-{model.fingerprint()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     log = logged(program, folder)
     if log is None:

@@ -42,9 +42,8 @@ class Measured:
     served: str | None = None
     """The model's name at the endpoint; None: it is computed here."""
 
-    @property
-    def print(self) -> str:
-        """A hash of the model: of the ends of its files where it is a folder, else of its name."""
+    def fingerprint(self) -> str:
+        """Return a hash of the model: of the ends of its files where it is a folder, else of its name."""
         digest = hashlib.sha256(f"{self.model}\n{self.served}".encode())
         folder = Path(self.model)
         if self.served is None and folder.is_dir():

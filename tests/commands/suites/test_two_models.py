@@ -79,15 +79,15 @@ def test_a_run_is_its_first_weights_and_its_newest(tmp_path: Path) -> None:
 
 def test_a_model_in_another_place_is_the_same_and_other_weights_are_not(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    first = measured_of([str(model)])[0].print
+    first = measured_of([str(model)])[0].fingerprint()
     model.rename(tmp_path / "moved")
     moved = measured_of([str(tmp_path / "moved")])[0]
-    assert moved.print == first
+    assert moved.fingerprint() == first
     weights = tmp_path / "moved" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert moved.print != first
+    assert moved.fingerprint() != first
 
 
 def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_rate(tmp_path: Path) -> None:
