@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class RewardReport:
     """Form -> mean score of right answers in it, and of wrong ones."""
     seconds: float
     """Seconds of a call."""
-    holes: AuditReport | None = field(default=None)
+    holes: AuditReport | None = None
     """Rewritings and attacks in the form that is accepted; None if no form is."""
 
     @property
@@ -78,7 +78,11 @@ def audit_reward(path: str, data: Path, base: Path | None = None) -> RewardRepor
     best = max(rewards, key=lambda form: rewards[form][0] - rewards[form][1])
     problems = _problems(every, rewards, best, seconds)
     accepted = [
-        _labelled(row, other, FORMS[best])
+        replace(
+            row,
+            accept=(FORMS[best].format(answer=row.reference),),
+            refuse=(FORMS[best].format(answer=other),),
+        )
         for row, other, verdict in zip(rows, _others(rows), verdicts[best][0], strict=True)
         if verdict.is_correct
     ]
@@ -126,19 +130,6 @@ def _others(rows: Sequence[Row]) -> list[Any]:
         next((a for a in (*answers[i + 1 :], *answers[:i]) if str(a) != str(own)), f"not {own}")
         for i, own in enumerate(answers)
     ]
-
-
-def _labelled(row: Row, other: Any, text: str) -> Row:
-    return Row(
-        row.line,
-        row.id,
-        row.key,
-        row.reference,
-        prompt=row.prompt,
-        accept=(text.format(answer=row.reference),),
-        refuse=(text.format(answer=other),),
-        columns=row.columns,
-    )
 
 
 def _columns(data: Path) -> list[Mapping[str, Any]]:

@@ -38,21 +38,21 @@ class Check(NamedTuple):
 
 
 RATE, GROUP, CLIP = "rl.optimizer.learning_rate", "rl.group_size", "rl.algorithm.clip_low"
-RATES_SAID = (
+RATE_SENTENCE = (
     f"The learning rate is {{:g}}. Published runs of RL lie between {RATES[0]:g} and {RATES[1]:g}, most at "
     f"{USUAL_RATE:g}, with adapters at {USUAL_RATE_OF_ADAPTERS:g}."
 )
-GROUP_SAID = "A group has {:g} responses: most have equal rewards."
-CLIP_SAID = "The clip range is {:g}; usual is "
+GROUP_SENTENCE = "A group has {:g} responses: most have equal rewards."
+CLIP_SENTENCE = "The clip range is {:g}; usual is "
 CHECKS = (
-    Check(RATE, lambda x: x < RATES[0], "learning_rate_low", "warning", 0.8, RATES_SAID),
-    Check(RATE, lambda x: x > RATES[1], "learning_rate_high", "warning", 0.8, RATES_SAID),
+    Check(RATE, lambda x: x < RATES[0], "learning_rate_low", "warning", 0.8, RATE_SENTENCE),
+    Check(RATE, lambda x: x > RATES[1], "learning_rate_high", "warning", 0.8, RATE_SENTENCE),
     Check(
         "rl.algorithm.kl_coef", lambda x: x >= 0.5, "kl_too_strong", "problem", 0.8,
         "The coefficient of the KL term is {:g}; usual are 0 to 0.1.",
     ),
-    Check(GROUP, lambda x: x < 2, "advantages_vanish", "problem", 0.7, GROUP_SAID),
-    Check(GROUP, lambda x: 2 <= x < 4, "advantages_vanish", "warning", 0.7, GROUP_SAID),
+    Check(GROUP, lambda x: x < 2, "advantages_vanish", "problem", 0.7, GROUP_SENTENCE),
+    Check(GROUP, lambda x: 2 <= x < 4, "advantages_vanish", "warning", 0.7, GROUP_SENTENCE),
     Check(
         "rollout.temperature", lambda x: x < 0.4, "advantages_vanish", "problem", 0.8,
         "At temperature {:g} responses to a prompt are alike.",
@@ -62,12 +62,12 @@ CHECKS = (
         "Responses are sampled with top-p {:g}, and the trainer computes probabilities of all tokens.",
     ),
     Check(
-        CLIP, lambda x: x < 1e-2, "clip_stops_learning", "problem", 0.7, CLIP_SAID + "0.2 for ratios of tokens.",
+        CLIP, lambda x: x < 1e-2, "clip_stops_learning", "problem", 0.7, CLIP_SENTENCE + "0.2 for ratios of tokens.",
         algorithm="grpo",
     ),
     Check(
         CLIP, lambda x: x >= 5e-2, "clip_stops_learning", "problem", 0.7,
-        CLIP_SAID + "0.0003 for ratios of sequences.", algorithm="gspo",
+        CLIP_SENTENCE + "0.0003 for ratios of sequences.", algorithm="gspo",
     ),
     Check(
         "rl.optimizer.max_grad_norm", lambda x: 0 < x < 1e-3, "gradients_always_clipped", "warning", 0.7,
@@ -75,7 +75,7 @@ CHECKS = (
     ),
     Check(
         "rl.algorithm.entropy_coef", lambda x: x < 0, "entropy_collapse", "problem", 0.8,
-        "The entropy term has the coefficient {:g}: being sure is paid.",
+        "The entropy term has the coefficient {:g}: it rewards low entropy.",
     ),
 )  # fmt: skip
 
