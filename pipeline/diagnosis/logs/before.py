@@ -23,7 +23,7 @@ USUAL_RATE, USUAL_RATE_OF_ADAPTERS = 1e-6, 1e-5
 
 
 class Check(NamedTuple):
-    """Values of an option with which no run learns, and what is said of them."""
+    """Values of an option with which no run learns, and the sentence that is shown for them."""
 
     field: str
     """The option's field of a recipe."""
