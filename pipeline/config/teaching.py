@@ -5,8 +5,8 @@ Examples of teachers:
 {path: models/teacher}                                   a folder, or a hub id (needs network)
 {stage: rl}                                              the policy that an earlier stage of this run left
 {url: "http://localhost:8000/v1", model: big}            a server with vLLM's prompt_logprobs
-{hint: "{question} (The answer is {answer}.)"}           the policy itself, which is shown more than the policy
-{feedback: {}}                                           the policy itself, which is shown the result of its response
+{hint: "{question} (The answer is {answer}.)"}           the policy itself, with a hint in its prompt
+{feedback: {}}                                           the policy itself, with the verifier's message in its prompt
 """
 
 from __future__ import annotations
