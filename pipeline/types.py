@@ -288,7 +288,7 @@ class Verdict(FastPickled):
     reward: float | None = None  # any finite number, where it is another than the score
     right: bool | None = None  # where a threshold of the reward decides; None: the score does
     parts: tuple[tuple[str, float], ...] = ()  # further numbers by name, which are shown and train nothing
-    steps: Sequence[tuple[str, float]] = ()
+    steps: tuple[tuple[str, float], ...] = ()
     """(text, reward) of each step of the response in order, for credit by step; a reward is any finite number."""
 
     @property

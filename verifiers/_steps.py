@@ -73,7 +73,7 @@ def checked_steps(text: str, steps: object) -> tuple[tuple[str, float], ...]:
     return tuple((step[0], reward) for step, (_, reward) in zip(steps, step_ends(text, steps), strict=True))
 
 
-def steps_of_one(verdicts: Iterable[tuple[str, Verdict]]) -> Sequence[tuple[str, float]]:
+def steps_of_one(verdicts: Iterable[tuple[str, Verdict]]) -> tuple[tuple[str, float], ...]:
     """Return the steps of the one verdict that has steps; () if none has. `verdicts` are behind their verifiers' names.
 
     Raises: ValueError if several have: their steps are different pieces of the response.

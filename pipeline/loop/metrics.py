@@ -302,7 +302,7 @@ def sample_rows(
             length=m.rollout.num_sampled,
             kept_sizes=None if m.rollout.kept is None else tuple(m.rollout.kept.sizes),
             kept=is_kept,
-            steps=tuple(m.verdict.steps) or None,
+            steps=m.verdict.steps or None,
             second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,
             **episode_fields(m.rollout),

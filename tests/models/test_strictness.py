@@ -85,14 +85,19 @@ def test_no_step_of_an_engine_is_strict(kind: str, monkeypatch: pytest.MonkeyPat
         noting(StubLlm, "step")
     engine.publish(1)
     requests = [Request((3, 4), (seed,)) for seed in range(12)]
-    thread = threading.Thread(target=lambda: engine.generate(requests, Sampling(20)))
-    thread.start()
     num_backwards = 0
+
+    def generate() -> None:
+        while num_backwards < 3:
+            engine.generate(requests, Sampling(20))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
     while thread.is_alive():
         with strict():
             num_backwards += 1
         time.sleep(0.0005)
     engine.close()
-    assert num_backwards > 0
+    assert num_backwards >= 3
     assert seen
     assert all(seen)
