@@ -168,7 +168,7 @@ def _serve(
     refused: OSError | None = None
     try:
         if has_capabilities:
-            kernel.keep_capabilities()
+            kernel.drop_capabilities()
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     except OSError as exc:
         refused = exc

@@ -18,7 +18,7 @@ import time
 from functools import partial
 from typing import Any
 
-from . import disk, forker, frames, harness, keeper, kernel, process_group, streams, suite_watch, walls
+from . import disk, forker, frames, harness, kernel, process_group, streams, suite_watch, walls
 from .watching import RunLimits, Watch
 
 _HIGHEST_PRIORITY = -20
@@ -29,11 +29,13 @@ _EXTRA_WALL_S = 1.0
 def main() -> None:
     """Serve orders until the caller closes its end or dies. `sys.argv`: descriptors, the configuration as JSON."""
     config = json.loads(sys.argv[2])
+    bounds = config["sessions"]
+    if bounds is not None:
+        from . import keeper  # not in a worker of runs: its modules would make each child slower
     streams.move_descriptors(*map(int, sys.argv[1].split(",")))
     caller = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        bounds = config["sessions"]
         jail = walls.enter(
             config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None,
             config["packages"],
