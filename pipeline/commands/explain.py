@@ -26,7 +26,7 @@ def explain_recipe(config: RunConfig) -> str:
     """Return a page for each stage that has an objective to explain, or a line that says that the recipe has none."""
     pages = {s.name: page for s in config.stages if (page := config.section_of(s).explain(config))}
     if not pages:
-        return "this recipe has no stage of RL, preferences or distillation"
+        return "this recipe has no stage of RL, preferences, reward models or distillation"
     if len(pages) == 1:
         return next(iter(pages.values()))
     return "\n\n".join(f"stage {name}\n{page}" for name, page in pages.items())

@@ -33,7 +33,8 @@ class PairColumns(Section):
     """The column of each field of a pair. Prompt and sides may be texts or chats (lists of {role, content}).
 
     A side that is a chat ends with the assistant's answer; where it holds the whole conversation, or is one as a text
-    of HH-RLHF, no prompt column is needed. A row has both sides, or a completion with its label.
+    of HH-RLHF, no prompt column is needed. A row has both sides, or a completion with its label, or the labelled steps
+    of one response.
     """
 
     prompt: Column = Field(Column(column="prompt"), description="if the rows have no such column: question")
@@ -41,6 +42,14 @@ class PairColumns(Section):
     rejected: Column = Column(column="rejected")
     completion: Column = Field(Column(column="completion"), description="the response of a row with a label")
     label: Column = Field(Column(column="label"), description="true or 1: a good completion; false or 0: a bad one")
+    steps: Column = Field(
+        Column(column="completions"),
+        description="the steps of a response: a list of texts, or of {text, rating} or PRM800K's steps, or a text with "
+        "`step_mark` at each end",
+    )
+    step_labels: Column = Field(
+        Column(column="labels"), description="a label for each step; of a text, the same text with + or - at each end"
+    )
     answer: Column | None = Field(
         Column(column="answer"), description="the reference that a verifier compares sides to"
     )
@@ -51,13 +60,25 @@ class PairColumns(Section):
 
 
 class PairSource(Section):
-    """A source of pairs or labelled responses: exactly one of `file` and `hub`."""
+    """A source of pairs, labelled responses or labelled steps: exactly one of `file` and `hub`."""
 
     file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
     hub: HubSource | None = None
     mapping: PairColumns = PairColumns()
     domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
     verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    step_separator: str = Field(
+        "\n", description="the text between the steps of a list, in the response that they make"
+    )
+    step_mark: str | None = Field(
+        None,
+        min_length=1,
+        description="what ends each step where steps are one text, e.g. Math-Shepherd's; it is removed",
+    )
+    neutral: Literal["right", "wrong", "unlabelled"] | None = Field(
+        None,
+        description="steps are labelled 1, 0 and -1, as in PRM800K, and 0 is this; null: 1 or 0, true or false, + or -",
+    )
     shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
     limit: int | None = Field(None, ge=1)
     on_bad_row: Literal["error", "skip"] = Field(

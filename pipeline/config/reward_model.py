@@ -35,7 +35,9 @@ class RewardModelConfig(StageSection):
     parts: ClassVar[int] = 1
 
     pairs: tuple[PairSource, ...] = Field(
-        (), description="sources of pairs; empty: the stage samples and grades responses, see `sampled`"
+        (),
+        description="sources of pairs, or with `step_end` of labelled steps; empty: the stage samples and grades "
+        "responses, see `sampled`",
     )
     on_wrong_chosen: Literal["keep", "drop", "swap"] = Field("keep", description=ON_WRONG_CHOSEN)
     sampled: SampledPairsConfig = SampledPairsConfig()
@@ -43,7 +45,8 @@ class RewardModelConfig(StageSection):
         None,
         min_length=1,
         description="a process reward model: it scores each piece of a response up to a match of this regular "
-        "expression, trained on the steps (reward 1 or 0) of sampled responses' verdicts; null: trained on pairs",
+        "expression, trained on the labelled steps of `pairs`, or on the steps (reward 1 or 0) of sampled responses' "
+        "verdicts; null: trained on pairs",
     )
     continues: str | None = Field(
         None,
@@ -85,11 +88,15 @@ class RewardModelConfig(StageSection):
                 f"reward_model.replay={self.replay:g} without reward_model.continues, and there are no earlier pairs; "
                 "name the stage whose reward model is continued, or drop replay"
             )
-        if self.step_end is not None and (self.pairs or self.sampled.judge is not None):
-            field = "pairs" if self.pairs else "sampled.judge"
+        if self.step_end is not None and self.sampled.judge is not None:
             raise ValueError(
-                f"reward_model.step_end trains on steps that the verifiers of the prompts score, and {field} gives "
-                f"none; drop {field}, or step_end"
+                "reward_model.step_end trains on steps that the prompts' verifiers score, and sampled.judge gives "
+                "none; drop sampled.judge, or step_end"
+            )
+        if self.step_end is not None and self.on_wrong_chosen != "keep":
+            raise ValueError(
+                f"reward_model.on_wrong_chosen={self.on_wrong_chosen} is about pairs, and step_end trains on steps; "
+                "set it to keep"
             )
         if self.sampled.every_part:
             raise ValueError("reward_model.sampled.every_part: a reward model has one part; drop it")
@@ -121,6 +128,31 @@ class RewardModelConfig(StageSection):
                     f"reward_model.{name}={getattr(self, name)} with continues: {self.continues}, whose model was "
                     f"trained with {name}={getattr(section, name)}; make them equal"
                 )
+
+    def explain(self, recipe: Recipe) -> str:
+        """Return the loss that is minimised, and what the model begins with."""
+        if self.step_end is None:
+            what = "pairs"
+            lines = [
+                "loss        Bradley-Terry  (arXiv:2203.02155 eq. 1)",
+                "minimise    the mean over pairs of -log sigmoid(r_w - r_l)",
+            ]
+        else:
+            what = "responses"
+            lines = [
+                "loss        cross-entropy of steps  (arXiv:2312.08935 section 3.2)",
+                "minimise    the mean over steps of -log sigmoid(r) if right, -log sigmoid(-r) if wrong",
+                f"steps       pieces up to a match of {self.step_end!r} in which a labelled step ends",
+                "departs     the mean is over all steps of an optimiser step; the paper sums those of a response",
+            ]
+        origin = "given" if self.pairs else f"{self.sampled.samples} answers of the policy to each prompt, graded"
+        lines.insert(2, f"{what:<12}{origin}")
+        begins = "the policy's blocks, a new scalar head"
+        if self.continues is not None:
+            begins = f"begins as that of stage {self.continues}"
+            share = f"{self.replay_share:g} for each new one"
+            lines.append(f"replay      {what} of stage {self.continues} are trained on again, {share}")
+        return "\n".join([*lines, f"models      reward model (trained; {begins})"])
 
     @property
     def replay_share(self) -> float:

@@ -101,7 +101,8 @@ class RlConfig(RoundsConfig):
         """Return the settings outside the algorithm on which the objective depends."""
         new_model = recipe.model.create
         reference = {} if self.reference is None else self.reference.model_dump(exclude_none=True)
-        verifiers = [*recipe.data.verifiers.values(), *(c.verifier for c in recipe.scoring.components)]
+        own = recipe.data.verifiers.values() if self.reward is None else (self.reward,)
+        verifiers = [*own, *(c.verifier for c in recipe.scoring.components)]
         return Setting(
             reference=", ".join([reference.pop("schedule"), *(f"{k} {v}" for k, v in reference.items())])
             if reference

@@ -17,6 +17,7 @@ from verizero.pipeline.data.columns import Missing, pick, pick_optional
 from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
 from verizero.pipeline.data.graded_by import verifier_key
 from verizero.pipeline.data.source_rows import SourceCounts, good_rows
+from verizero.pipeline.data.step_labels import read_steps
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import require_single
 from verizero.pipeline.seeds import stream
@@ -34,12 +35,17 @@ TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt with a better and a worse response; a row with a label has only one of them."""
+    """A prompt with a better and a worse response; a row with a label has only one of them.
+
+    A row with labelled steps has its response as `chosen`.
+    """
 
     id: str
     prompt: Prompt
     chosen: str | None
     rejected: str | None
+    labelled_steps: tuple[tuple[str, float], ...] | None = None
+    """(text, 1 for right or 0 for wrong) of the steps that have a label, in order; None for a row without steps."""
 
     @property
     def sides(self) -> tuple[str | None, str | None]:
@@ -47,8 +53,11 @@ class Pair:
         return self.chosen, self.rejected
 
     def to_row(self) -> dict[str, Any]:
-        """Return the pair as a readable row of a file."""
-        return {"id": self.id, "prompt": self.prompt.question, "chosen": self.chosen, "rejected": self.rejected}
+        """Return the pair, or the response with its steps, as a readable row of a file."""
+        head = {"id": self.id, "prompt": self.prompt.question}
+        if self.labelled_steps is not None:
+            return {**head, "response": self.chosen, "steps": self.labelled_steps}
+        return {**head, "chosen": self.chosen, "rejected": self.rejected}
 
 
 @dataclass(slots=True)
@@ -235,6 +244,8 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
     """Return the pair of a row, also with empty sides. Raises: DataError naming the column."""
     columns = source.mapping
     chosen = rejected = None
+    before: Turns = ()
+    has_steps = False
     if _has(row, columns.chosen.column) or _has(row, columns.rejected.column):
         before, chosen = _side(row, columns.chosen.column)
         other, rejected = _side(row, columns.rejected.column)
@@ -245,15 +256,19 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
         before, text = _side(row, columns.completion.column)
         is_good = _label(pick(row, columns.label))
         chosen, rejected = (text, None) if is_good else (None, text)
+    elif _has(row, columns.steps.column):
+        has_steps = True
     else:
         present = ", ".join(map(repr, row)) or "none"
         raise DataError(
             f"the row has neither {columns.chosen.column!r} and {columns.rejected.column!r} nor "
-            ""
-            f"{columns.completion.column!r} with {columns.label.column!r}; columns there: {present} "
-            "(mapping)"
+            f"{columns.completion.column!r} with {columns.label.column!r} nor {columns.steps.column!r} with "
+            f"{columns.step_labels.column!r}; columns there: {present} (mapping)"
         )
     system, question = _prompt(row, source, before)
+    steps: tuple[tuple[str, float], ...] | None = None
+    if has_steps:
+        chosen, steps = read_steps(pick(row, columns.steps), pick_optional(row, columns.step_labels), question, source)
     row_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
     verifier = source.verifier.key if source.verifier else verifier_key(pick_optional(row, columns.verifier))
     answer = pick_optional(row, columns.answer)
@@ -261,12 +276,13 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
     prompt = Prompt(
         id=name,
         question=question,
-        verifier="" if verifier is None or answer is None else str(verifier),
+        # A response with steps is graded by their labels.
+        verifier="" if verifier is None or answer is None or steps else str(verifier),
         reference=answer,
         domain=str(domain or "default"),
         system=system,
     )
-    return Pair(name, prompt, chosen, rejected)
+    return Pair(name, prompt, chosen, rejected, steps)
 
 
 def _has(row: Mapping[str, Any], path: str) -> bool:

@@ -20,16 +20,15 @@ CREDITS: dict[str, CreditEntry] = {
         "A of the whole episode on each of its trained tokens", "the algorithm's", "turn_credit.none"
     ),
     "turns": CreditEntry(
-        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k), divided by their std if {std} is group; "
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k), divided by the std of: {std}; "
         "G_ik = sum_(j>=k) {gamma}^(j-k) r_ij, r = the environment's reward for the turn",
         "arXiv:2505.11821",
         "turn_credit.turns",
         ADDED,
     ),
     "states": CreditEntry(
-        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns in the same state), divided by their std if "
-        "{std} is group; "
-        "G_ik = sum_(j>=k) {gamma}^(j-k) (r_ij + [j = last] R_i), 0 for a state that is seen once",
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns in the same state), divided by the std of: "
+        "{std}; G_ik = sum_(j>=k) {gamma}^(j-k) (r_ij + [j = last] R_i), 0 for a state that is seen once",
         "arXiv:2505.10978",
         "turn_credit.states",
         ADDED,

@@ -16,6 +16,7 @@ from verizero.pipeline.data.pairs import PairsRead, read_pairs
 from verizero.pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.source_rows import SourceCounts, row_of
+from verizero.pipeline.data.step_labels import check_pieces
 from verizero.pipeline.data.texts import read_texts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.files import disk_errors, json_text, write_atomic
@@ -160,14 +161,17 @@ def check_pairs(
     renderer: Renderer | None,
     context: int | None,
 ) -> None:
-    """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the loss's form.
+    """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the stage's form.
 
     `renderer`: None where `context` is None too.
     """
     if renderer is not None:
         drop_long(read, renderer, context)
+    step_end = section.step_end if isinstance(section, RewardModelConfig) else None
+    check_steps(stage, read, step_end)
     from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
-    check_sides(stage, read, from_labels)
+    if step_end is None:
+        check_sides(stage, read, from_labels)
 
 
 def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
@@ -193,6 +197,23 @@ def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
     read.pairs[:] = fitting
     if counts.skipped:
         read.counts.append(counts)
+
+
+def check_steps(stage: str, read: PairsRead, step_end: str | None) -> None:
+    """Raise DataError naming the first row without labelled steps if the stage trains on them, else with some."""
+    for pair in read.pairs:
+        if step_end is None and pair.labelled_steps is not None:
+            raise DataError(
+                f"stage {stage!r}: row {pair.id!r} has labelled steps, which only a process reward model trains on; "
+                "set reward_model.step_end, or give pairs"
+            )
+        if step_end is not None and pair.labelled_steps is None:
+            raise DataError(
+                f"stage {stage!r}: row {pair.id!r} has no steps, and with step_end={step_end!r} the stage trains on "
+                "them; name the columns of steps and labels (mapping.steps, mapping.step_labels), or drop step_end"
+            )
+        if step_end is not None and pair.labelled_steps is not None:
+            check_pieces(pair.id, pair.chosen or "", pair.labelled_steps, step_end)
 
 
 def check_sides(stage: str, read: PairsRead, from_labels: bool) -> None:

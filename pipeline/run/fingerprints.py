@@ -40,6 +40,10 @@ CODE = ("verifier ", "environment ", "agent ")
 """Beginnings of the names of fields that are hashes of code."""
 
 
+LATER = ("environment", "row", "tools", "labelled_steps")
+"""Fields of rows that earlier versions did not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The inputs of a stage, and a hash of them and of all stages before it."""
@@ -233,9 +237,7 @@ def _fields(value: Any) -> Any:
         if names is None:
             return value
         value = {name: getattr(value, name) for name in names}
-    return {
-        name: _fields(v) for name, v in value.items() if name not in ("environment", "row", "tools") or v is not None
-    }
+    return {name: _fields(v) for name, v in value.items() if name not in LATER or v is not None}
 
 
 @cache

@@ -109,6 +109,8 @@ def _lines_of_files(session: Session, item: Item, section: PairsSection) -> list
     def ids(name: str, pair: Pair, side: str | None) -> Any:
         return None if side is None else renderer.text_ids(side, f"the {name} side of pair {pair.id!r}")
 
+    if isinstance(section, RewardModelConfig) and section.step_end is not None:
+        return [p.to_row() for p in read.pairs]  # made into tokens piece by piece, as the verifier shows them
     return [
         {
             **p.to_row(),

@@ -38,7 +38,10 @@ def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
     cut = tiny(overrides=["rl.algorithm={name: deepseek_v32}", "rollout.top_p=0.9"])
     assert "among the fewest of probability 0.9" in explain_recipe(cut)
     assert "the policy has no experts" in explain_recipe(cut)
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL, preferences or distillation"
+    assert (
+        explain_recipe(tiny({"stages": ["sft"]}))
+        == "this recipe has no stage of RL, preferences, reward models or distillation"
+    )
 
 
 def test_no_reference_is_refused_where_a_term_needs_one() -> None:
@@ -52,7 +55,10 @@ def test_several_stages_of_rl_have_a_page_each() -> None:
     first, second = both.split("\n\nstage rl_again\n")
     assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
     assert second == explain_recipe(tiny({"stages": [again]}))
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL, preferences or distillation"
+    assert (
+        explain_recipe(tiny({"stages": ["sft"]}))
+        == "this recipe has no stage of RL, preferences, reward models or distillation"
+    )
 
 
 def test_a_loss_of_preferences_is_its_formula_with_its_numbers() -> None:
@@ -84,3 +90,25 @@ def test_a_term_of_distillation_and_what_its_teacher_reads_are_on_the_page() -> 
     assert "besides 0.25 J, J = " in page
     assert "which reads '{question}{message}', message = " in page
     assert "right = " not in page
+
+
+def test_a_reward_model_has_its_loss_and_rl_names_the_model_that_grades() -> None:
+    again = {"name": "again", "kind": "reward_model", "with": {"continues": "reward_model", "replay": 0.2}}
+    reward = {"name": "reward_model", "params": {"model": "stage:again"}}
+    trained = {"steps": 2, "sampled": {"samples": 6}}
+    page = explain_recipe(
+        tiny({"stages": ["reward_model", again, "rl"], "reward_model": trained, "rl": {"reward": reward}})
+    )
+    first, second, rl = page.split("\n\n")
+    assert first.splitlines()[1:] == [
+        "loss        Bradley-Terry  (arXiv:2203.02155 eq. 1)",
+        "minimise    the mean over pairs of -log sigmoid(r_w - r_l)",
+        "pairs       6 answers of the policy to each prompt, graded",
+        "models      reward model (trained; the policy's blocks, a new scalar head)",
+    ]
+    assert "replay      pairs of stage reward_model are trained on again, 0.2 for each new one" in second
+    assert "reward model stage:again (verifier reward_model, frozen, here)" in rl
+    assert "no reward model" not in rl
+    steps = explain_recipe(tiny({"stages": ["reward_model"], "reward_model": {"steps": 2, "step_end": "x"}}))
+    assert "minimise    the mean over steps of -log sigmoid(r) if right, -log sigmoid(-r) if wrong" in steps
+    assert "steps       pieces up to a match of 'x' in which a labelled step ends" in steps

@@ -39,7 +39,7 @@ def plain_hash(rows: list[Any]) -> str:
         kept = {
             name: value
             for name, value in values.items()
-            if name not in ("environment", "row", "tools") or value is not None
+            if name not in ("environment", "row", "tools", "labelled_steps") or value is not None
         }
         return {name: without(value) if isinstance(value, dict) else value for name, value in kept.items()}
 

@@ -252,7 +252,10 @@ IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
     "reward_model": [("sample", 1, "before"), ("sample", 3, "after"), ("train", 2, "after"), ("train", 1, "after")],
     "sample": [("sample", 1, "before"), ("sample", 2, "after"), ("sample", 2, "after")],
     "sft_again": [("train", 1, "before"), ("train", 2, "after")],
+    "reward_again": [("sample", 2, "after"), ("train", 1, "after")],
     "rl_again": [("next_prompts", 1, "before"), ("update", 2, "after")],
+    "reward_steps": [("sample", 2, "after"), ("train", 1, "after")],
+    "rl_steps": [("next_prompts", 1, "before"), ("update", 2, "after")],
 }
 """Stage -> kills of one run that has them all, one after the other: before the stage did anything, and within it."""
 SMALL_CHUNKS = {

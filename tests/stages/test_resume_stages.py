@@ -16,7 +16,13 @@ from verizero.pipeline.config.run import RunConfig
 STAGES = [
     "stages=[pretrain, sft, rl, preference, online_preference, distill, reward_model, sample, "
     "{name: sft_again, kind: sft, with: {steps: 12, demonstrations: sample}}, "
-    "{name: rl_again, kind: rl, with: {steps_per_round: 3, algorithm: {name: rloo}}}]",
+    "{name: reward_again, kind: reward_model, with: {steps: 8, continues: reward_model}}, "
+    "{name: rl_again, kind: rl, with: {steps_per_round: 3, reward: {name: reward_model, params: "
+    "{model: 'stage:reward_again', whiten: true}}}}, "
+    "{name: reward_steps, kind: reward_model, with: {steps: 8, step_end: </think>, include_thinking: true}}, "
+    "{name: rl_steps, kind: rl, with: {steps_per_round: 3, algorithm: {name: grpo_process}, "
+    "reward: {name: reward_model, params: {model: 'stage:reward_steps'}}}}]",
+    "data.train.0.verifier={name: equations}",
     "pretrain={steps: 12, num_lines: 50}",
     "rl.rounds=1",
     "rl.select.keep=all",

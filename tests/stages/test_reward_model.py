@@ -133,12 +133,63 @@ def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
             {"step_end": "x", "sampled": {"judge": "policy"}},
             "sampled.judge gives none; drop sampled.judge, or step_end",
         ),
-        ({"step_end": "x", "pairs": [{"file": "a.jsonl"}]}, "pairs gives none; drop pairs, or step_end"),
+        (
+            {"step_end": "x", "pairs": [{"file": "a.jsonl", "verifier": "exact"}], "on_wrong_chosen": "drop"},
+            "on_wrong_chosen=drop is about pairs, and step_end trains on steps",
+        ),
     ],
 )
 def test_steps_that_no_verifier_scores_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         recipe(["reward_model"], changes)
+
+
+def step_rows() -> list[dict[str, Any]]:
+    """Sums of two steps; the second one is wrong in every other row."""
+    sums = [(a, b) for a in range(1, 7) for b in range(1, 7)]
+    return [
+        {"prompt": f"{a}+{b}=", "completions": [f"{a}+{b}", f"{a + b}" if i % 2 else "x"], "labels": [True, i % 2 == 1]}
+        for i, (a, b) in enumerate(sums)
+    ]
+
+
+def step_file(folder: Path, rows: list[dict[str, Any]], step_end: str = "\n") -> dict[str, Any]:
+    return {**pair_file(folder, rows), "step_end": step_end}
+
+
+@pytest.mark.integration
+def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path: Path) -> None:
+    config = recipe(["reward_model"], step_file(tmp_path, step_rows()), **NO_RL)
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 1)])
+    lines = read_jsonl(tmp_path / "whole" / "stages" / "reward_model" / "steps.jsonl")
+    assert lines[0] == {
+        "id": "pairs.jsonl/1",
+        "prompt": "1+1=",
+        "response": "1+1\nx",
+        "steps": [["1+1", 1.0], ["x", 0.0]],
+    }
+    assert len(lines) == 36
+    last = read_jsonl(tmp_path / "whole" / "metrics.jsonl")[-1]["metrics"]
+    assert last["held_out/accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        (
+            [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}],
+            {},
+            r"row 'pairs.jsonl/1' has no steps, .*mapping\.steps",
+        ),
+        (step_rows(), {"step_end": None}, r"row 'pairs.jsonl/1' has labelled steps, .*set reward_model\.step_end"),
+        (step_rows(), {"step_end": ";"}, r"labelled steps 1 and 2 are one piece, as reward_model\.step_end=';' has no"),
+    ],
+)
+def test_rows_that_are_not_of_the_stages_form_are_refused(
+    rows: list[dict[str, Any]], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        run(recipe(["reward_model"], {**step_file(tmp_path, rows), **changes}, **NO_RL), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
