@@ -188,7 +188,7 @@ def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item)
     return [
         {
             "id": f"{group.prompt.id}/{w.rollout.sample}-{r.rollout.sample}",
-            "prompt": group.prompt.asked,
+            "prompt": group.prompt.question,  # not the whole message: a verifier is shown the question
             "chosen": w.rollout.text,
             "rejected": r.rollout.text,
             "rewards": [w.reward, r.reward],

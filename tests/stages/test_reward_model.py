@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,16 @@ from tests.stages.tiny import SUMS, TREE, tiny
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
-from verizero.pipeline.config.pairs import JudgedConfig
+from verizero.pipeline.config.pairs import JudgedConfig, SampledPairsConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
 from verizero.pipeline.run.graders import Graders
+from verizero.pipeline.scoring.early_grading import attempt_of
 from verizero.pipeline.scoring.score import Scorer
+from verizero.pipeline.stages._pairs import lines_of_group, lines_of_steps
 from verizero.pipeline.stages.reward_model import labelled
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.reward_model import LabelledSteps
@@ -111,6 +114,25 @@ def test_process_supervision_by_a_model_of_steps(tmp_path: Path) -> None:
     assert any("credit/rewarded" in row for row in rows)
     other = tmp_path / "broken" / "stages" / "reward_model" / "model" / "model.safetensors"
     assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about() -> None:
+    """With a message around the question too, of which a verifier is shown the question alone."""
+    prompt = Prompt("p", "2+3=", "equations", "5", message="Add. 2+3=")
+    members = tuple(
+        ScoredRollout(
+            Rollout("p", i, (1,), (2 + i,), (-0.1,), text, "stop", 0),
+            Verdict("graded", score, steps=((text, score),)),
+            score,
+        )
+        for i, (text, score) in enumerate([("5", 1.0), ("6", 0.0)])
+    )
+    members = tuple(replace(m, steps=((1, m.reward or 0.0),)) for m in members)
+    group = Group(prompt, members)
+    item: Any = SimpleNamespace(stage="reward_model", round=1)
+    lines = [*lines_of_group(0, group, SampledPairsConfig(), item), *lines_of_steps(group)]
+    assert len(lines) == 3
+    assert {line["prompt"] for line in lines} == {attempt_of(prompt, "5", "stop").prompt} == {"2+3="}
 
 
 def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
