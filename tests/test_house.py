@@ -48,6 +48,7 @@ ONE_IMPORTER: dict[str, str | None] = {
     "vllm": "pipeline/rollout/vllm_worker.py",
     "deepspeed": "pipeline/train/sharded.py",
     "peft": "pipeline/models/lora.py",
+    "bitsandbytes": "pipeline/models/quantized.py",
     "matplotlib": "pipeline/report/plots.py",
     "tensorboard": "pipeline/report/trackers/tensorboard.py",
     "math_verify": None,

@@ -8,13 +8,10 @@ from typing import Any
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.rates import learning_rate
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import StageSection
 
 FAR = 10.0
 """A rate that is more than so many times higher or lower than the table's is worth a word."""
-OPTIMIZERS = ("optimizer", "critic")
-"""Fields of a stage's section that are optimisers."""
 
 
 def table_rate(config: RunConfig, section: StageSection, num_parameters: int) -> float:
@@ -60,9 +57,8 @@ def far_rates(config: RunConfig, num_parameters: int) -> Iterator[tuple[str, str
 
 
 def _rates(section: StageSection) -> Iterator[tuple[str, float | None]]:
-    for field in OPTIMIZERS:
-        if isinstance(optimizer := getattr(section, field, None), OptimizerConfig):
-            yield field, optimizer.learning_rate
+    for field, optimizer in section.optimizers():
+        yield field, optimizer.learning_rate
 
 
 def _with_rate(section: StageSection, rate: float) -> StageSection:

@@ -17,9 +17,9 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
     """
     on_gpu = device.startswith("cuda")
     if config.train.backend == "auto":
-        # `publish_every` above 1 needs a copy of the policy, which FSDP does not keep.
-        divides = num_ranks > 1 and on_gpu and config.rollout.publish_every == 1
-        config = _with(config, "train", backend="fsdp" if divides else "torch")
+        fsdp = _with(config, "train", backend="fsdp")
+        divides = num_ranks > 1 and on_gpu and _is_allowed(fsdp)
+        config = fsdp if divides else _with(config, "train", backend="torch")
     if config.model.dtype == "auto":
         half = _with(config, "model", dtype="bfloat16")
         config = half if on_gpu and _is_allowed(half) else _with(config, "model", dtype="float32")

@@ -33,6 +33,7 @@ from verizero.pipeline.config.sections import (
     Section,
     TrainConfig,
     check_backend,
+    check_optimizer,
 )
 from verizero.pipeline.config.stages import POLICY, PretrainConfig, SftConfig, Stage, StageSection, check_start
 from verizero.pipeline.errors import ConfigError
@@ -150,6 +151,8 @@ class RunConfig(Section):
                 self.section_of(stage).check(self)
             except ValueError as exc:
                 raise exc if stage.name == stage.kind else ValueError(f"stage {stage.name!r}: {exc}") from exc
+            for field, optimizer in self.section_of(stage).optimizers():
+                check_optimizer(f"{stage.kind}.{field}", optimizer.kind, self.train)
         self._check_references()
         self._check_ranks()
 

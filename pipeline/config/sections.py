@@ -67,6 +67,11 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
+    kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit: moments in 8 bits, by bitsandbytes, with train.backend: torch; paged_adamw_8bit: and "
+        "on a GPU that is full they move to the CPU's memory",
+    )
     learning_rate: float | None = Field(
         None, gt=0, description="null: by what is trained and the number of parameters, see pipeline/config/rates.py"
     )
@@ -283,6 +288,27 @@ class PrefectConfig(Section):
         "tasks", description="tasks: one task for each phase; folded: one for each step"
     )
     start_timeout_s: float = Field(300, gt=0, description="seconds to wait for the embedded server")
+
+
+def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:
+    """Raise ValueError for a kind of optimiser that the training backend or the device does not have."""
+    if kind == "adamw":
+        return
+    if train.backend in ("fsdp", "deepspeed"):
+        why = (
+            "whose ranks divide moments by rows, which blocks of 8-bit numbers do not follow"
+            if train.backend == "fsdp"
+            else "which has an AdamW of its own"
+        )
+        raise ValueError(
+            f"{where}.kind={kind} with train.backend={train.backend}, {why}; set train.backend: torch, or "
+            f"{where}.kind: adamw"
+        )
+    if kind == "paged_adamw_8bit" and train.device == "cpu":
+        raise ValueError(
+            f"{where}.kind={kind} moves moments from a full GPU to the CPU's memory, and train.device is cpu; set "
+            f"{where}.kind: adamw_8bit"
+        )
 
 
 def check_backend(train: TrainConfig, model: ModelConfig, checkpoint: CheckpointConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -148,6 +148,12 @@ class StageSection(Section):
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return field -> (the earlier stage that it names, the file needed from its folder or `POLICY`)."""
         return {}
+
+    def optimizers(self) -> Iterator[tuple[str, OptimizerConfig]]:
+        """Yield the fields that are optimisers, by name."""
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), OptimizerConfig):
+                yield name, value
 
     @property
     def needs_demonstrations(self) -> bool:

@@ -42,6 +42,7 @@ from verizero.pipeline.run.teachers import check_domains
 from verizero.pipeline.scoring.sandbox_setup import use_sandbox
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 from verizero.pipeline.train.device import switched
+from verizero.pipeline.train.optimizer import check_kinds
 from verizero.pipeline.train.ranks import Ranks, join, leave
 
 LOG = "run.log"
@@ -70,6 +71,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         if config.train.kernels == "liger":
             liger.check(device)
             stack.callback(liger.restore)
+        sections = map(config.section_of, config.stages)
+        check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)

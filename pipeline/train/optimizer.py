@@ -1,18 +1,25 @@
-"""AdamW by a recipe's `optimizer` section: learning-rate schedule, float32 masters, gradient norm, clipped step."""
+"""AdamW by a recipe's `optimizer` section: learning-rate schedule, float32 masters, gradient norm, clipped step.
+
+Its moments are in float32, or in 8 bits by bitsandbytes (arXiv:2110.02861).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.errors import ConfigError, NonFiniteError
 from verizero.pipeline.models.kernels import HALF
+from verizero.pipeline.models.quantized import library
+
+EIGHT_BITS, PAGED = "adamw_8bit", "paged_adamw_8bit"
+"""Values of `optimizer.kind`."""
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -32,8 +39,8 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
     return config.rate * (config.final_share + (1 - config.final_share) * share_left)
 
 
-class MasterAdamW(torch.optim.AdamW):
-    """AdamW over float32 masters of parameters in half precision, which are rounded from them after each step.
+class Masters(torch.optim.Optimizer):
+    """A base for optimisers of float32 masters, from which parameters in half precision are rounded.
 
     An update is often smaller than the distance between two numbers in bfloat16, and would be lost without masters.
     Gradients add up in the masters, in float32: a parameter's own `grad` is moved there as soon as autograd made it.
@@ -43,7 +50,7 @@ class MasterAdamW(torch.optim.AdamW):
     def __init__(self, parameters: Sequence[Tensor], **numbers: Any) -> None:
         self.parameters = list(parameters)
         self.masters = [p.detach().float() for p in self.parameters]
-        super().__init__(self.masters, **numbers)
+        super().__init__(self.masters, **numbers)  # that of the optimiser, which comes next among the bases
         self._hooks: list[Any] = []
         for p, master in zip(self.parameters, self.masters, strict=True):
             move = partial(_move_gradient, master)
@@ -82,6 +89,10 @@ class MasterAdamW(torch.optim.AdamW):
             p.detach().copy_(master)
 
 
+class MasterAdamW(Masters, torch.optim.AdamW):
+    """AdamW over float32 masters of parameters in half precision."""
+
+
 def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     gradient = parameter.grad
     assert gradient is not None
@@ -92,10 +103,15 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def with_masters(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return a fresh AdamW as `adamw` does, over float32 masters where a parameter is in half precision."""
+def with_masters(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return a fresh AdamW of the config's kind, over float32 masters where a parameter is in half precision."""
     trained = [p for p in parameters if p.requires_grad]
-    return MasterAdamW(trained, **_numbers(config)) if any(p.dtype in HALF for p in trained) else adamw(trained, config)
+    has_half = any(p.dtype in HALF for p in trained)
+    if config.kind == "adamw":
+        return MasterAdamW(trained, **_numbers(config), fused=True) if has_half else adamw(trained, config)
+    kind: Any = _eight_bits()[has_half]
+    made: torch.optim.Optimizer = kind(trained, **_numbers(config), is_paged=config.kind == PAGED)
+    return made
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -105,17 +121,29 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
     """Return a fresh AdamW over the parameters that take a gradient."""
-    return torch.optim.AdamW([p for p in parameters if p.requires_grad], **_numbers(config))
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], **_numbers(config), fused=True)
+
+
+@cache
+def _eight_bits() -> tuple[type, type]:
+    """Return AdamW with moments in 8 bits, without and with masters."""
+    plain: type = library(f"optimizer.kind={EIGHT_BITS}").optim.AdamW8bit
+    return plain, type("MasterAdamW8bit", (Masters, plain), {})
+
+
+def check_kinds(kinds: Iterable[str], device: str) -> None:
+    """Raise ConfigError for a kind of optimiser whose package is missing, or that has nothing to do on the device."""
+    for kind in sorted(set(kinds) - {"adamw"}):
+        library(f"optimizer.kind={kind}")
+        if kind == PAGED and not device.startswith("cuda"):
+            raise ConfigError(
+                f"optimizer.kind={PAGED} moves moments from a full GPU to the CPU's memory, and the device is "
+                f"{device!r}; set optimizer.kind: {EIGHT_BITS}"
+            )
 
 
 def _numbers(config: OptimizerConfig) -> dict[str, Any]:
-    return {
-        "lr": config.rate,
-        "betas": config.betas,
-        "eps": config.eps,
-        "weight_decay": config.weight_decay,
-        "fused": True,
-    }
+    return {"lr": config.rate, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
 
 
 def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor:

@@ -21,7 +21,7 @@ from verizero.pipeline.models.saved_names import as_saved
 from verizero.pipeline.train.backend import Backend, T, WhichModel, compiling_of, require_written_by
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
 from verizero.pipeline.train.device import fixed_order
-from verizero.pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
+from verizero.pipeline.train.optimizer import Masters, clipped_step, finite_norm, schedule, trained_by, with_masters
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.reference import as_base, refreshed
 
@@ -189,7 +189,7 @@ class TorchBackend(Backend):
 
     def _detach_optimizer(self) -> None:
         """Remove the present optimiser's hooks from the parameters."""
-        if isinstance(self.optimizer, MasterAdamW):
+        if isinstance(self.optimizer, Masters):
             self.optimizer.release()
 
     def _clear_policy_gradient(self) -> None:
@@ -203,5 +203,6 @@ class TorchBackend(Backend):
     def _check_moments(optimizer: torch.optim.Optimizer) -> None:
         """Raise ValueError if a moment has another shape than its parameter, which torch would accept."""
         for parameter, state in optimizer.state.items():
-            if (shape := state["exp_avg"].shape) != parameter.shape:
+            moment = state["exp_avg"] if "exp_avg" in state else state["state1"]  # torch's name, that of bitsandbytes
+            if (shape := moment.shape) != parameter.shape:
                 raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")

@@ -62,6 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chunks": {"logits_chunk_tokens": 128},
     "chunks, checkpointing": {"logits_chunk_tokens": 128, "gradient_checkpointing": True},
     "adapters": {"lora": {"rank": 8}},
+    "moments in 8 bits": {"kind": "adamw_8bit"},
     "some adapters": {"lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}},
     "adapters, checkpointing, chunks": {
         "lora": {"rank": 8},
@@ -86,7 +87,15 @@ WITH_OPTIONS = [
 @pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
 def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    config = recipe(settings, {"train": {"logits_chunk_tokens": None, **train}, "model": {"dtype": dtype}})
+    kind = {"kind": train.pop("kind", "adamw")}  # the one option that is not of `train`
+    config = recipe(
+        settings,
+        {
+            "train": {"logits_chunk_tokens": None, **train},
+            "model": {"dtype": dtype},
+            "rl": {"optimizer": kind},
+        },
+    )
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)

@@ -48,6 +48,10 @@ def test_a_run_that_keeps_older_weights_is_torch_s() -> None:
         chosen(8, "cuda", rollout={"publish_every": 2}, train={"backend": "fsdp"})
 
 
+def test_moments_in_8_bits_are_torch_s() -> None:
+    assert chosen(8, "cuda", sft={"optimizer": {"kind": "adamw_8bit"}}) == "torch"
+
+
 def test_auto_has_what_every_backend_has() -> None:
     with pytest.raises(ConfigError, match=r"train\.offload=optimizer with train\.backend=auto"):
         chosen(8, "cuda", train={"offload": "optimizer"})

@@ -79,6 +79,19 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         for kind in ("rl", "sample", "preference", "online_preference", "distill", "reward_model")
     ),
     *(([kind], {"data": {"train": []}}, ["data.train is empty", repr(kind)]) for kind in ("sft", "rl", "preference")),
+    # optimisers
+    *(
+        (["rl"], {"rl": {"optimizer": {"kind": "adamw_8bit"}}, "train": {"backend": backend}}, [f"={backend}, {why}"])
+        for backend, why in (
+            ("fsdp", "whose ranks divide moments by rows"),
+            ("deepspeed", "which has an AdamW of its own"),
+        )
+    ),
+    (
+        ["sft"],
+        {"sft": {"optimizer": {"kind": "paged_adamw_8bit"}}, "train": {"device": "cpu"}},
+        ["sft.optimizer.kind=paged_adamw_8bit", "sft.optimizer.kind: adamw_8bit"],
+    ),
     # guard
     (["rl"], guard(action="roll_back"), ["guard.knob", "rl.optimizer.learning_rate"]),
     (["rl"], turn(a=0.5, b=0.5), ["guard.knob"]),

@@ -7,6 +7,8 @@ are arithmetic.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from verizero.pipeline.commands.plan.adapters import adapters_of
@@ -15,7 +17,7 @@ from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.config.episodes import has_episodes, max_sampled_tokens
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.cpu import habits_of, room_of
 from verizero.pipeline.models.forward import CHUNK_ON_GPU
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
@@ -24,6 +26,11 @@ from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 GIB = 1 << 30
 GRAPHS = 1 << 30
 """CUDA graphs of vLLM, which stay on the GPU while it sleeps; estimated, 0.5 to 1.5 GiB."""
+
+BLOCK = 256
+"""Moments of bitsandbytes in 8 bits that share a float32 scale. Those of tensors below 4,096 numbers stay float32."""
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / BLOCK), "paged_adamw_8bit": 2 * (1 + 4 / BLOCK)}
+"""Bytes of a parameter's two moments, by the kind of optimiser. Paged ones count as if they stayed on the GPU."""
 
 
 def divided_by(train: TrainConfig) -> int:
@@ -60,7 +67,7 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
-        parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
+        parts["critic"] = sum(trained(config, _backbone(shape), gpus, False, "critic").values())
     return parts | activations(config, shape, width_of(config), adapters is None and config.train.backend != "fsdp")
 
 
@@ -99,7 +106,7 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     if config.rl is not None and (size := _reference(config, num * width, adapters is not None)):
         parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
     if _has_critic(config):
-        critic = trained(config, _backbone(shape), gpus, False)
+        critic = trained(config, _backbone(shape), gpus, False, "critic")
         parts["critic"] = critic["weights"] + critic["optimizer"]
     del parts["gradients"]  # they end with the update
     return parts
@@ -116,14 +123,21 @@ def _backbone(shape: Shape) -> int:
     return shape.parameters - (0 if shape.tied else shape.vocab * shape.hidden)
 
 
-def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str, float]:
-    """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state."""
+def trained(
+    config: RunConfig, num: int, gpus: int, adapters: bool, whose: Literal["optimizer", "critic"] = "optimizer"
+) -> dict[str, float]:
+    """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state.
+
+    `whose`: the field of the stage's section that has the optimiser; for a critic without one, the policy's counts.
+    """
     train, width, share = config.train, width_of(config), 1 / gpus
     zero = divided_by(train)
     if train.backend == "fsdp" or (adapters and train.backend != "deepspeed"):
         width = 4  # FSDP divides float32 masters alone; adapters are in float32, whatever the policy's type
     # Of 16-bit weights the other backends keep float32 masters, in whose type moments are and gradients add up.
-    masters, moments, sums = 4 if width == 2 else 0, 8, 4
+    optimizers = dict(config.section_of(config.stages[-1]).optimizers())
+    moments = MOMENTS[(optimizers.get(whose) or optimizers.get("optimizer") or OptimizerConfig()).kind]
+    masters, sums = 4 if width == 2 else 0, 4
     return {
         "weights": 0.0 if train.offload == "all" else num * width * (share if zero == 3 else 1.0),
         "gradients": num * sums * (share if zero >= 2 else 1.0),

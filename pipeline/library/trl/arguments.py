@@ -41,7 +41,10 @@ TRANSLATED: dict[str, tuple[Any, str]] = {
     ),
     "lr_scheduler_kwargs": (None, "`rl.optimizer.final_share`, from min_lr or min_lr_rate"),
     "warmup_steps": (0, "`rl.optimizer.warmup_steps`; below 1 a share of the steps. The first update moves too"),
-    "optim": ("adamw_torch_fused", "AdamW: adamw_torch_fused or adamw_torch"),
+    "optim": (
+        "adamw_torch_fused",
+        "`rl.optimizer.kind`: adamw_torch_fused, adamw_torch, adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit",
+    ),
     "adam_beta1": (0.9, "`rl.optimizer.betas`"),
     "adam_beta2": (0.999, "`rl.optimizer.betas`"),
     "max_grad_norm": (1.0, "`rl.optimizer.max_grad_norm`; 0: null"),

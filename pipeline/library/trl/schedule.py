@@ -12,6 +12,14 @@ from verizero.pipeline.library.trl.objective import choice
 
 SCHEDULES = ("linear", "cosine", "cosine_with_min_lr", "constant", "constant_with_warmup")
 STRATEGIES = ("no", "steps", "epoch")
+OPTIMIZERS = {
+    "adamw_torch_fused": "adamw",
+    "adamw_torch": "adamw",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+}
+"""The name of an optimiser there -> the value of `optimizer.kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +160,13 @@ def _rate_fields(args: GRPOConfig, updates: int) -> dict[str, Any]:
             f"lr_scheduler_kwargs has {next(iter(numbers))!r}, which lr_scheduler_type={name!r} has not here"
         )
     warmup = math.ceil(updates * args.warmup_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
-    if args.optim not in ("adamw_torch_fused", "adamw_torch"):
+    if args.optim not in OPTIMIZERS:
         raise ConfigError(
-            f"optim={str(args.optim)!r}: the optimiser is AdamW, with float32 masters of a bfloat16 policy; "
-            "leave it out"
+            f"optim={str(args.optim)!r}: the optimiser is AdamW, with float32 masters of a bfloat16 policy; give one "
+            f"of {', '.join(OPTIMIZERS)}, or leave it out"
         )
     return {
+        "rl.optimizer.kind": OPTIMIZERS[args.optim],
         "rl.optimizer.schedule": name.split("_")[0],
         "rl.optimizer.warmup_steps": 0 if name == "constant" else warmup,
         "rl.optimizer.final_share": final,

@@ -118,7 +118,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {f"{OPT}.schedule": "cosine", f"{OPT}.final_share": pytest.approx(0.1)},
     ),
     "warmup_steps": ({"warmup_steps": 0.25}, {f"{OPT}.warmup_steps": 3}),
-    "optim": ({"optim": "adamw_torch"}, {f"{OPT}.eps": 1e-8}),
+    "optim": ({"optim": "adamw_bnb_8bit"}, {f"{OPT}.kind": "adamw_8bit"}),
     "adam_beta1": ({"adam_beta1": 0.8}, {f"{OPT}.betas": (0.8, 0.999)}),
     "adam_beta2": ({"adam_beta2": 0.99}, {f"{OPT}.betas": (0.9, 0.99)}),
     "max_grad_norm": ({"max_grad_norm": 0.0}, {f"{OPT}.max_grad_norm": None}),
@@ -285,7 +285,8 @@ def test_the_plain_script_has_trls_defaults(folder: str) -> None:
     recipe = GRPOTrainer(folder, length, GRPOConfig("out", max_completion_length=16), ROWS).recipe
     assert (recipe.seed, recipe.rl.steps_per_round, recipe.rl.prompts_per_step, recipe.rl.group_size) == (42, 72, 1, 8)
     assert recipe.rl.optimizer.model_dump() == {
-        "learning_rate": 1e-6, "schedule": "linear", "warmup_steps": 0, "decay_share": 0.2, "final_share": 0.0,
+        "kind": "adamw", "learning_rate": 1e-6, "schedule": "linear", "warmup_steps": 0, "decay_share": 0.2,
+        "final_share": 0.0,
         "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0,
     }  # fmt: skip
     assert recipe.rl.algorithm == {
@@ -314,7 +315,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"eval_strategy": "steps", "eval_steps": 5, "eval_dataset": ROWS}, "do not divide the 12 batches"),
     ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type='polynomial'"),
     ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs has 'power'"),
-    ({"optim": "adamw_8bit"}, "optim='adamw_8bit'"),
+    ({"optim": "lion_8bit"}, "optim='lion_8bit'"),
     ({"loss_type": "ppo"}, "loss_type='ppo'; give one of grpo"),
     ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "loss_type='bnpo' with gradient_accumulation_steps=2"),
     ({"loss_type": "cispo"}, "epsilon_high=5.0"),
