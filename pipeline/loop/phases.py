@@ -12,6 +12,7 @@ from typing import Any
 
 from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.loop.reference import reference_config
+from verizero.pipeline.models.strictness import ordered
 from verizero.pipeline.rl.parts import Shaping
 from verizero.pipeline.rl.shaping import length_penalty
 from verizero.pipeline.run.dealing import gather_groups, share_of
@@ -182,7 +183,8 @@ def update_policy(
 ) -> StepMetrics:
     """Train the policy on the groups and return the metrics. Raise NonFiniteError if the update was refused."""
     workers.rollouts.free_memory()  # before the phase, whose peak of memory is to be the trainer's alone
-    with recorder.timed("update"):
+    # Meanwhile a thread may decode, which sets torch's switch for deterministic kernels in another way.
+    with recorder.timed("update"), ordered():
         metrics = train_on_groups(groups)
     state.policy_version += 1
     return metrics

@@ -68,6 +68,8 @@ class HfDecoder:
     """
 
     refills = False
+    needs_switch = True
+    """Experts, for example, add up in an order that only torch's deterministic kernels fix."""
 
     def __init__(self, model: Any, pad_id: int = 0) -> None:
         self.source = model

@@ -78,7 +78,7 @@ def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 def _draw_whole(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     # float64: over a large vocabulary a float32 sum would lose the tail.
-    cumulative = logprobs.double().exp_().cumsum_(-1)
+    cumulative = _running_sums(logprobs.double().exp_())
     # Numbers are scaled by the sum, which is 1 only up to rounding.
     tokens = _first_above(cumulative, uniforms[:, None] * cumulative[:, -1:])[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
@@ -92,16 +92,24 @@ def _draw_by_blocks(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     whole = vocab // BLOCK * BLOCK
     sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(-1)
     rest = weights[:, whole:].sum(-1, keepdim=True)
-    cumulative = torch.cat([sums, rest], 1).double().cumsum_(-1)
+    cumulative = _running_sums(torch.cat([sums, rest], 1).double())
     goal = uniforms[:, None] * cumulative[:, -1:]
     block = _first_above(cumulative, goal)
     before = cumulative.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
     # The last block may be shorter: indices beyond the vocabulary get the weight 0.
     ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     in_block = weights.gather(1, ids.clamp(max=vocab - 1)).double().masked_fill_(ids >= vocab, 0.0)
-    tokens = block * BLOCK + _first_above(in_block.cumsum_(-1), goal - before)
+    tokens = block * BLOCK + _first_above(_running_sums(in_block), goal - before)
     logprobs = (logits.gather(1, tokens) - largest).double() - cumulative[:, -1:].log()
     return tokens[:, 0], logprobs.float()[:, 0]
+
+
+def _running_sums(rows: Tensor) -> Tensor:
+    """Return the sums of each row of [B, n] up to each entry, with the same rounding each time.
+
+    A GPU shares a single row among its blocks, and adds up their sums as they end. Of several rows each has one block.
+    """
+    return rows.cumsum_(-1) if len(rows) > 1 else rows.expand(2, -1).cumsum(-1)[:1]
 
 
 def _first_above(cumulative: Tensor, goal: Tensor) -> Tensor:
@@ -125,7 +133,7 @@ def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1:
         ordered, order = logits.sort(stable=True, dim=-1, descending=True)
         # A token stays if the more likely ones do not reach top_p without it: the first always does.
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        before = _running_sums(ordered.softmax(-1)) - ordered.softmax(-1)
         # Scattering undoes the sort: from order of probability to order of vocabulary.
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
         logits = logits.masked_fill(dropped, -math.inf)

@@ -15,7 +15,7 @@ import torch
 
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.cpu import Decoder, check_parity, unsupported
-from verizero.pipeline.models.strictness import lenient
+from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import Kept, pick, pick_kept, uniforms
@@ -109,7 +109,7 @@ class _Decode:
 
     def _advance(self) -> bool:
         """Draw tokens; False if nothing is left to draw."""
-        with lenient():
+        with ordered() if self.decoder.needs_switch else unswitched():
             return self._refill() or self._step()
 
     def _refill(self) -> bool:

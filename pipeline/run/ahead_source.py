@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.models.strictness import lenient
+from verizero.pipeline.models.strictness import unswitched
 from verizero.pipeline.rollout.continuation import PartialBatch, ResponseKind, continue_batch
 from verizero.pipeline.rollout.generate import Count, Generation
 from verizero.pipeline.run.dealing import share_of
@@ -119,7 +119,7 @@ class AheadSource(SynchronousSource):
 
         def take_weights() -> None:
             # Runs in the generating thread, hence between two pieces and never inside one.
-            with lenient():
+            with unswitched():
                 self._engine_copy.load_state_dict(weights)
                 confirm_published(self.engine, version)
 

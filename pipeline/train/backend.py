@@ -14,6 +14,7 @@ from verizero.pipeline.errors import CheckpointError, Unsupported
 from verizero.pipeline.models.compiled import Compiling
 from verizero.pipeline.models.forward import Layout, Replay, Targets, can_pack, logprobs_at
 from verizero.pipeline.models.routing import Rerouted
+from verizero.pipeline.models.strictness import give_way
 from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.reward_model import RewardModel
@@ -134,6 +135,7 @@ class Backend(Protocol):
         as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. `targets`: indices
         of the tokens at `where`, if they are known on the host, and the layout of packed rows (only where `can_pack`).
         """
+        give_way()  # a thread that decodes gets a step for each forward
         replay_of_model = replay if which == "policy" else Replay(replay.kept)
         layout = Layout(targets, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.models.strictness import strict
+from verizero.pipeline.models.strictness import deterministic, is_deterministic, strict
 
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""
@@ -71,21 +70,14 @@ def switched(config: TrainConfig, device: str) -> Iterator[None]:
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Within the block, use kernels that give the same bytes each time; an operation without one warns."""
-    was_on = torch.are_deterministic_algorithms_enabled()
-    was_lenient = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # its attribute is a property, which its type does not show
-    filled = memory.fill_uninitialized_memory
     attention: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     convolution = torch.backends.cudnn.deterministic
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        memory.fill_uninitialized_memory = False  # nothing here reads memory before it is written
         torch.backends.cuda.enable_cudnn_sdp(False)  # its backward adds up in the order in which blocks end
         torch.backends.cudnn.deterministic = True
-        yield
+        with deterministic():
+            yield
     finally:
-        torch.use_deterministic_algorithms(was_on, warn_only=was_lenient)
-        memory.fill_uninitialized_memory = filled
         torch.backends.cuda.enable_cudnn_sdp(attention)
         torch.backends.cudnn.deterministic = convolution
 
@@ -98,7 +90,7 @@ def fixed_order() -> Iterator[None]:
     forward pass that would refuse operations that torch only cannot prove deterministic, such as a sum along rows, so
     there torch warns. Raises: RunError for an operation whose backward has no such kernel.
     """
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
+    if not is_deterministic():
         yield
         return
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError, EngineError, GradingError
 from verizero.pipeline.models.comparison import Readout, readout
+from verizero.pipeline.models.strictness import given_away
 from verizero.pipeline.rl.distillation import ServedLogprobs
 from verizero.pipeline.train.backend import Backend
 from verizero.verifiers._chat_request import first_choice
@@ -102,7 +103,7 @@ class ServedTeacher(Teacher):
         Raises: EngineError if the server does not answer; DataError for tokens that the policy does not have.
         """
         rows = [row for batch in batches for row in _rows_of(batch)]
-        with ThreadPoolExecutor(self._server.parallel, thread_name_prefix="teacher") as pool:
+        with given_away(), ThreadPoolExecutor(self._server.parallel, thread_name_prefix="teacher") as pool:
             try:
                 answers = iter(list(pool.map(self._ask, rows)))
             except GradingError as exc:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.train.batches import OPTIMIZER, backend_of, distance, groups_of, part
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.models import widths
+from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.models.widths import forward_width, padded_width
 from verizero.pipeline.train.collate import collate
 from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, existing_device, fixed_order, switched
@@ -132,6 +135,47 @@ class TestBackward:
             update(backend, parts, groups_of(), settings_of(parts))
         assert len(seen) >= len(learners)
         assert not any(seen)
+
+    @pytest.mark.parametrize("name", ["grpo", "ppo"])
+    def test_a_thread_that_decodes_gets_turns_of_an_update_and_changes_no_pass_of_it(self, name: str) -> None:
+        parts, backend = parts_of(name), backend_of()
+        if parts.critic is not None:
+            backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+        seen: set[tuple[str, bool, bool]] = set()
+        num_forwards = num_steps = 0
+        has_ended = False
+
+        def note(what: str) -> None:
+            seen.add((what, *switches()[:2]))
+
+        def forward(*_: Any) -> None:
+            nonlocal num_forwards
+            note("forward")
+            num_forwards += 1
+            time.sleep(0.002)
+            note("forward")
+
+        def decode() -> None:
+            nonlocal num_steps
+            while not has_ended:
+                with unswitched():
+                    note("decode")
+                    num_steps += 1
+
+        for model in (backend.model, backend.reference):
+            model.model.layers[0].register_forward_pre_hook(forward)
+        next(backend.model.parameters()).register_hook(lambda _: note("backward"))
+        thread = threading.Thread(target=decode)
+        with switched(TrainConfig(), "cuda"):
+            thread.start()
+            with ordered():
+                before = num_steps
+                update(backend, parts, groups_of(), settings_of(parts, 60))
+                steps_within = num_steps - before
+            has_ended = True
+            thread.join()
+        assert seen == {("forward", True, True), ("backward", True, False), ("decode", False, False)}
+        assert 3 <= steps_within <= num_forwards
 
     def test_a_forward_that_is_computed_again_within_it_is_as_lenient_as_the_first(self) -> None:
         backend, parts = TorchBackend(policy(), config=TrainConfig(gradient_checkpointing=True)), parts_of("grpo")

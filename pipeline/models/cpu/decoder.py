@@ -97,6 +97,8 @@ class Decoder:
     """Prefill and one-token steps of a supported model; `refresh` after each change of the model's weights."""
 
     refills = True
+    needs_switch = False
+    """Each operation gives the same bytes each time, without torch's switch for that."""
 
     def __init__(self, model: Any, habits: Habits | None = None) -> None:
         self.model = model
