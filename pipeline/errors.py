@@ -20,12 +20,14 @@
     └── SessionError        a stateful session was lost: infrastructure, never a wrong answer
 
 A message names what was wrong, the value got, and the remedy. What the machine refuses (a full disk, a further
-descriptor or thread) may come from any library as any exception: `machine_fault` knows it by its kind.
+descriptor or thread), and a package of training that is not installed, may come from any library as any exception:
+`machine_fault` knows it by its kind.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import resource
@@ -37,6 +39,12 @@ from pathlib import Path
 
 DISK_FULL = "the disk is full"
 AGAIN = "start the same command again; a run continues from its last whole checkpoint"
+TRAINING = (
+    "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "tensorboard", "prefect", "sqlalchemy",
+    "fastapi", "rich", "prometheus_client", "cloudpickle",
+)  # fmt: skip
+"""Modules that the core of the package does without, and its extra `train` brings."""
+TRAIN_EXTRA = "pip install 'verizero[train]'"
 FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
     (
         frozenset({errno.EMFILE, errno.ENFILE}),
@@ -65,6 +73,11 @@ FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
         "memory is used up; end other programs, or make batches or the model smaller (`verizero plan` estimates them), "
         "and " + AGAIN,
     ),
+    (
+        frozenset(),
+        rf"No module named '(?:{'|'.join(TRAINING)})'",
+        f"{{words}}: training, evaluating and serving models need more than the core; {TRAIN_EXTRA}",
+    ),
     # Last: torch's writer tells only where it stopped, not why, and other kinds may be in the same message.
     (
         frozenset({errno.ENOSPC, errno.EDQUOT}),
@@ -72,7 +85,7 @@ FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
         f"{DISK_FULL}; free space and {AGAIN}",
     ),
 )
-"""Refusals of a machine: the system's numbers, what libraries write that hide the number, and cause with remedy."""
+"""Refusals of a machine, and what it lacks: the system's numbers, what libraries write without one, and the remedy."""
 
 
 class VerizeroError(Exception):
@@ -174,6 +187,13 @@ def machine_fault(exc: BaseException) -> str:
         if fault := fault_in(text, number):
             return fault
     return ""
+
+
+def require_training() -> None:
+    """Raise ConfigError, with the extra to install, where a package that training needs is not installed."""
+    missing = next((name for name in TRAINING if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise ConfigError(fault_in(f"No module named {missing!r}"))
 
 
 def fault_in(text: str, number: int | None = None) -> str:

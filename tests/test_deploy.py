@@ -286,7 +286,7 @@ def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -
     ignored = (IMAGE.parent / "Dockerfile.dockerignore").read_text().splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == set(copied), "docker reads nothing else"
     commands = [c["command"] for template in pods().values() for c in template["spec"]["containers"]]
-    names = {Requirement(d).name for d in PROJECT["project"]["dependencies"]}
+    names = {Requirement(d).name for d in PROJECT["project"]["optional-dependencies"]["train"]}
     assert {words[0] for words in commands} <= {*PROJECT["project"]["scripts"], *names}
     assert any("kubernetes" in words for words in commands)
     assert "prefect-kubernetes" in {

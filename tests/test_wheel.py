@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from benchmarks.diagnose.in_trl.score import RECORDED
+from benchmarks.diagnose.recorded import unpack
 from tests.environments.packages import venv_with
 from tests.source import CODE, PACKAGE, ROOT
+from verizero.pipeline.errors import TRAIN_EXTRA, TRAINING
 
 PARTS = (*CODE, "configs")
 TASKS = ROOT / "tests" / "environments" / "verifiers_tasks"
@@ -71,6 +80,36 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+def required(distribution: str) -> set[str]:
+    """The names of a distribution and of all that it requires, its extras left out."""
+    found, left = set[str](), [distribution]
+    while left:
+        name = left.pop()
+        found.add(name)
+        asked = map(Requirement, importlib.metadata.requires(name) or ())
+        left += [r.name for r in asked if (not r.marker or r.marker.evaluate({"extra": ""})) and r.name not in found]
+    return found
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the package and what its wheel requires without extras: links to what is here."""
+    folder = tmp_path_factory.mktemp("core")
+    venv.create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / PACKAGE).symlink_to(ROOT / PACKAGE)  # equal to the wheel's, and compiled already
+    packed = zipfile.ZipFile(wheel)
+    packed.extractall(site, [name for name in packed.namelist() if ".dist-info/" in name])
+    (metadata,) = importlib.metadata.distributions(path=[str(site)])
+    asked = [r for r in map(Requirement, metadata.requires or ()) if not r.marker or r.marker.evaluate({"extra": ""})]
+    for name in {n for r in asked for n in required(r.name)}:
+        distribution = importlib.metadata.distribution(name)
+        for top in {f.parts[0] for f in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution.locate_file(top))).absolute())
+    return folder / "bin" / "python"
+
+
 @pytest.fixture
 def there(tmp_path: Path) -> Path:
     """A user's folder with a file that has the name of a part."""
@@ -85,6 +124,51 @@ def test_a_wheel_has_one_name_with_every_part_and_nothing_else(wheel: Path) -> N
     own = {f"{PACKAGE}/{f.name}" for f in (source / PACKAGE).iterdir() if f.is_file()}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == own | {f"{PACKAGE}/{f.as_posix()}" for f in files}
+
+
+def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["train"]
+    core, more = (
+        {canonicalize_name(n) for asked in names for n in required(Requirement(asked).name)}
+        for names in (project["dependencies"], extra)
+    )
+    homes = {m: {canonicalize_name(d) for d in importlib.metadata.packages_distributions()[m]} for m in TRAINING}
+    assert {m for m, distributions in homes.items() if not distributions <= more - core} == set()
+    assert {canonicalize_name(Requirement(asked).name) for asked in extra} <= set().union(*homes.values())
+    assert TRAIN_EXTRA == "pip install 'verizero[train]'"
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there: Path) -> None:
+    """One process each, all at once: each loads its libraries for a second."""
+    unpack(RECORDED / "rate_of_pretraining-0.tar.xz", there / "trl")
+    (there / "r.py").write_text("def right(completion, answer):\n    return float(answer in completion)\n")
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (there / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    row = {"id": "a", "verifier": "math", "reference": "1/2", "response": "so \\boxed{0.5}"}
+    (there / "answers.jsonl").write_text(json.dumps(row) + "\n")
+    commands = {
+        "diagnose trl --html page.html": r"(?s)PROBLEM  learning_rate_high.*in 24 RL steps",
+        "audit --reward r.py:right rows.jsonl": r"the answer alone +1\.00 +0\.00",
+        "verify answers.jsonl": '"status": "graded", "score": 1.0',
+        "sandbox check": "programs run here at level",
+        "train demo": rf"\Averizero: No module named '\w+': .*{re.escape(TRAIN_EXTRA)}\n\Z",
+        "doctor": rf"missing  torch +{re.escape(TRAIN_EXTRA)}",
+    }
+    ask = (
+        f"import importlib.util as u; print([n for n in {TRAINING} if u.find_spec(n)]); import verizero as vz; vz.train"
+    )
+    program = [core, "-m", "verizero.pipeline.cli"]
+    asked = {what: [*program, *what.split()] for what in commands} | {"vz.train": [core, "-c", ask]}
+    commands["vz.train"] = rf"(?s)\A\[\]\n.*ConfigError: verizero\.train: .*{re.escape(TRAIN_EXTRA)}\n\Z"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": there}
+    started = {what: subprocess.Popen(words, **pipes) for what, words in asked.items()}
+    said = {what: process.communicate(timeout=120)[0] for what, process in started.items()}
+    assert {what: text for what, text in said.items() if not re.search(commands[what], text)} == {}
+    assert (there / "page.html").is_file()
+    assert not (there / "runs").exists()
 
 
 @pytest.mark.integration

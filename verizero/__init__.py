@@ -36,12 +36,22 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: the command line needs none of them to start."""
+    """Import a public name when it is first asked for: the command line needs none of them to start.
+
+    Raises: ConfigError, with what to install, where it needs a package that training brings.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'verizero' has no attribute {name!r}; public names: {', '.join(__all__)}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as exc:
+        from verizero.pipeline.errors import ConfigError, machine_fault
+
+        if fault := machine_fault(exc):
+            raise ConfigError(f"verizero.{name}: {fault}") from exc
+        raise
 
 
 def __dir__() -> list[str]:

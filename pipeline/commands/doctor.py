@@ -21,12 +21,14 @@ from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.errors import VerizeroError
+from verizero.pipeline.errors import TRAIN_EXTRA, VerizeroError, machine_fault
 from verizero.pipeline.shown import show
 
 State = Literal["ok", "missing", "broken"]
 
-CORE = ("torch", "transformers", "prefect", "pydantic", "sympy", "math-verify", "pyarrow", "matplotlib", "tensorboard")
+CORE = ("pydantic", "sympy", "math-verify", "pyarrow", "matplotlib")
+FOR_TRAINING = ("torch", "transformers", "prefect", "tensorboard")
+"""Packages that the extra `train` brings, and that diagnosing, auditing, verifying and the sandbox do without."""
 EXTRAS = {
     "datasets": ("rows from the hub", "pip install 'verizero[hub]'"),
     "vllm": ("rollout.engine: vllm and vllm_server", "make install-gpu on a GPU, else make install-engines"),
@@ -102,8 +104,16 @@ def examine(config: RunConfig | None = None, base: Path | None = None) -> Diagno
     """
     needed = needs(config, base or Path.cwd()) if config is not None else frozenset[str]()
     level = config.sandbox.min_level if config is not None else 2
-    core = (_python(), *map(_package, CORE), _prefect_server())
-    findings = (*core, *_devices(), *sandbox_findings(level), *_extras(), *gpu_packages())
+    packages = (*map(_package, CORE), *(_package(name, TRAIN_EXTRA) for name in FOR_TRAINING))
+    findings = (
+        _python(),
+        *packages,
+        _prefect_server(),
+        *_devices(),
+        *sandbox_findings(level),
+        *_extras(),
+        *gpu_packages(),
+    )
     return Diagnosis(tuple(replace(f, required=f.required or f.what in needed) for f in findings))
 
 
@@ -148,9 +158,9 @@ def _python() -> Finding:
     return Finding("python", "ok" if fits else "broken", here if fits else f"{here}; install 3.11 or newer", True)
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, remedy: str = "") -> Finding:
     installed = _version(name)
-    return Finding(name, "ok" if installed else "missing", installed or f"pip install {name}", True)
+    return Finding(name, "ok" if installed else "missing", installed or remedy or f"pip install {name}", True)
 
 
 def _prefect_server() -> Finding:
@@ -161,13 +171,17 @@ def _prefect_server() -> Finding:
         return Finding("prefect server", "ok", "its server imports; `verizero train` starts it by itself", True)
     # Any error counts as broken: the import runs much code of others.
     except Exception as exc:
+        if machine_fault(exc):
+            return Finding("prefect server", "missing", TRAIN_EXTRA)
         remedy = "pip install 'prefect>=3.7,<3.8' 'fastapi>=0.133,<0.137', or train with --no-prefect"
         return Finding("prefect server", "broken", f"{type(exc).__name__}: {exc}; {remedy}")
 
 
 def _devices() -> list[Finding]:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return [Finding("cpu", "ok", f"{os.cpu_count()} cores")]
     findings = [Finding("cpu", "ok", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
         return [*findings, _missing_gpu(driver_version(), torch.version.cuda)]

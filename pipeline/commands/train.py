@@ -13,7 +13,7 @@ from verizero.pipeline.commands.arguments import CONTINUES, add_overrides
 from verizero.pipeline.commands.report import print_result
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, find_recipe, run_folder
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError, require_training
 from verizero.pipeline.models.gguf_file import check_model_is_there
 from verizero.pipeline.report.progress import for_terminal
 from verizero.pipeline.shown import show
@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Train, then print the result. In a group of ranks the process that started the group prints it."""
+    require_training()
     path = recipe_for(arguments)
     stages = [name.strip() for name in (arguments.stages or "").split(",") if name]
     config = load_recipe(path, arguments.set, stages)

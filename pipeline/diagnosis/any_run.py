@@ -15,7 +15,6 @@ from verizero.pipeline.diagnosis.logs.silent import silent_rules
 from verizero.pipeline.diagnosis.logs.words import in_words_of
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
 from verizero.pipeline.diagnosis.run_facts import METRICS, NUM_COMPARED, RunFacts, read
-from verizero.pipeline.report.ended import end_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ def diagnosed(
     Raises: RunError if there are no logs, or they cannot be read.
     """
     if tool is None and len(paths) == 1 and is_ours(paths[0]):
+        from verizero.pipeline.report.ended import end_of  # loads numpy, which no log of another trainer needs
+
         facts = read(paths[0])
         ended = end_of(paths[0], facts.info)
         return Diagnosis(paths[0].name, facts, tuple(diagnose(facts, on_failure)), ended)

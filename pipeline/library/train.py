@@ -12,7 +12,7 @@ import yaml
 
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import Resume, find_recipe, override_texts, run_folder
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError, require_training
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.library.functions import Rewards
 from verizero.pipeline.library.given import Data
@@ -87,6 +87,7 @@ def asked_run(
     `wish`: the other arguments of `train` by name, None where they are not given.
     """
     name = wish["name"]
+    require_training()
     if data is None:
         _refuse({argument: value for argument, value in wish.items() if argument != "name"})
         path = _recipe(model, name)

@@ -151,6 +151,18 @@ def test_reading_runs_nothing_of_the_folder_and_needs_no_torch(tmp_path: Path) -
     assert not marker.exists()
 
 
+def test_the_diagnosis_loads_little() -> None:
+    """It takes half a second of a machine; the limit leaves room for slower ones."""
+    heavy = ("torch", "transformers", "prefect", "numpy", "pyarrow", "matplotlib", "sympy")
+    program = (
+        "import os, sys, verizero.pipeline.diagnosis.any_run;"
+        f"print(sum(os.times()[:2]), *[m for m in {heavy} if m in sys.modules])"
+    )
+    said = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout for _ in range(2)]
+    assert [text.split()[1:] for text in said] == [[], []]
+    assert min(float(text.split()[0]) for text in said) < 1.5
+
+
 def test_a_script_is_checked_before_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train_grpo.py"
     script.write_text(

@@ -6,6 +6,7 @@ always says the same, refuses every form of the right answer, or pays for a wron
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,12 +36,27 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean reward of those calls that gave one. A call that failed is no zero: it is left out."""
+
+    value: float | None
+    """None if no call gave a reward."""
+    num_graded: int
+    num_calls: int
+
+    def __str__(self) -> str:
+        """Return the mean, and the number of calls that it is of where others gave no reward."""
+        value = "-" if self.value is None else f"{self.value:.2f}"
+        return value if self.num_graded == self.num_calls else f"{value} ({self.num_graded} of {self.num_calls})"
+
+
+@dataclass(frozen=True, slots=True)
 class RewardReport:
     """The findings about a reward function; `problems` are sentences, empty if it passed."""
 
     problems: tuple[str, ...]
-    rewards: dict[str, tuple[float, float]]
-    """Form -> mean score of right answers in it, and of wrong ones."""
+    rewards: dict[str, tuple[Mean, Mean]]
+    """Form -> mean reward of right answers in it, and of wrong ones."""
     seconds: float
     """Seconds of a call."""
     holes: AuditReport | None = None
@@ -53,8 +69,9 @@ class RewardReport:
 
     def __str__(self) -> str:
         """Return the report for a terminal."""
-        lines = [f"{self.seconds * 1000:.1f} ms a call", "mean reward of answers    right  wrong"]
-        lines += [f"  {name:<22}{right:7.2f}{wrong:7.2f}" for name, (right, wrong) in self.rewards.items()]
+        width = max((len(str(right)) for right, _ in self.rewards.values()), default=0)
+        lines = [f"{self.seconds * 1000:.1f} ms a call", f"mean reward of answers    {'right':<{width}}  wrong"]
+        lines += [f"  {name:<24}{right!s:<{width}}  {wrong}" for name, (right, wrong) in self.rewards.items()]
         lines += [f"PROBLEM  {problem}" for problem in self.problems]
         return "\n".join([*lines, *([str(self.holes)] if self.holes is not None else [])])
 
@@ -75,7 +92,7 @@ def audit_reward(path: str, data: Path, base: Path | None = None) -> RewardRepor
     every = [v for right, wrong in verdicts.values() for v in (*right, *wrong)]
     seconds = (time.monotonic() - begun) / len(every)
     rewards = {form: (_mean(right), _mean(wrong)) for form, (right, wrong) in verdicts.items()}
-    best = max(rewards, key=lambda form: rewards[form][0] - rewards[form][1])
+    best = max(rewards, key=lambda form: _gap(rewards[form]))
     problems = _problems(every, rewards, best, seconds)
     accepted = [
         replace(
@@ -90,7 +107,7 @@ def audit_reward(path: str, data: Path, base: Path | None = None) -> RewardRepor
 
 
 def _problems(
-    every: Sequence[Verdict], rewards: Mapping[str, tuple[float, float]], best: str, seconds: float
+    every: Sequence[Verdict], rewards: Mapping[str, tuple[Mean, Mean]], best: str, seconds: float
 ) -> list[str]:
     """Return what is wrong with the function, in sentences."""
     problems = []
@@ -103,13 +120,13 @@ def _problems(
         problems.append(f"{late} of {len(every)} calls take longer than {TIME_S:g} seconds")
     if seconds > SLOW_S and not late:
         problems.append(f"a call takes {seconds:.1f} seconds; a batch of 1000 responses waits {seconds * 1000:.0f}")
-    graded = [v for v in every if v.status in ("graded", "no_answer")]
-    distinct = {v.score if v.reward is None else v.reward for v in graded}
-    if len(distinct) == 1 and len(graded) > 1:
+    values = _values(every)
+    distinct = set(values)
+    if len(distinct) == 1 and len(values) > 1:
         problems.append(f"every call gives {next(iter(distinct)):g}, to right and wrong answers in every form")
-    elif rewards[best][0] <= rewards[best][1]:
+    elif -math.inf < _gap(rewards[best]) <= 0:
         problems.append("no form of the right answers earns more than the same form of wrong ones")
-    paid = [name for name, (right, wrong) in rewards.items() if wrong >= 0.5 and wrong >= right]
+    paid = [name for name, means in rewards.items() if _gap(means) <= 0 and (means[1].value or 0.0) >= 0.5]
     if paid and len(distinct) > 1:
         problems.append(f"wrong answers earn as much as right ones {', '.join(paid)}")
     return problems
@@ -151,6 +168,18 @@ def _row(line: int, columns: Mapping[str, Any], key: str) -> Row:
     return Row(line, columns.get("id", line), key, str(answer), prompt=str(question), columns=columns)
 
 
-def _mean(verdicts: Sequence[Verdict]) -> float:
-    values = [v.score if v.reward is None else v.reward for v in verdicts if v.status == "graded"]
-    return sum(values) / len(verdicts)
+def _values(verdicts: Sequence[Verdict]) -> list[float]:
+    """Return the rewards of the calls that gave one: none of those that failed, waited or abstained."""
+    graded = (v for v in verdicts if v.status in ("graded", "no_answer"))
+    return [v.score if v.reward is None else v.reward for v in graded]
+
+
+def _mean(verdicts: Sequence[Verdict]) -> Mean:
+    values = _values(verdicts)
+    return Mean(sum(values) / len(values) if values else None, len(values), len(verdicts))
+
+
+def _gap(means: tuple[Mean, Mean]) -> float:
+    """Return how much more right answers earn than wrong ones; -inf if one of the two is not known."""
+    right, wrong = (mean.value for mean in means)
+    return -math.inf if right is None or wrong is None else right - wrong

@@ -30,6 +30,11 @@ def inside(data_source, solution_str, ground_truth, extra_info=None):   # verl
 def refuses(queries, prompts, labels):             # OpenRLHF
     return [float(q.endswith("Answer: " + a)) for q, a in zip(queries, labels)]
 
+def sometimes(completion, answer):
+    if completion.startswith("I") or "<" in completion and int(answer) % 2:
+        raise OSError("the service is down")
+    return float(answer in completion)
+
 def waits(completion, answer):
     while True:
         pass
@@ -63,6 +68,22 @@ def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: s
     assert not problem or problem in report.problems[0]
     assert not hole or hole in {case.what for case in report.holes.rewarded}
     assert report.passed is (function == "boxed"), str(report)
+
+
+@pytest.mark.integration
+def test_a_call_that_fails_is_no_zero(data: Path) -> None:
+    """Three of six answers are odd: in tags their calls fail, and in two other forms all calls do."""
+    rows = [{"prompt": "", "answer": str(n)} for n in range(31, 37)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = audit_reward("rewards.py:sometimes", data, data.parent)
+    right, wrong = report.rewards["in tags"]
+    assert (right.value, right.num_graded, right.num_calls) == (1.0, 3, 6)
+    assert (wrong.value, wrong.num_graded) == (0.0, 3)
+    assert [mean.value for mean in report.rewards["in a box"]] == [None, None]
+    assert "in tags                 1.00 (3 of 6)  0.00 (3 of 6)" in str(report)
+    assert "in a box                - (0 of 6)     - (0 of 6)" in str(report)
+    assert report.problems[0].startswith("30 of 60 calls fail: OSError: the service is down")
+    assert len(report.problems) == 1
 
 
 def test_rows_without_an_answer_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
