@@ -138,11 +138,11 @@ def _play(
         calls = tuple(_call(rng, tools, turn, n) for n in range(rng.choice([1, 1, 2]) if must_call else 0))
         thinking = _words(rng) if thinks and rng.random() < 0.8 else None
         message = Message("assistant", "" if calls and rng.random() < 0.5 else _words(rng), calls, thinking=thinking)
-        words = _tokens_of(talk, message, tools)
+        message, words = _said(talk, message, tools)
+        if isinstance(talk, FamilyTurns):
+            talk.require_read(message, words, tools)
         message = talk.read(words, "stop", turn, tools).message
         messages.append(message)
-        if isinstance(talk, FamilyTurns):
-            talk.require_equal(messages, words, tools)
         new = [Message("tool", _words(rng), answers=c.id, name=c.name) for c in message.calls]
         new = new or [Message("user", _words(rng))]
         fork = talk.rewritten(messages, new, tools, words, "stop")
@@ -153,12 +153,13 @@ def _play(
             counts.causes[fork] += 1
 
 
-def _tokens_of(talk: ChatTurns, message: Message, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
-    """Return the tokens of the message; of its first call alone, where the form of calls takes no more."""
+def _said(talk: ChatTurns, message: Message, tools: Sequence[ToolSchema]) -> tuple[Message, tuple[int, ...]]:
+    """Return the message and its tokens; of its first call alone, where the form of calls takes no more."""
     try:
-        return talk.write(message, tools)
+        return message, talk.write(message, tools)
     except DataError:
-        return talk.write(Message("assistant", "", message.calls[:1], thinking=message.thinking), tools)
+        message = Message("assistant", "", message.calls[:1], thinking=message.thinking)
+        return message, talk.write(message, tools)
 
 
 def _call(rng: random.Random, tools: Sequence[ToolSchema], turn: int, number: int) -> Call:

@@ -64,9 +64,12 @@ def answers(rng: random.Random, message: Message, spoofs: float = 0.2, user: flo
 
 def play(
     talk: ChatTurns, rng: random.Random, num_turns: int, *, is_clean: bool = False, thinks: bool = True,
-    tools: tuple[ToolSchema, ...] = TOOLS,
+    tools: tuple[ToolSchema, ...] = TOOLS, form: str = "hermes",
 ) -> Played:  # fmt: skip
-    """Play an episode. `is_clean`: the policy speaks as the template writes, and nobody writes special tokens."""
+    """Play an episode. `is_clean`: the policy speaks as the template writes, and nobody writes special tokens.
+
+    In the form "llama" a turn has one call at most, and no words next to it.
+    """
     played = Played()
     system = [Message("system", "Be brief.")] if rng.random() < 0.5 else []
     first = [*system, Message("user", "What is 1+2?")] if rng.random() < 0.5 else []
@@ -74,8 +77,8 @@ def play(
     played.rows[-1].append((talk.begin(QUESTION, first, tools), None))
     for turn in range(num_turns):
         played.prompts.append(played.ids)
-        calls = rng.choice([0, 1, 1, 2]) if tools else 0
-        words = talk.write(clean_message(rng, turn, thinks, calls), tools)
+        calls = min(rng.choice([0, 1, 1, 2]), 1 if form == "llama" else 2) if tools else 0
+        words = talk.write(clean_message(rng, turn, thinks, calls, form), tools)
         finish: FinishReason = "stop"
         if not is_clean and rng.random() < 0.5:
             tokenizer = talk.renderer.tokenizer
