@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from vllm import LLM, SamplingParams
+from vllm.config import set_current_vllm_config
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.distributed.weight_transfer.base import (
     ParamMeta,
@@ -194,11 +195,12 @@ class WorkerExtension:
 
     def load_named(self, weights: Named) -> None:
         """Load the weights of this process's trainer."""
-        load(self.model_runner.get_model(), self.vllm_config.model_config, weights)
+        with set_current_vllm_config(self.vllm_config):  # some layers read it, as vLLM's own ways of loading let them
+            load(self.model_runner.get_model(), self.vllm_config.model_config, weights)
 
     def load_folder(self, folder: str) -> None:
         """Load the weights of a saved folder."""
-        load(self.model_runner.get_model(), self.vllm_config.model_config, _of_folder(folder))
+        self.load_named(_of_folder(folder))
 
 
 def _of_folder(folder: str) -> Iterator[tuple[str, Tensor]]:

@@ -238,13 +238,20 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
     for its end.
     """
     from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+    # Nothing is copied ahead: the thread would wait for a stream of the first GPU, and take memory there on each rank.
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     if group is None:
         with collective_errors(), _own_errors():
-            state_dict_saver.save(dict(tensors), checkpoint_id=folder)
+            state_dict_saver.save(dict(tensors), storage_writer=writer)
         return None
+    stager = DefaultStager(StagingOptions(False, False, False, False))  # as torch chooses where it makes the writer
     with collective_errors():
-        writing = state_dict_saver.async_save(dict(tensors), checkpoint_id=folder, process_group=group)
+        writing = state_dict_saver.async_save(
+            dict(tensors), storage_writer=writer, async_stager=stager, process_group=group
+        )
     assert isinstance(writing, Future)
 
     def finish_writing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,25 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
         receiver.finish_weight_update()
     receiver.receive_weights(["b"])
     receiver.finish_weight_update()
+
+
+def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from vllm.config import VllmConfig, get_current_vllm_config, get_current_vllm_config_or_none
+
+    from verizero.pipeline.rollout import vllm_worker
+
+    class Worker(vllm_worker.WorkerExtension):
+        """One of vLLM's workers."""
+
+        vllm_config = VllmConfig()
+        model_runner = SimpleNamespace(get_model=lambda: "model")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(vllm_worker, "load", lambda *_: seen.append(get_current_vllm_config()))
+    Worker().load_named([])
+    Worker().load_folder(str(tmp_path))
+    assert seen == [Worker.vllm_config] * 2
+    assert get_current_vllm_config_or_none() is None
 
 
 def test_the_three_receivers_are_known_to_vllm() -> None:

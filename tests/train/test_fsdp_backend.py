@@ -15,7 +15,7 @@ from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.fsdp_offload import OffloadedShards
-from verizero.pipeline.train.fsdp_shards import _collective_errors_amid
+from verizero.pipeline.train.fsdp_shards import _collective_errors_amid, own_group, read_tensors, write_tensors
 
 RANK = "tests.train.zero_rank"
 PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
@@ -116,6 +116,26 @@ def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     assert set(resting) == {0}
     with reference.on_device():
         assert all(p.to_local().untyped_storage().nbytes() > 0 for p in reference.model.parameters())
+
+
+@pytest.mark.integration
+def test_what_writes_shards_touches_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread that writes, the first GPU is the current one: its stream is another rank's."""
+    backend = begun(FsdpBackend(two_layers(), TrainConfig(backend="fsdp", device="cpu")))
+    steps(backend, 0, 1)
+    shards = backend.sharded.tensors()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for group in (None, own_group()):
+        finish = write_tensors(shards, tmp_path / str(group is None), group)
+        if finish is not None:
+            finish()
+    monkeypatch.undo()
+    wanted = {name: t.to_local().clone() for name, t in shards.items()}
+    for folder in tmp_path.iterdir():
+        for t in shards.values():
+            t.to_local().zero_()
+        read_tensors(shards, folder)
+        assert all(torch.equal(shards[name].to_local(), rows) for name, rows in wanted.items())
 
 
 def test_weights_are_not_offloaded() -> None:
