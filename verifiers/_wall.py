@@ -1,7 +1,7 @@
 """Run verifiers of users in a process of their own, which is killed when it takes too long.
 
 Whatever their code does, from `sys.exit` to a search that never ends, costs the response that it was asked about, and
-nothing else. Prints of theirs go to standard error, the first of them.
+nothing else. What they print goes to standard error, up to a limit.
 """
 
 from __future__ import annotations

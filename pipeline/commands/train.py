@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
         "--resume",
         choices=get_args(Resume),
         default="auto",
-        help="continue a run of this name; changed: also with a reward function that changed; default: auto",
+        help="auto (default): begin a run, or continue the one of this name; never: refuse if there is one; must: "
+        "refuse if there is none; changed: continue, also with a reward function that changed",
     )
     command.add_argument("--no-prefect", action="store_true", help="run in this process, without an orchestrator")
     command.set_defaults(run=run, after_stop=CONTINUES)

@@ -30,7 +30,7 @@ class PromptSampler:
     ) -> None:
         """`weights` is each domain's share of the draws; a domain's prompts are then epochs of their own.
 
-        With `pass_rate`, prompts that the ledger says rest are passed over.
+        With `pass_rate`, prompts that rest by the ledger are skipped.
         Raises: DataError if the weights do not name exactly the domains there are.
         """
         if pass_rate is not None and ledger is None:
@@ -49,7 +49,7 @@ class PromptSampler:
         self.num_rested = 0
         """Draws skipped because of their pass rate."""
         self.num_unrested = 0
-        """Prompts drawn although their pass rate is out of bounds, because that of their whole pool is."""
+        """Prompts drawn although their pass rate is out of bounds, as is that of every prompt of their pool."""
 
     def next(self, n: int) -> list[Prompt]:
         """Return the next `n` prompts. A prompt is among them twice only if an epoch ends within them.

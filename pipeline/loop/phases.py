@@ -183,7 +183,7 @@ def update_policy(
 ) -> StepMetrics:
     """Train the policy on the groups and return the metrics. Raise NonFiniteError if the update was refused."""
     workers.rollouts.free_memory()  # before the phase, whose peak of memory is to be the trainer's alone
-    # Meanwhile a thread may decode, which sets torch's switch for deterministic kernels in another way.
+    # A thread that decodes needs torch's deterministic switch in another position: `ordered` makes it wait.
     with recorder.timed("update"), ordered():
         metrics = train_on_groups(groups)
     state.policy_version += 1

@@ -53,7 +53,9 @@ class Store:
         return {name: b64encode(sums.tobytes()).decode() for name, sums in self._sums.items()}
 
     def cut(self, lengths: Mapping[str, int], sums: Mapping[str, str]) -> None:
-        """Cut each file back to `lengths` bytes, after its lines were compared with `sums`; those without any are read.
+        """Cut each file back to `lengths` bytes, after its lines were compared with `sums`.
+
+        A file of which `sums` has nothing is cut without a comparison.
 
         Raises: RunError if a line was changed, or if a file is shorter than that: lines that the checkpoint counts on
         are gone. None is cut then.

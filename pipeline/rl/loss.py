@@ -39,11 +39,11 @@ class Counts:
     sequences: float = 0.0
     """Responses with at least one such token; an episode of several turns or rows is one."""
     right_tokens: float = 0.0
-    """Such tokens of right responses; 0 where they are not told apart."""
+    """Such tokens of right responses; 0 if the algorithm does not count them."""
     observed: float = 0.0
-    """Tokens that answered the policy; 0 where they are not told apart."""
+    """Tokens that answered the policy; 0 if the algorithm does not count them."""
     prompts: float = 0.0
-    """Prompts with at least one trained token; 0 where they are not told apart."""
+    """Prompts with at least one trained token; 0 if the algorithm does not count them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,9 @@ def checkpoint_before_changes(
 
     `now`: the stages' fingerprints as the recipe and the data are now. Results of the other stages are moved to
     `folder`/stale/N, and the reason is reported. A stage that only became longer continues from its own last checkpoint
-    if nothing in it depended on its length; so does one of which only files of verifiers and environments changed, if
-    the run ended in it because graders failed, or if `accepts_code`. None: the run begins again, as it trained nothing.
+    if nothing in it depended on its length. A stage continues too if only files of verifiers and environments changed,
+    and the run ended in it because graders failed, or `accepts_code` is set. None: the run trained nothing yet, and
+    begins again.
     Raise RunError if the first stage changed, so that there is nothing to resume from.
     """
     started = read_stages_file(folder)
@@ -120,7 +121,7 @@ def checkpoint_before_changes(
     code, others = _changed_fields(before, after) if after is not None and is_same else (set[str](), set[str]())
     could_continue = is_same and differs_only_in_length(before.kind, _part(before, others), _part(after, others))
     failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
-    has_trained = bool(state.num_done or state.step)  # else the evaluation before training is done again too
+    has_trained = bool(state.num_done or state.step)  # else start again: the first evaluation used the old code
     continues = could_continue and (not code or (has_trained and (accepts_code or failed_here)))
     # The stages whose end has a checkpoint, up to the first change.
     good = _whole([f.name for f in started[: index + continues] if f.name in ends], ends, progress)

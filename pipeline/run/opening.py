@@ -96,7 +96,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
             session = open_session(config, folder, rank_folder, data, resume, progress, base_dir, ranks)
             stack.callback(session.close)
             yield session
-        except ResumeRefused:  # says nothing of the run that the folder has
+        except ResumeRefused:  # this start is refused; how the run in the folder ended stays as it is
             raise
         except BaseException as exc:
             if log is not None:
@@ -158,7 +158,7 @@ def open_session(
     # The backend's ranks: they know which of them share sequences.
     run = Run(config, folder, rank_folder, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
     store = Store(rank_folder)
-    # Lines of later steps go: those steps are done again.
+    # Lines of steps after the checkpoint are deleted: those steps are done again.
     store.cut(*((state.store.lengths, state.store.sums) if ranks.is_first else ({}, {})))
     recorder = build_recorder(run, store, backend, progress)
     episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))

@@ -99,7 +99,7 @@ class Workers:
 
     def close(self) -> None:
         """End threads and processes."""
-        # After an error it may fail too; then the run continues from the one before.
+        # After an error the last checkpoint may not be written: the run then continues from the one before it.
         self.writer.shutdown(wait=True)
         self.rollouts.close()
         self.graders.close()

@@ -54,7 +54,7 @@ class StageState:
 
     name: str = ""
     first_rl_step: int = 0
-    """A count, not a number of a step: RL steps that earlier stages had done."""
+    """Number of RL steps that earlier stages had done."""
     acceptance: float = 1.0
     """Recent share of sampled groups that were kept: how much to oversample."""
     num_bad_updates: int = 0

@@ -50,7 +50,7 @@ class Masters(torch.optim.Optimizer):
     def __init__(self, parameters: Sequence[Tensor], **numbers: Any) -> None:
         self.parameters = list(parameters)
         self.masters = [p.detach().float() for p in self.parameters]
-        super().__init__(self.masters, **numbers)  # that of the optimiser, which comes next among the bases
+        super().__init__(self.masters, **numbers)  # of the next base class, the real optimiser
         self._hooks: list[Any] = []
         for p, master in zip(self.parameters, self.masters, strict=True):
             move = partial(_move_gradient, master)

@@ -1,8 +1,8 @@
 """Layouts of references of programs, and the search for the one of a reference: each file of this folder is a layout.
 
-A layout has `VERIFIER`, the verifier that its tests are for; `KEYS`, without which a reference is none of it; `OTHERS`,
-the keys that it may have besides; and `read(reference)`, which returns its tests, or None if the values are another
-layout's. A reference with keys that no layout has is refused, and so is one that a layout reads only in part.
+A layout has `VERIFIER`, the verifier that its tests are for; `KEYS`, which a reference must have; `OTHERS`, which it
+may have; and `read(reference)`, which returns its tests, or None if the values are another layout's. A reference with
+keys that no layout has is refused, and so is one that a layout reads only in part.
 """
 
 from __future__ import annotations
