@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import io
 import json
+import logging
 import numbers
 import os
 import pprint
 import random
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
@@ -38,7 +42,10 @@ def main() -> None:
     write_openrlhf(asked.openrlhf, asked.into / "openrlhf")
     write_prime_rl(asked.prime_rl, asked.into / "prime_rl")
     write_wandb(asked.into / "wandb")
-    write_mlflow(asked.into / "mlruns")
+    write_mlflow(asked.into / "mlruns", (asked.into / "mlruns").absolute().as_uri())
+    write_openrlhf_console(asked.openrlhf, asked.into / "openrlhf")
+    write_wandb_exports(asked.into / "wandb_exports")
+    write_mlflow(asked.into / "mlflow", f"sqlite:///{asked.into.absolute() / 'mlflow' / 'mlflow.db'}")
 
 
 def part_of(file: Path, begin: str, end: str | None, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +172,42 @@ def write_openrlhf(checkout: Path, into: Path) -> None:
     own.close()
 
 
+def write_openrlhf_console(checkout: Path, into: Path) -> None:
+    """Write what Ray shows of a run that solves nothing: lines of the trainer's own logger."""
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        space = part_of(
+            checkout / "openrlhf/utils/logging_utils.py",
+            "_FORMAT =",
+            "class WandbLogger",
+            {"logging": logging, "sys": sys},
+        )
+        logger = space["init_logger"]("openrlhf.trainer.ppo_trainer")
+        for global_step in STEPS:
+            log_status = {
+                "policy_loss": 0.002 * draw.random(),
+                "actor_lr": 5e-7,
+                "kl": 0.0008,
+                "entropy_loss": 0.31,
+                "reward": 0.0,
+                "response_length": 310.0 + draw.random(),
+                "response_clip_ratio": 0.02,
+                "vllm_kl": 0.0004 if global_step % 7 else float("nan"),
+                "timing/ppo_train": 21.5,
+                "rollout/reward_mean": 0.0,
+                "rollout/reward_std": 0.0,
+                "rollout/truncated_rate": 0.02,
+                "rollout/num_samples": 128.0,
+            }
+            logger.info(f"\u2728 Global step {global_step}: {log_status}")
+            if global_step % 10 == 0:
+                logs = {"eval_aime_pass4": 0.02, "eval_aime_pass1": 0.005, "eval_num_samples": 120.0}
+                logger.info(f"\u2728 Evaluation completed in 0:00:40, global_step {global_step}, eval_metrics: {logs}")
+    (into / "console").mkdir(parents=True)
+    shown = [f"\x1b[36m(PPOTrainer pid=4711)\x1b[0m {line}\n" for line in lines.getvalue().splitlines()]
+    (into / "console" / "train.log").write_text("".join(shown))
+
+
 def write_prime_rl(checkout: Path, into: Path) -> None:
     """Write the metrics.jsonl of orchestrator and trainer of a run that solves nothing."""
     method = part_of(
@@ -232,18 +275,39 @@ def write_wandb(into: Path) -> None:
     own.finish()
 
 
-def write_mlflow(into: Path) -> None:
-    """Write a file store of MLflow with a run of verl whose responses are cut."""
+def write_wandb_exports(into: Path) -> None:
+    """Write the histories that `Run.history` of W&B's API returns, as JSON. Its server's answer is made up."""
+    try:
+        from wandb.apis.public.runs import Run
+    except ImportError:
+        return
+    into.mkdir(parents=True)
+    rows = [{"_step": i, "_runtime": 60.5 * i, "_timestamp": 1.8e9 + 60 * i, **trl_row(i + 1)} for i in range(30)]
+    rows.insert(20, {"_step": 20, "train/global_step": 20, "eval/reward": 0.21})
+    run = SimpleNamespace(_exec=lambda *_, **__: {"project": {"run": {"history": [json.dumps(r) for r in rows]}}})
+    run._full_history = lambda **options: Run._full_history(run, **options)
+    (into / "list.json").write_text(json.dumps(Run.history(run, pandas=False)))
+    table = Run.history(run)
+    table.to_json(into / "columns.json")
+    table.to_json(into / "lines.jsonl", orient="records", lines=True)
+
+
+def write_mlflow(into: Path, store: str) -> None:
+    """Write a store of MLflow, a folder of files or a database, with a run of verl whose responses are cut."""
     try:
         import mlflow
     except ImportError:
         return
+    into.mkdir(parents=True)
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    mlflow.set_tracking_uri(into.absolute().as_uri())
-    with mlflow.start_run():
-        mlflow.log_params({"actor_rollout_ref/actor/optim/lr": 1e-6, "data/max_response_length": 512})
-        for step in STEPS:
-            mlflow.log_metrics(verl_row(step, response_length__clip_ratio=0.5, critic__score__mean=0.1), step=step)
+    mlflow.set_tracking_uri(store)
+    mlflow.set_experiment("project")
+    for is_cut in (False, True):  # the last one counts
+        with mlflow.start_run():
+            mlflow.log_params({"actor_rollout_ref/actor/optim/lr": 1e-6, "data/max_response_length": 512})
+            changes = {"response_length__clip_ratio": 0.5, "critic__score__mean": 0.1} if is_cut else {}
+            for step in STEPS:
+                mlflow.log_metrics(verl_row(step, **changes), step=step)
 
 
 if __name__ == "__main__":

@@ -74,10 +74,16 @@ def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path: Pa
         ("verl/cut", "verl", "length_cap", "double data.max_response_length", "metrics.jsonl:1"),
         ("verl/dumped", "verl", "false_positives", "compute_score", "rollouts/1.jsonl:"),
         ("openrlhf", "OpenRLHF", "length_cap", "double --rollout.max_new_tokens", "tfevents"),
+        ("openrlhf/console/train.log", "OpenRLHF", "too_hard", "--data.prompt_dataset", "train.log:1"),
         ("prime_rl", "prime-rl", "too_hard", "curriculum", "orchestrator/metrics.jsonl:1"),
         ("wandb", "TRL", "length_cap", "set max_completion_length=512 in GRPOConfig", ".wandb:"),
         ("wandb/history.csv", "TRL", "length_cap", "double max_completion_length in GRPOConfig", "history.csv:2"),
+        ("wandb_exports/list.json", "TRL", "length_cap", "double max_completion_length", "list.json:1"),
+        ("wandb_exports/columns.json", "TRL", "length_cap", "double max_completion_length", "columns.json:1"),
+        ("wandb_exports/lines.jsonl", "TRL", "length_cap", "double max_completion_length", "lines.jsonl:1"),
         ("mlruns", "verl", "length_cap", "set data.max_response_length=1024", "clip_ratio:1"),
+        ("mlflow", "verl", "length_cap", "set data.max_response_length=1024", "mlflow.db:"),
+        ("mlflow/mlflow.db", "verl", "length_cap", "set data.max_response_length=1024", "mlflow.db:"),
     ],
 )
 def test_the_logs_of_each_tool_are_read(
@@ -94,6 +100,25 @@ def test_the_logs_of_each_tool_are_read(
     assert remedy in first.remedy
     assert any(file in str(e) for e in first.evidence)
     assert not OUR_WORDS.search(first.remedy)
+
+
+def test_a_console_is_read_with_its_evaluations_and_numbers_that_are_none(formats: Path, tmp_path: Path) -> None:
+    facts = diagnosed([formats / "openrlhf" / "console" / "train.log"]).facts
+    assert [(e.row.step, e.measure("aime")["value"]) for e in facts.evaluations] == [(s, 0.005) for s in (10, 20, 30)]
+    (tmp_path / "trl.log").write_text(
+        "".join(
+            f"{{'loss': {v}, 'reward': 0.5, 'frac_reward_zero_std': 0.1, 'grad_norm': np.float64(0.25)}}\n"
+            for v in ("0.1", "nan", "-inf")
+        )
+    )
+    facts = diagnosed([tmp_path / "trl.log"]).facts
+    assert [p.value for p in facts.series("grad_norm")] == [0.25] * 3
+    assert [p.value for p in facts.series("loss")] == [0.1]
+
+
+def test_a_tracker_has_the_evaluations_of_trl_too(formats: Path) -> None:
+    (evaluation,) = diagnosed([formats / "wandb_exports" / "list.json"]).facts.evaluations
+    assert (evaluation.row.step, evaluation.measure("all", "reward")["value"]) == (20, 0.21)
 
 
 def test_every_cause_has_a_remedy_in_words_of_no_tool() -> None:

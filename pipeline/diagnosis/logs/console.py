@@ -8,7 +8,10 @@ from pathlib import Path
 
 from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, numbers
 
-DICTIONARY = re.compile(r"\{.*?['\"](?:loss|reward|policy_loss)['\"].*?\}")
+DICTIONARY = re.compile(r"\{.*?['\"](?:loss|reward|policy_loss|eval_[^'\"]+_pass1)['\"].*?\}")
+OF_ARRAYS = re.compile(r"(?:np\.\w+|tensor)\(([^(),]*)[^()]*\)")
+"""A number as numpy or torch writes it."""
+NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
 STEP_BEFORE = re.compile(r"[Ss]tep[ :=]+(\d+)")
 VERL = re.compile(r"step:(\d+) - (.+)")
 SUFFIXES = (".log", ".txt", ".out")
@@ -37,12 +40,12 @@ def read(path: Path) -> Logged:
 def _of_line(line: str) -> tuple[int | None, dict[str, float]] | None:
     if (match := VERL.search(line)) is not None:
         pairs = (part.partition(":") for part in match[2].split(" - "))
-        values = numbers({name.strip(): re.sub(r"^np\.\w+\((.*)\)$", r"\1", value.strip()) for name, _, value in pairs})
+        values = numbers({name.strip(): OF_ARRAYS.sub(r"\1", value.strip()) for name, _, value in pairs})
         return int(match[1]), values
     if (match := DICTIONARY.search(line)) is None:
         return None
     try:
-        tree = ast.literal_eval(match[0])
+        tree = ast.literal_eval(NO_NUMBER.sub("None", OF_ARRAYS.sub(r"\1", match[0])))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(tree, dict) or "train_runtime" in tree:

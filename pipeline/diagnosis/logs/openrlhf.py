@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from verizero.pipeline.diagnosis.logs.facts import is_share
 from verizero.pipeline.diagnosis.logs.logged import Logged
 from verizero.pipeline.diagnosis.logs.tool import Option, Tool
 
@@ -15,7 +16,12 @@ PASS = re.compile(r"eval/?_?(?:eval_)?(.+)_pass1$")
 
 
 def _derive(values: dict[str, float], logged: Logged) -> None:
-    """Add the held-out pass@1 of each data set."""
+    """Add the held-out pass@1 of each data set, and whether rewards are shares of right responses."""
+    reward, std, size = (values.get(n) for n in ("reward/sampled", "reward/std", "?rollout/num_samples"))
+    if reward in (0.0, 1.0) and std == 0.0:
+        values |= {"correct/sampled": reward, "groups/without_signal": 1.0}
+    elif reward is not None and std and size is not None and 0 < reward < 1 and is_share(reward, std, size):
+        values["correct/sampled"] = reward
     for name in [n for n in values if n.startswith("?eval")]:
         if (match := PASS.match(name[1:])) is not None:
             values[f"evaluation/{match[1]}/pass@1"] = values[name]

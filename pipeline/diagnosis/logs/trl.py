@@ -26,6 +26,8 @@ REWARD_PART = re.compile(r"rewards/(.+)/(mean|std)$")
 
 def _derive(values: dict[str, float], logged: Logged) -> None:
     """Add whether rewards are shares of right completions, the components, and the held-out reward."""
+    for name in [n for n in values if n.startswith("?eval/")]:  # as transformers names them for a tracker
+        values.setdefault(name.replace("/", "_", 1), values.pop(name))
     size = float(logged.settings.get("generation_batch_size") or 0) or UNKNOWN_BATCH
     parts = {m[1]: v for k, v in values.items() if (m := REWARD_PART.match(k.removeprefix("?"))) and m[2] == "mean"}
     reward = values.get("reward/sampled")
