@@ -25,7 +25,7 @@ from tests.test_documents import block, imported
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.diagnose import watch
 from verizero.pipeline.diagnosis.any_run import Diagnosis, diagnosed
-from verizero.pipeline.diagnosis.logs import find
+from verizero.pipeline.diagnosis.logs import find, logged, prime_rl, verl, wandb_files
 from verizero.pipeline.diagnosis.logs.before import check
 from verizero.pipeline.diagnosis.logs.silent import EVALUATIONS, NEEDED_BY, RESPONSES
 from verizero.pipeline.diagnosis.logs.training_args import arguments_of
@@ -114,6 +114,40 @@ def test_a_console_is_read_with_its_evaluations_and_numbers_that_are_none(format
     facts = diagnosed([tmp_path / "trl.log"]).facts
     assert [p.value for p in facts.series("grad_norm")] == [0.25] * 3
     assert [p.value for p in facts.series("loss")] == [0.1]
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["verl/cut", "openrlhf/run", "openrlhf/console/train.log", "prime_rl", "wandb", "wandb_exports/lines.jsonl"],
+)
+def test_the_middle_of_a_large_file_is_left_out_and_said(
+    run: str, formats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = diagnosed([formats / run])
+    files = [f for f in ((formats / run).rglob("*") if (formats / run).is_dir() else [formats / run]) if f.is_file()]
+    half = min(f.stat().st_size for f in files if f.suffix in (".jsonl", ".wandb", ".log") or "tfevents" in f.name) // 2
+    for module in (logged, prime_rl, verl, wandb_files):
+        monkeypatch.setattr(module, "MAX_NUMBER_BYTES", half)
+    part = diagnosed([formats / run])
+    assert part.findings[0].cause == whole.findings[0].cause
+    assert 1 < len(part.facts.steps) < len(whole.facts.steps)
+    assert [row.step for _, row in part.facts.steps][:: len(part.facts.steps) - 1] == [1, 30]
+    assert [note for note in part.notes if note.startswith("not read: ") and note.endswith(", in its middle")]
+    assert not [note for note in whole.notes if note.startswith("not read")]
+
+
+def test_of_very_many_steps_some_are_left_out_and_no_evaluation(tmp_path: Path) -> None:
+    rows = [{"step": n, "data": {"critic/score/mean": 0.3, "response_length/clip_ratio": 0.5}} for n in range(1, 9002)]
+    for row in rows[::1000]:
+        row["data"]["val-core/gsm8k/acc/mean@1"] = 0.2
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    diagnosis = diagnosed([tmp_path])
+    steps = [row.step for _, row in diagnosis.facts.steps]
+    assert steps[:100] == [*range(1, 101)]
+    assert steps[-100:] == [*range(8902, 9002)]
+    assert [e.row.step for e in diagnosis.facts.evaluations] == [row["step"] for row in rows[::1000]]
+    assert diagnosis.findings[0].cause == "length_cap"
+    assert f"not read: {9001 - len(steps)} of 9001 steps, evenly over the run" in diagnosis.notes
 
 
 def test_a_tracker_has_the_evaluations_of_trl_too(formats: Path) -> None:

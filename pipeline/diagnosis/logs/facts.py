@@ -26,6 +26,8 @@ MAX_READ, MAX_CHARACTERS = 4000, 4000
 """Responses whose final answer is read, and characters of each."""
 FORM_WORDS = ("format", "length", "len", "tag", "style", "box", "penal", "cosine", "repetition", "think", "count")
 RL = "rl"
+MAX_STEPS, MAX_ENDS = 4000, 100
+"""Steps that are read of a run with more: evenly, and all of so many at the start and at the end."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Reading:
 
 def reading_of(logged: Logged, tool: Tool) -> Reading:
     """Return the facts of what was logged, in the order of the steps."""
+    _leave_out_steps(logged)
     places: list[dict[str, tuple[str, int]]] = []
     steps: list[tuple[int, StepRow]] = []
     evaluations: list[EvaluationLine] = []
@@ -85,6 +88,22 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         references=references,
     )
     return Reading(tool, facts, logged, tuple(places), tuple((r.file, r.line) for r in logged.responses))
+
+
+def _leave_out_steps(logged: Logged) -> None:
+    """Take steps out of a run that has very many, and say so. Those with responses or evaluations are chosen alike."""
+    steps = sorted({row.step for row in logged.rows})
+    if len(steps) <= MAX_STEPS:
+        return
+    answered = sorted({r.step for r in logged.responses})
+    evaluated = sorted({row.step for row in logged.rows if any(n.startswith(("eval", "val")) for n in row.values)})
+    kept = {*steps[:MAX_ENDS], *steps[-MAX_ENDS:]}.union(*map(_some_of, (steps, answered, evaluated)))
+    logged.rows = [row for row in logged.rows if row.step in kept]
+    logged.skipped.append(f"{len(steps) - len(kept & set(steps))} of {len(steps)} steps, evenly over the run")
+
+
+def _some_of(steps: Sequence[int]) -> Sequence[int]:
+    return steps[:: math.ceil(len(steps) / MAX_STEPS) or 1]
 
 
 def _leak(responses: Sequence[LoggedResponse]) -> dict[str, list[str]]:

@@ -12,6 +12,8 @@ from verizero.pipeline.files import parse_json
 
 MAX_RESPONSE_BYTES = 20_000_000
 """Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
+MAX_NUMBER_BYTES = 32_000_000
+"""Bytes of numbers that are read of a file: of a larger one, half from its beginning and half from its end."""
 MAX_LINE = 10_000_000
 
 
@@ -87,6 +89,10 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among the values; texts that are numbers count too, as consoles print them."""
     finite: dict[str, float] = {}
     for name, value in values.items():
+        if type(value) is float:  # nearly all of them, and a log may have millions
+            if math.isfinite(value):
+                finite[str(name)] = value
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             continue
         try:
@@ -107,6 +113,19 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{name}"] = value
     return leaves
+
+
+def is_middle(place: int, size: int) -> bool:
+    """True if what begins at this byte of a file of numbers is not read."""
+    return size > MAX_NUMBER_BYTES and MAX_NUMBER_BYTES // 2 <= place < size - MAX_NUMBER_BYTES // 2
+
+
+def name_file(file: Path, logged: Logged) -> None:
+    """Add a file of numbers to those that are read, and say so if its middle is not."""
+    logged.files.append(str(file))
+    size = file.stat().st_size
+    if size > MAX_NUMBER_BYTES:
+        logged.skipped.append(f"{(size - MAX_NUMBER_BYTES) / 1e6:.0f} of {size / 1e6:.0f} MB of {file}, in its middle")
 
 
 def chosen_files(files: Iterable[Path]) -> tuple[list[Path], int]:

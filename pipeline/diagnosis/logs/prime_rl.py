@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, first_row, flat, numbers
+from verizero.pipeline.diagnosis.logs.logged import (
+    MAX_NUMBER_BYTES,
+    Logged,
+    LoggedRow,
+    first_row,
+    flat,
+    name_file,
+    numbers,
+)
 from verizero.pipeline.diagnosis.logs.tool import Option, Tool
 from verizero.pipeline.files import numbered_jsonl, parse_json
 
@@ -94,8 +102,8 @@ def read(path: Path) -> Logged:
     for file in _files(path):
         if not _is_metrics(file):
             continue
-        logged.files.append(str(file))
-        for line, row in numbered_jsonl(file):
+        name_file(file, logged)
+        for line, row in numbered_jsonl(file, MAX_NUMBER_BYTES):
             values = numbers({k: v for k, v in row.items() if k not in ("step", "time")})
             logged.rows.append(LoggedRow(str(file), line, int(row["step"]), values))
     for config in sorted(path.glob("configs/rl.json")) if path.is_dir() else ():

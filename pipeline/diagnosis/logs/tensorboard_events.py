@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, flat, numbers
+from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, flat, is_middle, name_file, numbers
 from verizero.pipeline.diagnosis.logs.wire import fields_of, float_of, signed, text_of
 from verizero.pipeline.files import parse_json
 
@@ -30,8 +30,11 @@ def read(path: Path) -> Logged:
     """Return the scalars of all event files, and the arguments that transformers wrote as text."""
     logged = Logged()
     for file in _files(path):
-        logged.files.append(str(file))
-        for number, event in enumerate(_events(file), 1):
+        name_file(file, logged)
+        size = file.stat().st_size
+        for number, (place, event) in enumerate(_events(file), 1):
+            if is_middle(place, size):
+                continue
             step, values = _scalars(event)
             numbers_of = {name: v for name, v in values.items() if isinstance(v, float)}
             if numbers_of:
@@ -48,15 +51,15 @@ def _files(path: Path) -> list[Path]:
     return sorted(f for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for f in path.glob(f"{depth}{MARK}*") if f.is_file())
 
 
-def _events(file: Path) -> Iterator[bytes]:
-    """Yield the events; a last one that is not whole is left out, for the run may be under way."""
+def _events(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield place and content of each event; a last one that is not whole is left out: the run may be under way."""
     content = file.read_bytes()
     place = 0
     while place + 12 <= len(content):
         (size,) = struct.unpack_from("<Q", content, place)
         if place + 16 + size > len(content):
             return
-        yield content[place + 12 : place + 12 + size]
+        yield place, content[place + 12 : place + 12 + size]
         place += 16 + size
 
 

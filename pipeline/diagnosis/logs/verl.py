@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.diagnosis.logs.logged import (
+    MAX_NUMBER_BYTES,
     Logged,
     LoggedResponse,
     LoggedRow,
     chosen_files,
     first_row,
     flat,
+    name_file,
     numbers,
 )
 from verizero.pipeline.diagnosis.logs.tool import Option, Tool
@@ -129,8 +131,8 @@ def read(path: Path) -> Logged:
     dumps: list[Path] = []
     for file in _files(path):
         if (kind := _kind(file)) == "metrics":
-            logged.files.append(str(file))
-            for line, row in numbered_jsonl(file):
+            name_file(file, logged)
+            for line, row in numbered_jsonl(file, MAX_NUMBER_BYTES):
                 if isinstance(row.get("data"), Mapping) and isinstance(row.get("step"), int):
                     logged.rows.append(LoggedRow(str(file), line, row["step"], numbers(row["data"])))
         elif kind == "dump":

@@ -14,7 +14,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.diagnosis.logs.logged import Logged, LoggedRow, first_row, flat, numbers
+from verizero.pipeline.diagnosis.logs.logged import (
+    MAX_NUMBER_BYTES,
+    Logged,
+    LoggedRow,
+    first_row,
+    flat,
+    is_middle,
+    name_file,
+    numbers,
+)
 from verizero.pipeline.diagnosis.logs.wire import fields_of, text_of
 from verizero.pipeline.files import numbered_jsonl, parse_json
 
@@ -39,7 +48,7 @@ def read(path: Path) -> Logged:
     """Return the history and the configuration of the run or export."""
     logged = Logged()
     for run in _runs(path) if path.is_dir() else [path]:
-        logged.files.append(str(run))
+        name_file(run, logged)
         if run.suffix == ".wandb":
             _read_run(run, logged)
         elif run.suffix == ".csv":
@@ -56,7 +65,10 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _read_run(file: Path, logged: Logged) -> None:
-    for number, record in enumerate(_records(file), 1):
+    size = file.stat().st_size
+    for number, (place, record) in enumerate(_records(file), 1):
+        if is_middle(place, size):
+            continue
         try:
             for kind, content in fields_of(record):
                 if kind == HISTORY and isinstance(content, bytes):
@@ -71,8 +83,8 @@ def _read_run(file: Path, logged: Logged) -> None:
             logged.skipped.append(f"record {number} of {file.name}, which cannot be read")
 
 
-def _records(file: Path) -> Iterator[bytes]:
-    """Yield the records; a last one that is not whole is left out, for the run may be under way."""
+def _records(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield where each record ends, and the record; one that is not whole is left out: the run may be under way."""
     content = file.read_bytes()
     place, parts = FILE_HEAD, b""
     while place + HEAD <= len(content):
@@ -86,7 +98,7 @@ def _records(file: Path) -> Iterator[bytes]:
         place += HEAD + size
         parts = part if kind in (WHOLE, FIRST) else parts + part
         if kind in (WHOLE, LAST):
-            yield parts
+            yield place, parts
 
 
 def _items(record: bytes, number: int) -> dict[str, Any]:
@@ -123,9 +135,10 @@ def _column(name: str) -> str:
 def _read_json(file: Path, logged: Logged) -> None:
     """Read a history: one object a line, a list of objects, or columns as pandas writes them."""
     if file.suffix == ".jsonl":
-        rows: Any = [row for _, row in numbered_jsonl(file)]
-    else:
-        rows = parse_json(file.read_bytes())
+        for number, row in numbered_jsonl(file, MAX_NUMBER_BYTES):
+            _add_row(str(file), number, row, logged)
+        return
+    rows: Any = parse_json(file.read_bytes())
     if isinstance(rows, Mapping):
         rows = rows.get("history") or rows.get("data") or _from_columns(rows)
     for number, row in enumerate(rows if isinstance(rows, list) else [], 1):
