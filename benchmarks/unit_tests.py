@@ -6,8 +6,9 @@
     python benchmarks/unit_tests.py --speed                # a suite of ten asserts, no data
 
 Data sets are not shipped; give a file of lines, or of one list. A broken answer is the canonical one with one change in
-one line, and still Python: another operator, comparison or returned value. Some changes leave a program right by its
-tests. So each broken answer is run by plain Python too, without a sandbox, and a verdict that differs is shown.
+one line, and still Python: another operator, comparison or returned value. It is the innermost change with which plain
+Python, without a sandbox, fails the tests. Changes further inside, with which they pass, are shown; so is a broken
+answer that the verifier takes for right.
 """
 
 from __future__ import annotations
@@ -60,10 +61,18 @@ def canonical(row: Row) -> str:
     return str(row["prompt"]) + str(row["canonical_solution"])
 
 
-def broken(program: str, fn: str | None) -> str | None:
-    """Return the program with one change, in the innermost place that can be changed; None if there is none."""
-    changed = list(_changes(program, fn))
-    return changed[-1] if changed else None
+def broken(program: str, row: Row) -> tuple[str | None, list[str]]:
+    """Return the program with its innermost change that fails the row's tests in plain Python; None if there is none.
+
+    Also return what is changed further inside, where the tests pass: many such changes are none, e.g. 2 + 2 for 2 * 2.
+    """
+    passed: list[str] = []
+    for changed in reversed(list(_changes(program, row.get("entry_point")))):
+        if not passes_plainly(changed, row):
+            return changed, passed
+        before = ast.unparse(ast.parse(program)).splitlines()
+        passed += [line.strip() for line, old in zip(changed.splitlines(), before, strict=True) if line != old]
+    return None, passed
 
 
 def _changes(program: str, fn: str | None) -> Iterator[str]:
@@ -141,12 +150,14 @@ def main() -> None:
         return
     rows = rows_of(arguments.file)
     report("canonical", rows, grade([canonical(row) for row in rows], rows), [True] * len(rows))
-    pairs = [(broken(canonical(row), row.get("entry_point")), row) for row in rows]
-    programs = [program for program, _ in pairs if program is not None]
-    rows = [row for program, row in pairs if program is not None]
     with ThreadPoolExecutor(2) as threads:
-        wanted = list(threads.map(passes_plainly, programs, rows))
-    report("broken", rows, grade(programs, rows), wanted)
+        changed = list(threads.map(broken, map(canonical, rows), rows))
+    for row, (_, passed) in zip(rows, changed, strict=True):
+        if passed:
+            print(f"  {row.get('task_id')}: the tests pass {passed}")
+    programs = [program for program, _ in changed if program is not None]
+    rows = [row for (program, _), row in zip(changed, rows, strict=True) if program is not None]
+    report("broken", rows, grade(programs, rows), [False] * len(rows))
 
 
 if __name__ == "__main__":

@@ -100,20 +100,21 @@ def measure(
     Raises: GradersFailed if graders failed on all of a suite.
     """
     domains: dict[str, Any] = {}
-    overlaps = {} if model.run is None else overlaps_with(model.run, {o.suite.name: o.prompts for o in loaded})
+    asked = {own.suite.name: own.prompts for own in loaded}
+    asked |= {name: [g.prompt for g in of_task] for name, (of_task, _) in tasks.items()}
+    overlaps = {} if model.run is None else overlaps_with(model.run, asked)
     for own in loaded:
         suite, ids = own.suite, {p.id for p in own.prompts}
         of_suite = [g for g in groups if g.prompt.id in ids]
         measures = _measures(suite.name, of_suite)
         if model.served is not None:
             measures.pop("length", None)  # an endpoint's tokens are not counted
-        asked = [q for q in questions if q.prompt.id in ids]
-        notes = [*_notes(suite, asked), *_published(suite, model, measures)]
-        if (overlap := overlaps.get(suite.name)) is not None:
-            notes.append(overlap.note(measures))
-        domains[suite.name] = {**measures, "notes": notes}
+        of_questions = [q for q in questions if q.prompt.id in ids]
+        domains[suite.name] = {**measures, "notes": [*_notes(suite, of_questions), *_published(suite, model, measures)]}
     for name, (of_task, notes) in tasks.items():
-        domains[name] = {**_measures(name, of_task), "notes": notes}
+        domains[name] = {**_measures(name, of_task), "notes": list(notes)}
+    for name, overlap in overlaps.items():
+        domains[name]["notes"].append(overlap.note(domains[name]))
     all_groups = [*groups, *(g for of_task, _ in tasks.values() for g in of_task)]
     samples = {row["k"] for row in domains.values()}
     row = EvaluationRow(

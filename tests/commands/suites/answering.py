@@ -19,7 +19,7 @@ class Model:
     def __init__(self, answer: Answering, most: int | None = None) -> None:
         self.answer, self.most = answer, most
         self.answered: list[tuple[str, int]] = []
-        """(message, seed) of each answer."""
+        """(message, seed or 0) of each answer."""
         self.lock, self.stalled, self.closing = threading.Lock(), threading.Event(), threading.Event()
         model = self
 
@@ -33,7 +33,7 @@ class Model:
                 with model.lock:
                     waits = model.most is not None and len(model.answered) >= model.most
                     if not waits:
-                        model.answered.append((message, body["seed"]))
+                        model.answered.append((message, body.get("seed", 0)))
                 if waits:
                     model.stalled.set()
                     model.closing.wait(60)

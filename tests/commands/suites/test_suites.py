@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.progress import Silent
 
 ALONE = {"samples": 1}
+GYM = "reasoning_gym"
+"""The shipped suite whose rows are made here."""
 ASCII = "".join(map(chr, range(32, 127))) + "\n\t"
 
 
@@ -57,9 +60,8 @@ def tiny_model(folder: Path, context: int = 2048) -> Path:
 
 
 def test_every_shipped_suite_names_its_rows_by_a_revision_and_its_figures_by_a_source() -> None:
-    names = sorted(p.stem for p in FOLDER.glob("*.yaml"))
-    assert names == sorted(SUITES)
-    for name in names:
+    assert {p.stem for p in FOLDER.glob("*.yaml")} == {*SUITES, GYM}
+    for name in SUITES:
         suite = load_suite(name, Path.cwd())
         assert suite.rows.hub is not None
         # LiveCodeBench's data set is still being moved to other files
@@ -151,6 +153,29 @@ def test_a_tiny_model_is_asked_each_question_once_and_shown_row_by_row(
     assert sorted((folder / "answers.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
+@pytest.mark.slow
+@pytest.mark.integration
+def test_tasks_of_reasoning_gym_are_graded_by_its_scorers(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    tree = yaml.safe_load((FOLDER / f"{GYM}.yaml").read_text())
+    sets = tree["rows"]["generator"]["params"]["datasets"]
+    assert len(sets) == len({part["name"] for part in sets}) == 103
+    sets[:] = [part for part in sets if part["name"] in ("chain_sum", "word_sorting", "syllogism", "spiral_matrix")]
+    tree["rows"]["generator"]["params"]["num_evaluation"] = 12
+    (tmp_path / "gym.yaml").write_text(yaml.safe_dump(tree))
+    (own,) = load_suites([str(tmp_path / "gym.yaml")], None, {"max_tokens": 4})
+    right = {p.asked: f"So <answer>{p.reference['entry']['answer']}</answer>" for p in own.prompts}
+    near = {message: re.sub(r"(\w)(\W*)</answer>", r"\1x\2</answer>", text) for message, text in right.items()}
+    for answers, value in ((right, 1.0), (near, 0.0)):
+        with answering(answers.__getitem__) as model:
+            (done,) = evaluate_suites(measured_of([model.url], tmp_path / str(value)), [own], [], Silent())
+        assert done.row.verdicts == {"graded": 12}
+        assert {mean for _, mean in done.row.domains["gym"]["by_prompt"]} == {value}
+    models = measured_of([str(tiny_model(tmp_path / "model"))])
+    (done,) = evaluate_suites(models, [own], ["train.device=cpu"], Silent())
+    assert (done.row.domains["gym"]["num_prompts"], done.row.domains["gym"]["grader_failures"]) == (12, 0)
+
+
 def test_a_short_context_shortens_answers_and_leaves_long_prompts_unasked(tmp_path: Path) -> None:
     rows = [{"question": "a" * n, "answer": "1", "id": str(n)} for n in (10, 30, 90)]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -198,7 +223,7 @@ def test_the_examples_of_the_page_are_accepted_and_its_table_is_that_of_the_file
     assert load_suite("sums.yaml", tmp_path).samples == 8
     sources = DataConfig.model_validate(yaml.safe_load(block(page, "yaml", "evaluation"))).evaluation
     assert [s.domain for s in sources] == ["math500", "gsm8k", "humaneval"]
-    for name in SUITES:
+    for name in (*SUITES, GYM):
         suite = load_suite(name, Path.cwd())
         how = "greedy" if suite.temperature == 0 else f"{suite.samples} at temperature {suite.temperature}"
         choice = suite.rows.verifier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from verizero.pipeline.commands import promote
 from verizero.pipeline.commands.eval import compared, evaluate_suites
 from verizero.pipeline.commands.suites.models import Measured, measured_of
 from verizero.pipeline.commands.suites.overlap import overlaps_with
+from verizero.pipeline.commands.suites.results import measure
 from verizero.pipeline.commands.suites.rows import load_suites
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.errors import ConfigError
@@ -107,6 +109,24 @@ def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_ra
     assert "without them pass@1 is 0.000" in note
     (tmp_path / "shown.jsonl").unlink()
     assert "demonstrations could not be read" in overlaps_with(run, {"gsm8k": own.prompts})["gsm8k"].note(measures)
+
+
+@pytest.mark.integration
+def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_page(tmp_path: Path) -> None:
+    loaded = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
+    rows = [{"id": "t", "question": SUITES["gsm8k"](3).row["question"], "answer": "1", "verifier": "math"}]
+    run = run_folder(tmp_path / "mine", rows)
+    with answering(answers_of(loaded, "right").__getitem__) as served:
+        model = Measured("final", served.url, run / "suites", run=run, served="made")
+        (done,) = evaluate_suites([model], loaded, [], Silent())
+        text = "\n".join(compared([done], loaded))
+    assert "contamination: 1 of 20 evaluation prompts occur in training" in text
+    assert "without them pass@1 is 1.000" in text
+    assert "contamination: 1 of 20" in (run / "suites" / "report.html").read_text()
+    # A task of inspect is compared too.
+    task = [replace(g, prompt=replace(g.prompt, domain="task")) for g in done.groups]
+    of_task = measure(model, [], [], [], {"task": (task, ["graded by inspect"])}, {}).row.domains["task"]
+    assert [note.split(";")[0][:23] for note in of_task["notes"]] == ["graded by inspect", "contamination: 1 of 20 "]
 
 
 @pytest.mark.integration
