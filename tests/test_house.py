@@ -40,6 +40,7 @@ UPWARD = {
         "pipeline.near",
     ): "an unknown name answers with those near to it; near imports nothing",
     ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
+    ("verifiers", "pipeline.models"): "a reward model takes its turn with torch's switch, when it is called",
     ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }
 """Imports that are not from a lower rank, each with its reason."""

@@ -197,11 +197,13 @@ def _scores(model: Any, rows: Sequence[Shown], device: str) -> list[list[float]]
     """Return the model's scores of each row, at its `ends`."""
     import torch
 
+    from verizero.pipeline.models.strictness import ordered
+
     width = max(len(row.ids) for row in rows)
     pad = model.config.pad_token_id
     ids = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows], device=device)
-    with torch.inference_mode():
+    with ordered(), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
         if not any(row.texts for row in rows):
             return [[float(x)] for x in model(input_ids=ids, attention_mask=mask).logits.float().squeeze(-1)]
         hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,25 @@ def test_a_folder_that_is_cut_short_is_a_failure_and_no_zero(tmp_path: Path, mod
     for verdict in said(broken, HONEST):
         assert verdict.status == "verifier_error"
         assert verdict.reason
+
+
+def test_it_keeps_the_order_of_sums_while_another_thread_decodes(model: Path) -> None:
+    """torch's switch for that is one for all threads, and decoding turns it off."""
+    import torch
+
+    from verizero.pipeline.models.strictness import deterministic, unswitched
+
+    seen: list[bool] = []
+    hook = load(str(model), "cpu")[1].register_forward_pre_hook(
+        lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())
+    )
+    grading = threading.Thread(target=said, args=(model, HONEST))
+    with deterministic():
+        with unswitched():
+            grading.start()
+            grading.join(0.2)
+            assert not seen
+        grading.join(60)
+    hook.remove()
+    assert seen
+    assert all(seen)
