@@ -30,6 +30,8 @@ from tests.warm import LIBRARIES, warm
 from verizero.pipeline.rollout.engine import Completion
 
 ROOT = Path(__file__).resolve().parents[1]
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""Of a file that every way of copying takes."""
 H100 = Ceilings(3.0e12, {torch.bfloat16: 798e12, torch.float32: 55e12})
 
 
@@ -54,6 +56,7 @@ def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.M
         (part.name, "done", None) for part in gpu.parts_of(command)
     ], done.stderr
     assert all(line["rows"] and line["dry"] for line in lines)
+    assert all(NAME.fullmatch(file.name) for file in (tmp_path / "logs").iterdir())
     assert done.returncode == 0
     assert "A dry run on the CPU" in page.section(lines)
 
@@ -74,7 +77,7 @@ def test_the_parts_of_a_command_end_within_its_time(command: str) -> None:
     assert sum(part.limit_s for part in parts) <= 9.5 * 60
     names = [log_name(part.name) for part in parts]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
+    assert all(NAME.fullmatch(name) for name in names)
 
 
 class TestBounds:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from benchmarks.gpu_parts.bound import seconds, weight_bytes
 from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, made, rows_of, train_once
-from benchmarks.gpu_parts.part import Part, Row, in_child
+from benchmarks.gpu_parts.part import Part, Row, in_child, log_name
 
 NAMES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B")
 ATTENTION: dict[str, dict[str, str]] = {
@@ -29,7 +29,9 @@ def attention(machine: Machine) -> Iterator[Row]:
     """Time attention, forward and backward, over shapes that are new, and again when they are known."""
     for label, variables in ATTENTION.items():
         os.environ.update(variables)
-        rows, end = in_child(partial(new_shapes, machine, label), 60, machine.out / "logs" / f"attention {label}.log")
+        rows, end = in_child(
+            partial(new_shapes, machine, label), 60, machine.out / "logs" / log_name(f"attention, {label}")
+        )
         for name in variables:
             del os.environ[name]
         yield from rows if end is None else [{"way": label, "ended with": end}]
