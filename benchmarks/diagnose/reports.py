@@ -133,11 +133,39 @@ REPORTS = (
         tool="trl",
     ),
     Report(
-        "unslothai/unsloth/issues/4189",
-        "Completions are longer than the limit every time.",
-        "none",
-        options=("learning_rate=5e-6", "max_grad_norm=0.1", "num_generations=4", "temperature=0.1"),
-        tool="trl",
+        "modelscope/ms-swift/issues/5890",
+        "The gradient is 0, and rewards differ.",
+        "none by the maintainers; on one machine the gradient is not 0, on several it is",
+        tuple(
+            {"loss": 0.0, "grad_norm": 0.0, "kl": 0.0, "completions/mean_length": 2400.0, **row}
+            for row in (
+                {
+                    "reward": 0.707,
+                    "reward_std": 0.131,
+                    "frac_reward_zero_std": 0.516,
+                    "completions/clipped_ratio": 0.516,
+                },
+                {
+                    "reward": 0.765,
+                    "reward_std": 0.125,
+                    "frac_reward_zero_std": 0.547,
+                    "completions/clipped_ratio": 0.555,
+                },
+                {
+                    "reward": 0.643,
+                    "reward_std": 0.156,
+                    "frac_reward_zero_std": 0.391,
+                    "completions/clipped_ratio": 0.438,
+                },
+                {
+                    "reward": 0.690,
+                    "reward_std": 0.140,
+                    "frac_reward_zero_std": 0.500,
+                    "completions/clipped_ratio": 0.508,
+                },
+            )
+        ),
+        2,
     ),
     Report(
         "XueZeyue/DanceGRPO/issues/45",
