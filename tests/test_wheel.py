@@ -161,8 +161,12 @@ def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there:
         f"import importlib.util as u; print([n for n in {TRAINING} if u.find_spec(n)]); import verizero as vz; vz.train"
     )
     program = [core, "-m", "verizero.pipeline.cli"]
-    asked = {what: [*program, *what.split()] for what in commands} | {"vz.train": [core, "-c", ask]}
-    commands["vz.train"] = rf"(?s)\A\[\]\n.*ConfigError: verizero\.train: .*{re.escape(TRAIN_EXTRA)}\n\Z"
+    asked = {what: [*program, *what.split()] for what in commands} | {
+        "vz.train": [core, "-c", ask],
+        "verizero.trl": [core, "-c", "from verizero.trl import GRPOTrainer"],
+    }
+    commands["verizero.trl"] = rf"RunError: No module named .*{re.escape(TRAIN_EXTRA)}\n\Z"
+    commands["vz.train"] = rf"(?s)\A\[\]\n.*RunError: No module named .*{re.escape(TRAIN_EXTRA)}\n\Z"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": there}
     started = {what: subprocess.Popen(words, **pipes) for what, words in asked.items()}
     said = {what: process.communicate(timeout=120)[0] for what, process in started.items()}

@@ -38,20 +38,16 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: the command line needs none of them to start.
 
-    Raises: ConfigError, with what to install, where it needs a package that training brings.
+    Raises: RunError, with what to install, where it needs a package that training brings.
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'verizero' has no attribute {name!r}; public names: {', '.join(__all__)}")
     import importlib
 
-    try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as exc:
-        from verizero.pipeline.errors import ConfigError, machine_fault
+    from verizero.pipeline.errors import ConfigError, boundary
 
-        if fault := machine_fault(exc):
-            raise ConfigError(f"verizero.{name}: {fault}") from exc
-        raise
+    with boundary(ConfigError, f"verizero.{name}"):
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
