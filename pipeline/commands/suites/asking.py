@@ -130,14 +130,33 @@ def ask(
         questions = questions_there(model, loaded)
     missing = list(_missing(questions, answers))
     total = sum(q.samples for q in questions)
-    progress.begin(f"ask {model.label}", total - sum(len(numbers) for _, numbers in missing), total)
+    count = _Count(progress, f"ask {model.label}", total - sum(len(numbers) for _, numbers in missing), total)
     if not missing:
-        return questions
-    if model.served is None:
-        _ask_here(config, missing, answers, progress, [p for own in loaded for p in own.prompts])
+        count.begin()
+    elif model.served is None:
+        _ask_here(config, missing, answers, count, [p for own in loaded for p in own.prompts])
     else:
-        _ask_there(config, missing, answers, progress)
+        _ask_there(config, missing, answers, count)
     return questions
+
+
+@dataclass
+class _Count:
+    """The number of answers, with those of an earlier start."""
+
+    progress: Progress
+    what: str
+    done: int
+    total: int
+
+    def begin(self) -> None:
+        """Show the count, when the model is ready."""
+        self.progress.begin(self.what, self.done, self.total)
+
+    def add(self, number: int) -> None:
+        """Count answers."""
+        self.done += number
+        self.progress.advance(self.done, {})
 
 
 def _missing(questions: Sequence[Question], answers: Answers) -> Iterator[tuple[Question, list[int]]]:
@@ -155,30 +174,28 @@ def _ask_here(
     config: RunConfig,
     missing: Sequence[tuple[Question, list[int]]],
     answers: Answers,
-    progress: Progress,
+    count: _Count,
     prompts: Sequence[Prompt],
 ) -> None:
-    done = 0
     with TemporaryDirectory() as folder:
         rows = Path(folder) / ROWS
         write_rows(rows, prompts)
         source = config.data.train[0].model_copy(update={"file": str(rows)})
         config = config.model_copy(update={"data": config.data.model_copy(update={"train": (source,)})})
-        with at_start(config, Path.cwd(), progress) as session:
+        with at_start(config, Path.cwd(), count.progress) as session:
+            count.begin()
             generation = session.workers.rollouts.generation
             for how in dict.fromkeys(q.sampling for q, _ in missing):
                 some = [(q, numbers) for q, numbers in missing if q.sampling == how]
                 requests = [Request(q.ids, tuple(_seed(q, i) for i in numbers)) for q, numbers in some]
 
                 def keep(ended: Sequence[Ended], some: list[tuple[Question, list[int]]] = some) -> None:
-                    nonlocal done
                     for e in ended:
                         question, numbers = some[e.request]
                         text = generation.renderer.decode(e.token_ids)
                         answer = Answer(text, len(e.token_ids), e.finish_reason == "length")
                         answers.add(question.key, question.prompt.id, numbers[e.sample], answer)
-                    done += len(ended)
-                    progress.advance(done, {})
+                    count.add(len(ended))
 
                 completed = generation.engine.generate(requests, how, keep)
                 # An engine may report some of its answers, or none, before it returns.
@@ -193,8 +210,9 @@ def _ask_here(
 
 
 def _ask_there(
-    config: RunConfig, missing: Sequence[tuple[Question, list[int]]], answers: Answers, progress: Progress
+    config: RunConfig, missing: Sequence[tuple[Question, list[int]]], answers: Answers, count: _Count
 ) -> None:
+    count.begin()
     endpoint = config.sample.endpoint if config.sample is not None else None
     assert endpoint is not None
 
@@ -205,9 +223,9 @@ def _ask_there(
     with ThreadPoolExecutor(endpoint.parallel, thread_name_prefix="endpoint") as pool:
         waiting = [pool.submit(one, q, i) for q, numbers in missing for i in numbers]
         try:
-            for done, finished in enumerate(as_completed(waiting), 1):
+            for finished in as_completed(waiting):
                 finished.result()
-                progress.advance(done, {})
+                count.add(1)
         except GradingError as exc:
             raise EngineError(f"{exc}; check that it runs, then start the same command again") from exc
         finally:

@@ -120,14 +120,32 @@ def test_all_statuses_are_counted_and_no_failed_grader_is_a_wrong_answer(tmp_pat
             evaluate_suites(measured_of([model.url], tmp_path / "broken"), loaded[:1], [], Silent())
 
 
+class _Noting(Silent):
+    """Notes what begins, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, what: str, done: int, total: int) -> None:
+        self.begun.append(what)
+
+    def under_way(self, what: str, done: int = 0, total: int = 0) -> None:
+        self.begun.append(what)
+
+
 @pytest.mark.integration
 def test_a_tiny_model_is_asked_each_question_once_and_shown_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = loaded_from(write_rows(tmp_path / "rows"), max_tokens=6)
     models = measured_of([str(tiny_model(tmp_path / "model"))])
-    done = evaluate_suites(models, loaded, ["train.device=cpu"], Silent())
+    shown = _Noting()
+    done = evaluate_suites(models, loaded, ["train.device=cpu"], shown)
     lines = compared(done, loaded)
+    # The count begins when the engine is there: what is under way would else be its start, until the last answer.
+    begun = shown.begun.index(f"ask {models[0].label}")
+    assert "starts the engine" in shown.begun[:begun]
+    assert "starts the engine" not in shown.begun[begun:]
     folder = tmp_path / "model" / "suites"
     kept = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     assert len(kept) == COUNT * len(SUITES) == len({row["key"] for row in kept})

@@ -177,3 +177,5 @@ def test_a_killed_command_asks_no_question_again_and_ends_with_the_same_bytes(tm
     for name in ("rollouts.jsonl", "recipe.yaml", "run.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert "ifeval         made: pass@1 1.000" in log.read_text()
+    assert "ask made: 40 steps, 23 of them done before" in log.read_text()
+    assert "ask made 40/40" in log.read_text()
