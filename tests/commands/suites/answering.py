@@ -40,7 +40,7 @@ class Model:
                     return
                 made = model.answer(message)
                 choice = {"message": {"content": made}, "finish_reason": "stop"} if isinstance(made, str) else made
-                self.reply({"choices": [choice]})
+                self.reply({"model": "made", "choices": [choice]})
 
             def reply(self, value: object) -> None:
                 content = json.dumps(value).encode()

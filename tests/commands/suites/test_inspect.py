@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands.suites.answering import answering
 from tests.commands.suites.test_suites import tiny_model
+from tests.far import FarProgram
+from tests.processes import until
+from tests.warm import ROOT, TRAINING
 from verizero.pipeline.commands.eval import Tasks, compared, evaluate_suites
 from verizero.pipeline.commands.suites import inspect_tasks
 from verizero.pipeline.commands.suites.inspect_tasks import groups_of, program_of_inspect, verdict_of
@@ -66,6 +72,32 @@ def test_a_task_is_run_against_the_model_and_shown_on_the_page(tmp_path: Path, m
     monkeypatch.undo()
     with pytest.raises(RunError, match="inspect"):
         evaluate_suites(models, [], ["train.device=cpu"], Silent(), Tasks((f"{tmp_path / 'words.py'}@absent",)))
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_killed_task_goes_on_without_asking_again_what_inspect_has_logged(tmp_path: Path) -> None:
+    try:
+        program_of_inspect()
+    except ConfigError:
+        pytest.skip("inspect is not installed")
+    (tmp_path / "words.py").write_text(TASK.replace('["x", "", "x"]', '["x"] * 12'))
+    with answering(lambda message: message, most=7) as model:
+        words = ["verizero.pipeline.cli", "eval", f"{model.url}#made", "--inspect", f"{tmp_path / 'words.py'}@words"]
+        words += ["--out", str(tmp_path / "out")]
+        environment = {**os.environ, "INSPECT_EVAL_MAX_CONNECTIONS": "1"}
+        program = FarProgram(TRAINING, words, tmp_path / "log", environment, ROOT)
+        until(model.stalled.is_set, "the eighth question")
+        program.kill()
+        program.wait(60)
+        with model.lock:
+            model.most = None
+        assert FarProgram(TRAINING, words, tmp_path / "log", environment, ROOT).wait(240) == 0
+        counts = Counter(message for message, _ in model.answered)
+        # The seventh answer may have come too late for inspect's log.
+        assert sorted(counts.values())[:11] == [1] * 11
+        assert len(counts) == 12
+    assert "12 rows, 12 answers" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
