@@ -143,7 +143,7 @@ class TestBackward:
             backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
         seen: set[tuple[str, bool, bool]] = set()
         num_forwards = num_steps = 0
-        has_ended = False
+        has_ended, wants_turn = False, threading.Event()
 
         def note(what: str) -> None:
             seen.add((what, *switches()[:2]))
@@ -152,13 +152,16 @@ class TestBackward:
             nonlocal num_forwards
             note("forward")
             num_forwards += 1
+            assert wants_turn.wait(60)
             time.sleep(0.002)
             note("forward")
 
         def decode() -> None:
             nonlocal num_steps
             while not has_ended:
+                wants_turn.set()
                 with unswitched():
+                    wants_turn.clear()
                     note("decode")
                     num_steps += 1
 
