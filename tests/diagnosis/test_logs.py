@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.diagnose.in_trl.faults import BY_NAME
-from benchmarks.diagnose.in_trl.score import RECORDED
+from benchmarks.diagnose.in_trl.score import RECORDED, script_of
 from benchmarks.diagnose.recorded import unpack
 from tests.source import ROOT
 from tests.test_documents import block, imported
@@ -51,10 +51,10 @@ def recorded(name: str, folder: Path) -> Path:
     return unpack(RECORDED / f"{name}-0.tar.xz", folder)
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name.removesuffix("-0.tar.xz"))
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name.removesuffix(".tar.xz"))
 def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path: Path, tmp_path: Path) -> None:
     diagnosis = diagnosed([unpack(path, tmp_path)])
-    cause = BY_NAME[path.name.removesuffix("-0.tar.xz")].cause
+    cause = BY_NAME[script_of(path)[0]].cause
     if cause == "none":
         assert [f.cause for f in diagnosis.findings if f.level != "note"] == []
         return
@@ -164,7 +164,7 @@ def test_every_cause_has_a_remedy_in_words_of_no_tool() -> None:
 def test_a_rule_without_its_numbers_says_so_and_is_silent(
     names: tuple[str, ...], silent: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run = next((p for p in PATHS if BY_NAME[p.name.removesuffix("-0.tar.xz")].cause in silent), PATHS[0])
+    run = next((p for p in PATHS if BY_NAME[script_of(p)[0]].cause in silent), PATHS[0])
     folder = unpack(run, tmp_path)
     state = next(folder.glob("checkpoint-*/trainer_state.json"))
     tree = json.loads(state.read_text())

@@ -2,7 +2,7 @@
 
 python -m benchmarks.diagnose.in_trl.score                                the recorded runs, in seconds
 python -m benchmarks.diagnose.in_trl.score --folder runs/diagnose_trl     after benchmarks.diagnose.in_trl.plant
-python -m benchmarks.diagnose.in_trl.score --folder runs/diagnose_trl --record    pack the first run of each script
+python -m benchmarks.diagnose.in_trl.score --folder runs/diagnose_trl --record healthy-3 beta_of_five-3    pack runs
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     """Print a line for each run whose cause is not named first, then the shares."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, help="runs of the command plant; default: the recorded runs")
-    options.add_argument("--record", action="store_true", help=f"write the first run of each script into {RECORDED}")
+    options.add_argument("--record", nargs="+", default=[], metavar="SCRIPT-SEED", help=f"write runs into {RECORDED}")
     asked = options.parse_args()
     first = three = faults = quiet = healthy = 0
     for name, seed, findings in recorded() if asked.folder is None else planted(asked.folder):
@@ -42,8 +42,8 @@ def main() -> None:
             is_quiet = place == 0
         if not is_quiet:
             print(f"{name}-{seed}: {cause}, and found {shown(findings)}")
-        if asked.record and asked.folder is not None and seed == "0":
-            record(asked.folder / name / "seed0" / "output", RECORDED / f"{name}-0.tar.xz")
+        if f"{name}-{seed}" in asked.record and asked.folder is not None:
+            record(asked.folder / name / f"seed{seed}" / "output", RECORDED / f"{name}-{seed}.tar.xz")
     print(f"{faults} faults: the right cause first in {first}, among the first three in {three}")
     print(f"{healthy} healthy runs: nothing above a note in {quiet}")
 
@@ -61,9 +61,15 @@ def planted(base: Path) -> Iterator[tuple[str, str, list[Finding]]]:
 def recorded() -> Iterator[tuple[str, str, list[Finding]]]:
     """Yield script, seed and findings of each recorded run."""
     for path in sorted(RECORDED.glob("*.tar.xz")):
-        name, _, seed = path.name.removesuffix(".tar.xz").rpartition("-")
+        name, seed = script_of(path)
         with tempfile.TemporaryDirectory() as folder:
             yield name, seed, list(diagnosed([unpack(path, Path(folder))]).findings)
+
+
+def script_of(path: Path) -> tuple[str, str]:
+    """Return script and seed of a recorded run, by its name."""
+    name, _, seed = path.name.removesuffix(".tar.xz").rpartition("-")
+    return name, seed
 
 
 def record(folder: Path, path: Path) -> None:
