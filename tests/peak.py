@@ -19,6 +19,8 @@ class Memory(TorchDispatchMode):
         self.now = self.peak = 0
 
     def hold(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self.seen:

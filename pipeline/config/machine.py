@@ -25,7 +25,8 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
         config = half if on_gpu and _is_allowed(half) else _with(config, "model", dtype="float32")
     if config.rollout.engine == "auto":
         vllm = _with(config, "rollout", engine="vllm")
-        takes_vllm = on_gpu and config.model.create is None and _is_allowed(vllm)
+        # vLLM would hold the whole numbers of a base in 4 bits.
+        takes_vllm = on_gpu and config.model.create is None and config.model.quantize is None and _is_allowed(vllm)
         if takes_vllm and has_vllm is None:
             has_vllm = importlib.util.find_spec("vllm") is not None
         config = vllm if takes_vllm and has_vllm else _with(config, "rollout", engine="torch")

@@ -17,6 +17,7 @@ from verizero.pipeline.config.episodes import EpisodesConfig, check_episodes
 from verizero.pipeline.config.guard import GuardConfig
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
+from verizero.pipeline.config.quantized import check_quantized
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.rollout import RolloutConfig, check_launch
@@ -153,6 +154,7 @@ class RunConfig(Section):
                 raise exc if stage.name == stage.kind else ValueError(f"stage {stage.name!r}: {exc}") from exc
             for field, optimizer in self.section_of(stage).optimizers():
                 check_optimizer(f"{stage.kind}.{field}", optimizer.kind, self.train)
+        check_quantized(self)
         self._check_references()
         self._check_ranks()
 

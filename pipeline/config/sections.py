@@ -57,6 +57,11 @@ class ModelConfig(Section):
         "bfloat16 on a GPU, but float32 with reference.schedule: ema or with deepspeed's zero: 0",
     )
 
+    quantize: Literal["nf4"] | None = Field(
+        None,
+        description="nf4: linear layers, but the output layer, in 4 bits by bitsandbytes, frozen under train.lora",
+    )
+
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
         if (self.path is None) == (self.create is None):

@@ -48,6 +48,12 @@ def without_config(model: Any) -> torch.nn.Module:
     return bare
 
 
+def frozen_base(model: Any) -> list[torch.nn.Parameter]:
+    """Return the weights of a policy that its adapters leave as they are; none of a model without adapters."""
+    has_adapters = any(hasattr(module, "lora_A") for module in model.modules())
+    return [p for p in model.parameters() if not p.requires_grad] if has_adapters else []
+
+
 def has_experts(layer: Any) -> bool:
     """True if the adapters are those of experts' parameters."""
     return hasattr(layer, "parameter_name")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verizero.pipeline.models.quantized import num_weights
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.sizes import head_size
 
@@ -51,7 +52,7 @@ def update_flops(model: Any, rows: Iterable[tuple[int, int]]) -> float:
         if id(p) in left_out or len(getattr(p, "ds_shape", p.shape)) < 2:  # a shard's own shape is empty
             continue
         share = settings.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
-        body += (6 if p.requires_grad else 4) * share * getattr(p, "ds_numel", p.numel())
+        body += (6 if p.requires_grad else 4) * share * getattr(p, "ds_numel", num_weights(p))
     output = 6 * getattr(head.weight, "ds_numel", head.weight.numel())
     heads = settings.num_attention_heads
     pair = 6 * settings.num_hidden_layers * heads * head_size(settings)

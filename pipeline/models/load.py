@@ -48,9 +48,12 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
     return model
 
 
-def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision: str | None = None) -> Any:
+def load_model(
+    path: str, dtype: str = "float32", device: str = "cpu", revision: str | None = None, copies: bool = True
+) -> Any:
     """Return the causal LM at a local folder or, online, of a hub id.
 
+    Without `copies` its weights may be in the file still, and must be made `ready` before anything computes.
     Raises: ConfigError naming the path and the remedy.
     """
     import transformers
@@ -59,7 +62,7 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
     remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
     with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
-    return ready(model).to(device)
+    return (ready(model) if copies else model).to(device)
 
 
 def ready(model: Any) -> Any:
@@ -95,9 +98,12 @@ def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def frozen_copy(model: Any) -> Any:
-    """Return a copy of the model in evaluation mode, whose parameters take no gradient."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
+def frozen_copy(model: Any, shared: dict[int, Any] | None = None) -> Any:
+    """Return a copy of the model in evaluation mode, whose parameters take no gradient.
+
+    `shared`: the memo of a deep copy, with what the copy holds in common with the model.
+    """
+    return copy.deepcopy(model, shared).eval().requires_grad_(False)
 
 
 def recompute_activations(model: Any) -> None:

@@ -1,7 +1,8 @@
-"""Low-rank adapters (LoRA, by `peft`) on a frozen policy, and the plain model whose weights are both, merged.
+"""Low-rank adapters (LoRA, by `peft`) on a frozen policy, whose base may be in 4 bits.
 
-The merged twin generates and is saved: engines and readers of a saved folder see no adapters. It shares with the policy
-all weights that no adapter changes. With the adapters off the policy is its own base. Source: arXiv:2106.09685.
+With the adapters off the policy is its own base. Readers of a saved folder see a plain model: its weights are both,
+merged, and of a base in 4 bits the numbers that these stand for. Under DeepSpeed a merged twin generates, too. Sources:
+arXiv:2106.09685, arXiv:2305.14314.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
 from verizero.pipeline.models.adapted_layers import (
     NAME,
     chosen,
+    has_experts,
     key_of,
     name_of,
     plain_name,
@@ -28,8 +30,10 @@ from verizero.pipeline.models.adapted_layers import (
     weight_of,
     without_config,
 )
-from verizero.pipeline.models.load import frozen_copy
-from verizero.pipeline.models.saved_names import without_memory
+from verizero.pipeline.models.cpu.memory import trim_heap
+from verizero.pipeline.models.load import frozen_copy, ready
+from verizero.pipeline.models.quantized import dense, prepare, quantize, sharing
+from verizero.pipeline.models.saved_names import filled, pieces, without_memory
 
 FOLDER = "adapter"
 FACTORS = (".lora_A.", ".lora_B.")
@@ -40,24 +44,42 @@ GatherParameters = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
 """Returns a context with the whole parameters, gathered if ranks divide them."""
 
 
+def is_factor(name: str) -> bool:
+    """True if the weight of this name is an adapter's."""
+    return any(factor in name for factor in FACTORS)
+
+
+def has_factors(names: Iterable[str]) -> bool:
+    """True if there are adapters among the weights of these names."""
+    return any(map(is_factor, names))
+
+
 def as_they_are(*parameters: Tensor) -> AbstractContextManager[tuple[Tensor, ...]]:
     """Return a context with the parameters themselves, which are whole already."""
     return nullcontext(parameters)
 
 
 class Adapted:
-    """A policy whose adapters alone take a gradient, and its merged twin."""
+    """A policy whose adapters alone take a gradient."""
 
     def __init__(
-        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, twin: MergedTwin = "shares"
+        self,
+        model: Any,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        seed: int,
+        twin: MergedTwin = "empty",
+        quantize_on: str | None = None,
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
         `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers and of
         experts' parameters; none means all but the output layer and routers. An empty twin only has names and shapes
-        for `merged`.
+        for `merged`. `quantize_on`: a device, on which the base is put in 4 bits; None leaves it as it is.
         Raises: ConfigError where peft is not installed or the model has no such weights.
         """
+        prepare()
         try:
             import peft
         except ImportError as exc:
@@ -73,6 +95,10 @@ class Adapted:
             without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
         )
         self.twin.eval().requires_grad_(False)
+        self.is_quantized = quantize_on is not None
+        if quantize_on is not None:
+            ready(quantize(model, quantize_on))
+            trim_heap()
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"
         with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
@@ -94,6 +120,12 @@ class Adapted:
                 seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
                 own_copy = getattr(seat, key).detach().clone()
                 setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
+
+    @property
+    def has_unusual_layers(self) -> bool:
+        """True if adapters are on experts or on the output layer."""
+        head = self.model.get_output_embeddings()
+        return any(has_experts(layer) or layer is head for layer in self.layers.values())
 
     def is_fresh(self, whole: GatherParameters = as_they_are) -> bool:
         """True if the adapters change nothing, because they have learned nothing yet."""
@@ -130,14 +162,32 @@ class Adapted:
         together. A layer's adapters must come with its weight.
         """
         plain: dict[str, Tensor] = {}
-        for name in [n for n in block if not any(factor in n for factor in FACTORS)]:
-            weight = block.pop(name)
+        for name in [n for n in block if not is_factor(n)]:
+            weight = dense(block.pop(name))
             layer = self._of_weights.get(name)
             if learned and layer is not None:
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)
                 weight = total(self.layers[layer], weight, a, b)
             plain[plain_name(name)] = weight
         return plain
+
+    def plain_blocks(self, model: Any = None, learned: bool = True) -> Iterator[dict[str, Tensor]]:
+        """Yield the weights as a plain model has them, block by block; see `merged`.
+
+        model: the policy, whole in this process, or a snapshot of it; None for the policy.
+        """
+        own = dict((self.model if model is None else model).named_parameters())
+        for names in pieces(own):
+            yield self.merged({name: own[name] for name in names}, learned)
+
+    def plain_model(self, model: Any = None, learned: bool = True) -> Any:
+        """Return a frozen plain model with the weights of `plain_blocks`; the twin must be an empty one."""
+        weights = ((name, w) for block in self.plain_blocks(model, learned) for name, w in block.items())
+        return filled(self.twin, weights, self.model.device)
+
+    def snapshot(self) -> Any:
+        """Return a frozen copy of the policy with its adapters, which holds the policy's own base."""
+        return frozen_copy(self.model, sharing([p for p in self.model.parameters() if not p.requires_grad]))
 
     @torch.no_grad()
     def base_copy(self, whole: GatherParameters = as_they_are) -> Any:
@@ -196,6 +246,7 @@ class Adapted:
 
 def usual_targets(model_type: str) -> list[str]:
     """Return the ends of names of the layers that peft adapts in this architecture by itself; empty: it knows none."""
+    prepare()
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     return list(USUAL.get(model_type, ()))

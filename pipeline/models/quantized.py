@@ -1,13 +1,26 @@
-"""The package bitsandbytes: AdamW with moments in 8 bits. This is the one module that imports it."""
+"""The package bitsandbytes: linear layers in 4 bits, and AdamW with moments in 8.
+
+A frozen layer in NF4 keeps 4 bits of each weight and a scale of each 64, itself in 8 bits (arXiv:2305.14314, section
+3); it computes with the numbers that these stand for, in the type of the weights that it was made from. This is the one
+module that imports the package.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.routing import num_experts
+
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Bits of a weight in NF4, its share of the scales included: a scale of 8 bits, and of each 256 scales one of 32."""
 
 
 @cache
@@ -25,6 +38,12 @@ def _library() -> Any:
     return bitsandbytes
 
 
+def prepare() -> None:
+    """Import the package, if it is installed, before another one does: peft imports it too, without this care."""
+    with suppress(ImportError):
+        _library()
+
+
 def library(field: str) -> Any:
     """Return the package bitsandbytes, for the recipe's `field`. Raises: ConfigError if it does not import."""
     try:
@@ -34,3 +53,58 @@ def library(field: str) -> Any:
             f"{field} needs bitsandbytes, which does not import ({exc}); pip install 'verizero[quantized]', or leave "
             "it out"
         ) from exc
+
+
+def quantize(model: Any, device: str) -> Any:
+    """Make the model's linear layers ones in NF4, but the output layer, move all of it to `device`, and return it.
+
+    The layers are made one by one, so that their weights are never all on the device as they were.
+    Raises: ConfigError for a mixture, whose experts are no linear layers.
+    """
+    if num_experts(model.config) is not None:
+        raise ConfigError(
+            f"model.quantize: model type {model.config.model_type!r} has experts, most of its weights, and they are no "
+            "linear layers; drop model.quantize"
+        )
+    head = model.get_output_embeddings()
+    layers = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head]
+    for name in layers:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, _in_4_bits(model.get_submodule(name), device))
+    return model.to(device)
+
+
+def _in_4_bits(linear: torch.nn.Linear, device: str) -> Any:
+    nn, weight = library("model.quantize").nn, linear.weight.detach()
+    made = nn.Linear4bit(
+        linear.in_features, linear.out_features, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta"
+    )
+    made.weight = nn.Params4bit(weight, requires_grad=False, quant_type="nf4", module=made).to(device)
+    made.bias = linear.bias
+    # On processors with bfloat16 it would pack itself for another product, less exact, in forwards without gradient.
+    made.support_avx512bf16_for_cpu = False
+    return made
+
+
+def is_quantized(weight: Tensor) -> bool:
+    """True if the weight is one in 4 bits."""
+    return getattr(weight, "quant_state", None) is not None
+
+
+def dense(weight: Any) -> Tensor:
+    """Return the numbers [O, I] that a weight in 4 bits stands for, in the type it was made from; others unchanged."""
+    if not is_quantized(weight):
+        return weight  # type: ignore[no-any-return]
+    numbers: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
+    return numbers
+
+
+def num_weights(weight: Any) -> int:
+    """Return the number of weights, of which one in 4 bits has two to a byte."""
+    return int(weight.quant_state.shape.numel() if is_quantized(weight) else weight.numel())
+
+
+def sharing(weights: list[Any]) -> dict[int, Any]:
+    """Return the memo of a `copy.deepcopy` whose copy holds these very weights."""
+    states = [weight.quant_state for weight in weights if is_quantized(weight)]
+    return {id(x): x for x in (*weights, *states)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.rollout.weights import Weights, weights_of
 
 
@@ -37,6 +38,8 @@ class EngineModel:
     """The number type in which the engine computes."""
     longest: int | None
     """Most tokens of a prompt and its response; None: nothing limits them."""
+    adapted: Adapted | None = None
+    """The adapters in `model`, if the engine takes these alone; None: it takes `weights`."""
 
     @classmethod
     def of(
@@ -47,6 +50,7 @@ class EngineModel:
         records: Records = NO_RECORDS,
         dtype: torch.dtype | None = None,
         longest: int | None = None,
+        adapted: Adapted | None = None,
     ) -> EngineModel:
         """Describe the policy `model`.
 
@@ -54,4 +58,5 @@ class EngineModel:
         `longest`: None for the model's context.
         """
         ends, context = tuple(sorted(set(eos_ids))), getattr(model.config, "max_position_embeddings", None)
-        return cls(model, ends, weights or weights_of(model), records, dtype or model.dtype, longest or context)
+        way = weights or weights_of(model)
+        return cls(model, ends, way, records, dtype or model.dtype, longest or context, adapted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verizero.pipeline.models.adapted_layers import frozen_base
+from verizero.pipeline.models.load import frozen_copy
+from verizero.pipeline.models.quantized import sharing
 from verizero.pipeline.models.routing import recording, routers
 
 
@@ -61,7 +63,7 @@ class HfCache:
 
 
 class HfDecoder:
-    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces.
+    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces; a base of adapters is shared.
 
     transformers has many kinds of caches, which take no new rows: all rows begin together, and the next rows begin when
     all have ended.
@@ -74,13 +76,16 @@ class HfDecoder:
     def __init__(self, model: Any, pad_id: int = 0) -> None:
         self.source = model
         self.pad_id = pad_id
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = frozen_copy(model, sharing(frozen_base(model)))
         self.has_routers = bool(routers(self.model))
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the source's weights."""
-        self.model.load_state_dict(self.source.state_dict())
+        for get in (torch.nn.Module.parameters, torch.nn.Module.buffers):
+            for own, source in zip(get(self.model), get(self.source), strict=True):
+                if own is not source:
+                    own.copy_(source)
 
     def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> HfCache:
         """Return a cache without rows. It grows as needed; most arguments are for the fast path only."""

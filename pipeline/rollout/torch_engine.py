@@ -2,8 +2,9 @@
 
 vLLM generates on GPUs; this engine is for CPUs and for tests, and on any device the plain fall-back.
 
-`publish` copies the weights of the policy's module, so an update never reaches responses that are being written. Models
-of the Llama family take the fast path of `verizero.pipeline.models.cpu`; any other causal LM goes through transformers.
+`publish` copies the weights of the policy's module, so an update never reaches responses that are being written; where
+only adapters are trained, it copies these, and the engine computes with the trainer's own base. Models of the Llama
+family take the fast path of `verizero.pipeline.models.cpu`; any other causal LM goes through transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.errors import EngineError, boundary
+from verizero.pipeline.models.adapted_layers import frozen_base
 from verizero.pipeline.models.cpu import Decoder, check_parity, unsupported
 from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
@@ -35,6 +37,8 @@ class TorchEngine:
         self.max_rows = max_rows
         self.version = -1
         self.fallback_reason: str | None = None
+        shared = {id(p) for p in frozen_base(model)}
+        self._num_bytes = sum(p.nbytes for p in model.parameters() if id(p) not in shared)
         self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
@@ -65,8 +69,8 @@ class TorchEngine:
         """Do nothing: between two calls the engine has only its copy of the weights."""
 
     def counts(self) -> Mapping[str, float]:
-        """Return no numbers."""
-        return {}
+        """Return the bytes that the last publish copied: those of adapters alone, if the policy has them."""
+        return {"publish/bytes": float(self._num_bytes)}
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the engine object."""

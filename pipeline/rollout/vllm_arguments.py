@@ -47,6 +47,9 @@ RECIPE_FIELDS = {
     "distributed_executor_backend": "nothing: it follows from the ranks",
     "weight_transfer_config": "rollout.vllm.transfer",
     "seed": "seed",
+    "enable_lora": "train.lora",
+    "max_loras": "train.lora",
+    "max_lora_rank": "train.lora",
     "return_sampling_mask": "rl.algorithm.keep_sampling",
     "enable_return_routed_experts": "rl.algorithm.keep_routing",
 }

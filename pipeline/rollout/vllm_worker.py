@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferEngine
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -148,6 +149,11 @@ def ranks_of_engine() -> EngineRanks:
 def sampling_params(**options: Any) -> Any:
     """Return vLLM's options for one response, which vLLM returns once, when it has ended."""
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
+
+
+def lora_request(name: str, number: int, folder: str) -> Any:
+    """Return vLLM's name for the adapters in a folder; each number stands for the same adapters always."""
+    return LoRARequest(name, number, folder)
 
 
 def start_reload(model: Any, model_config: Any) -> set[str]:

@@ -126,8 +126,9 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
 
         # Where a parameter becomes a shard, the two modules cannot share weights.
         zero_3 = config.train.zero == 3
-        twin: MergedTwin = "empty" if config.train.backend == "fsdp" else "copies" if zero_3 else "shares"
-        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin)
+        twin: MergedTwin = "empty" if config.train.backend != "deepspeed" else "copies" if zero_3 else "shares"
+        quantize_on = None if config.model.quantize is None else device_of(config)
+        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin, quantize_on)
     if config.train.backend == "fsdp":
         from verizero.pipeline.train.fsdp_backend import FsdpBackend
 
@@ -160,7 +161,9 @@ def build_engine(
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     dtype = None if backend is None else backend.dtype
-    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records, dtype, longest)
+    adapted = None if backend is None or how.engine != "vllm" else backend.engine_adapters()
+    copied = model if engine_copy is None else engine_copy
+    policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapted)
     if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
@@ -200,7 +203,7 @@ def build_source(
     how, tokenizer = config.rollout, data.renderer.tokenizer
     if how.engine == "vllm":
         backend.shard()  # first, because vLLM takes its share of what is free
-    model = backend.whole_model() if how.engine == "torch" else backend.model
+    model = backend.engine_module() if how.engine == "torch" else backend.model
     longest = longest_text(config, data, backend.model.config) if episodes is None else None
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder, longest=longest)

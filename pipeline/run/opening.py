@@ -14,6 +14,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.files import locked
 from verizero.pipeline.models import liger
+from verizero.pipeline.models.quantized import library
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.progress import Logged, Progress
@@ -71,6 +72,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         if config.train.kernels == "liger":
             liger.check(device)
             stack.callback(liger.restore)
+        if config.model.quantize is not None:
+            library(f"model.quantize={config.model.quantize}")
         sections = map(config.section_of, config.stages)
         check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from verizero.pipeline.config.sections import saves_in_background
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.files import disk_errors, partial_path, replace_folder
+from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.report.memory import note_peak
 from verizero.pipeline.run import collapse
 from verizero.pipeline.run.schedule import schedule
@@ -24,13 +24,6 @@ from verizero.pipeline.train.records import with_records_on_first
 
 TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
-
-
-def trim_heap() -> None:
-    """Call malloc_trim before a save, which copies the weights: it lowers the peak of memory. Only glibc has it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def save(session: Session) -> None:
@@ -58,7 +51,7 @@ def save(session: Session) -> None:
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
     root = run.folder / "checkpoints"
-    trim_heap()
+    trim_heap()  # a save copies the weights
 
     def write(folder: Path) -> FinishWriting | None:
         run.ranks.barrier()  # rank 0 has made the folder

@@ -43,7 +43,8 @@ def next_stage(config: RunConfig, state: RunState) -> str:
 
 def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     """Return the policy with the weights of checkpoint `start`; None, or with LoRA: those of the recipe's model."""
-    device = device_of(config)
+    # On the device, the weights that become ones of 4 bits may have no room.
+    device = device_of(config) if config.model.quantize is None else "cpu"
     for teacher in config.teachers:
         check_teacher(teacher, tokenizer)
     if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
@@ -62,7 +63,7 @@ def read_policy(config: RunConfig, path: str, device: str, revision: str | None 
         if model is not None:
             return model
         device = "cpu"  # its whole weights may have no room on a GPU
-    return load_model(path, config.model.dtype, device, revision)
+    return load_model(path, config.model.dtype, device, revision, copies=config.model.quantize is None)
 
 
 def check_teacher(path: str, tokenizer: Any) -> None:
@@ -153,5 +154,4 @@ def restore_checkpoint(run: Run, workers: Workers, state: RunState, start: Path)
         load_weights(run, workers.backend, start)
     workers.backend.load(start)
     workers.sampler, workers.ledger = restored_sampler(run, state)
-    workers.backend.whole_model()
     workers.rollouts.publish_after_start(workers.backend, state.policy_version, start)

@@ -13,6 +13,7 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, Unsupported
 from verizero.pipeline.models.compiled import Compiling
 from verizero.pipeline.models.forward import Layout, Replay, Targets, can_pack, logprobs_at
+from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.strictness import give_way
 from verizero.pipeline.train.checkpoint import FinishWriting
@@ -207,15 +208,23 @@ class Backend(Protocol):
     def whole_model(self, only_first: bool = False) -> Any:
         """Return a plain module with the policy's present weights; every rank must call this.
 
-        If an embedded engine reads from it, it is always the same module; else it may be a temporary copy.
+        If it is `engine_module`, it is always the same module; else it may be a temporary copy.
         `only_first`: only rank 0 needs it, to save it. It may then be in the CPU's memory. Other ranks get None, or a
         module that takes part in saving: a rank that gets a module must call its `save_pretrained`.
         """
         ...
 
+    def engine_adapters(self) -> Adapted | None:
+        """Return the policy's adapters, for an engine that takes these alone; None: it takes merged weights."""
+        return None
+
+    def engine_module(self) -> Any:
+        """Return the module whose weights an embedded engine copies at each publish; it is always the same."""
+        return self.whole_model()
+
     def update_engine_module(self) -> None:
-        """Update the module that an embedded engine reads from, if it is not the policy itself."""
-        ...
+        """Update `engine_module`, if it is not the policy itself."""
+        return None
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's whole weights by their names in a saved folder; all ranks must iterate in step.

@@ -20,7 +20,7 @@ from torch import Tensor
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.adapted_layers import plain_name
 from verizero.pipeline.models.compiled import compile_blocks
-from verizero.pipeline.models.lora import FACTORS, Adapted, hashed, sum_of_bits
+from verizero.pipeline.models.lora import Adapted, hashed, is_factor, sum_of_bits
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
 from verizero.pipeline.models.streamed import Streamed
@@ -302,7 +302,7 @@ class FsdpBackend(Backend):
         sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
         if files is not None:
             sharded.read(files, plain_name, values)
-        base = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]
+        base = [(n, p) for n, p in sharded.model.named_parameters() if not is_factor(n)]
         sums = self.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in base])).tolist()
         adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(base, sums, strict=True))
         return sharded

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from verizero.pipeline.errors import CheckpointError, NonFiniteError
 from verizero.pipeline.models.compiled import compile_blocks
 from verizero.pipeline.models.cpu.memory import keep_freed_memory
 from verizero.pipeline.models.load import frozen_copy, recompute_activations
-from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.lora import Adapted, has_factors, is_factor
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved
+from verizero.pipeline.models.streamed import Streamed
 from verizero.pipeline.train.backend import Backend, T, WhichModel, compiling_of, require_written_by
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
 from verizero.pipeline.train.device import fixed_order
@@ -37,7 +39,6 @@ class TorchBackend(Backend):
         """`adapted`: the adapters in `model`, if they alone are trained."""
         self.ranks = ranks
         self.adapted = adapted
-        self._is_merged = True
         self.train_config = config
         self.model = model.eval()  # no dropout: ratios compare the same function
         if model.device.type == "cpu":
@@ -92,7 +93,6 @@ class TorchBackend(Backend):
             raise
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
-        self._is_merged = False
         metrics = {"grad_norm": float(norm), "learning_rate": rate, **self.changed_routes(), **self.not_compiled()}
         self._clear_policy_gradient()
         self.num_updates += 1
@@ -106,35 +106,56 @@ class TorchBackend(Backend):
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """Set reference <- alpha * policy + (1 - alpha) * reference."""
-        self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
+        if self.adapted is None:
+            self.reference = refreshed(self.reference, self.model, alpha)
+        elif self.reference is None and self.adapted.is_fresh():
+            self.reference = self.adapted  # the policy without its adapters, which takes no memory
+        elif alpha == 1 or self.reference is None:
+            self.reference = self.adapted.snapshot()  # which takes the memory of the adapters
+        else:
+            # A mean of two pairs of adapters is none of their products, so it is made of whole weights.
+            ours = self.reference
+            if isinstance(ours, Adapted):
+                ours = self.adapted.plain_model(learned=False)
+            elif has_factors(ours.state_dict()):
+                ours = self.adapted.plain_model(ours)
+            self.reference = refreshed(ours, self.adapted.plain_model(), alpha)
 
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Use other settings of the optimiser from the next update on."""
         self.config = optimizer
 
-    def update_engine_module(self) -> None:
-        """Merge adapters that were trained since the last time."""
-        self.whole_model()
+    def engine_adapters(self) -> Adapted | None:
+        """Return the adapters, but None if some are on experts or the output layer, which vLLM does not compute."""
+        return None if self.adapted is None or self.adapted.has_unusual_layers else self.adapted
+
+    def engine_module(self) -> Any:
+        """Return the policy's module, with its adapters: the engine copies these alone."""
+        return self.model
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's weights under the names of a saved folder; see `Backend.named_weights`."""
-        model = self.whole_model()
-        return as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
+        if self.adapted is None:
+            return as_saved(self.model, {name: p.detach() for name, p in self.model.named_parameters()}).items()
+        return (named for block in self._saved_blocks() for named in block.items())
+
+    def _saved_blocks(self) -> Iterator[dict[str, Tensor]]:
+        """Return the weights of a policy with adapters by their names in a saved folder, block by block."""
+        assert self.adapted is not None
+        return map(partial(as_saved, self.adapted.twin), self.adapted.plain_blocks())
 
     def whole_model(self, only_first: bool = False) -> Any:
-        """Return the policy's module itself; with adapters, the plain one that has them merged."""
+        """Return the policy's module itself; with adapters, a plain one that has them merged, made for this call."""
         if self.adapted is None:
             return self.model
-        if not self._is_merged:
-            self.adapted.merge()
-            self._is_merged = True
-        return self.adapted.twin
+        return Streamed(self.adapted.twin, self._saved_blocks, True) if only_first else self.adapted.plain_model()
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> None:
         """Write model and critic's backbone as Hugging Face folders, optimisers and reference as tensors."""
         if not self.ranks.is_first:  # all ranks hold the same
             return
-        save_model(self.whole_model(), folder / "model")
+        if self.adapted is None or not self.adapted.is_quantized:  # else it would be many times what adapters take
+            save_model(self.whole_model(only_first=True), folder / "model")
         if self.adapted is not None:
             self.adapted.save(folder, True)
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
@@ -144,7 +165,7 @@ class TorchBackend(Backend):
         if isinstance(self.reference, Adapted):
             state["reference_is_base"] = True
         elif self.reference is not None:
-            state["reference"] = self.reference.state_dict()
+            state["reference"] = self._of_reference()
         if self.critic is not None:
             state["critic"] = self.critic.state_dict()
             if self.critic.model is not None:
@@ -163,7 +184,6 @@ class TorchBackend(Backend):
         self._drop_stage_state()
         if self.adapted is not None:
             self.adapted.load(folder)
-            self._is_merged = False
         try:
             if "config" in state:
                 self.start(OptimizerConfig.model_validate(state["config"]), state["total_steps"])
@@ -171,8 +191,7 @@ class TorchBackend(Backend):
                 self.optimizer.load_state_dict(state["optimizer"])
                 self._check_moments(self.optimizer)
             if "reference" in state:
-                self.reference = frozen_copy(self.whole_model())
-                self.reference.load_state_dict(state["reference"])
+                self.reference = self._reference_with(state["reference"])
         except (ValueError, RuntimeError, KeyError) as exc:
             raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
         if state.get("reference_is_base"):
@@ -180,6 +199,25 @@ class TorchBackend(Backend):
         if "critic" in state:
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]
+
+    def _of_reference(self) -> dict[str, Tensor]:
+        """Return the tensors of a reference that is a model, by name; of a snapshot its adapters: the base is ours."""
+        tensors: dict[str, Tensor] = self.reference.state_dict()
+        return {n: t for n, t in tensors.items() if is_factor(n)} if has_factors(tensors) else tensors
+
+    @torch.no_grad()
+    def _reference_with(self, tensors: dict[str, Tensor]) -> Any:
+        """Return a frozen model with what `_of_reference` returned."""
+        if not has_factors(tensors):
+            reference = frozen_copy(self.model) if self.adapted is None else self.adapted.plain_model()
+            reference.load_state_dict(tensors)
+            return reference
+        assert self.adapted is not None
+        reference = self.adapted.snapshot()
+        own = reference.state_dict()
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+        return reference
 
     def _drop_stage_state(self) -> None:
         """Drop gradients, optimiser, reference and critic."""

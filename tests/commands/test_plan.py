@@ -22,10 +22,11 @@ from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.cpu import Decoder, habits_of
 from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.quantized import NF4_BITS
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.sampling import pick
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
@@ -63,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chunks, checkpointing": {"logits_chunk_tokens": 128, "gradient_checkpointing": True},
     "adapters": {"lora": {"rank": 8}},
     "moments in 8 bits": {"kind": "adamw_8bit"},
+    "a base in 4 bits": {"lora": {"rank": 8}, "quantize": "nf4"},
     "some adapters": {"lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}},
     "adapters, checkpointing, chunks": {
         "lora": {"rank": 8},
@@ -87,12 +89,14 @@ WITH_OPTIONS = [
 @pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
 def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    kind = {"kind": train.pop("kind", "adamw")}  # the one option that is not of `train`
+    others = {"kind": "adamw", "quantize": None}  # options that are not of `train`
+    kind, quantize = {"kind": train.get("kind", "adamw")}, train.get("quantize")
+    train = {name: value for name, value in train.items() if name not in others}
     config = recipe(
         settings,
         {
             "train": {"logits_chunk_tokens": None, **train},
-            "model": {"dtype": dtype},
+            "model": {"dtype": dtype, "quantize": quantize},
             "rl": {"optimizer": kind},
         },
     )
@@ -105,7 +109,7 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str,
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     kept = {"weights", "merged copy", "gradients", "optimizer", "activations", "logits"}
     counted = sum(size for name, size in memory(config, shape, 1).items() if name in kept)
-    assert counted == pytest.approx(measured(model, config.train, 8, length), rel=0.15)
+    assert counted == pytest.approx(measured(model, config, 8, length), rel=0.15)
 
 
 @pytest.mark.integration
@@ -126,15 +130,16 @@ def test_memory_of_a_critic_is_what_it_keeps() -> None:
     assert "critic" not in memory(shared, shape, 1)
 
 
-def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
+def measured(model: Any, recipe: RunConfig, rows: int, length: int) -> int:
     """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
     with watched(model) as alive:
-        how = config.lora
-        adapted = None if how is None else Adapted(model, how.rank, how.alpha, how.targets, 0)
-        backend = TorchBackend(model, config=config, adapted=adapted)
+        how, on = recipe.train.lora, None if recipe.model.quantize is None else "cpu"
+        adapted = None if how is None else Adapted(model, how.rank, how.alpha, how.targets, 0, quantize_on=on)
+        backend = TorchBackend(model, config=recipe.train, adapted=adapted)
         for p in model.parameters():
             alive.hold(p)
-        backend.start(OptimizerConfig(learning_rate=1e-4), 3)
+        assert recipe.rl is not None
+        backend.start(recipe.rl.optimizer.model_copy(update={"learning_rate": 1e-4}), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))
         where = torch.ones(ids.shape, dtype=torch.bool)
         where[:, 0] = False
@@ -175,6 +180,36 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert alone.phases == found.phases, "the time is that of the recipe that fits"
     assert found.phases["generate"] > seconds_of(config)["generate"], "fewer rows at a time take longer"
     assert plan(config, 1, "rtx4090").with_knobs_turned is None, "7 billion parameters and a reference fit no 24 GiB"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rl": {"optimizer": {"kind": "adamw_8bit"}}},
+        {"model": {"quantize": "nf4"}, "train": {"lora": {"rank": 16}}, "rollout": {"max_response_tokens": 400_000}},
+    ],
+)
+def test_no_setting_is_tried_that_the_recipe_does_not_allow(changes: dict[str, Any]) -> None:
+    found = plan(recipe_of("Qwen/Qwen3-32B", **changes), 1, "rtx4090")
+    assert found.with_knobs_turned is None, "DeepSpeed, which might help, has neither"
+
+
+def test_a_base_in_four_bits_fits_where_the_whole_one_does_not() -> None:
+    lora = {"lora": {"rank": 16}, "gradient_checkpointing": True, "micro_batch_tokens": 2048}
+    lean = {
+        "rl": {"reference": {"schedule": "none"}, "algorithm": {"name": "dapo"}},
+        "rollout": {"max_rows": 16, "max_response_tokens": 1024},
+    }
+    whole, bits = (
+        recipe_of("Qwen/Qwen3-8B", model={"quantize": how}, train={"backend": "torch", **lora}, **lean)
+        for how in (None, "nf4")
+    )
+    assert not plan(whole, 1, "rtx4090").fits
+    found = plan(bits, 1, "rtx4090")
+    assert found.fits
+    linear = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288)
+    wanted = (shape_of(bits).parameters - linear) * 2 + linear * NF4_BITS / 8
+    assert 0 < found.peaks["update"]["weights"] - wanted < 2**28, "with adapters"
 
 
 def seconds_of(config: RunConfig, gpus: int = 8, mean_prompt: float | None = None) -> dict[str, float]:

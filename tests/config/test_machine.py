@@ -52,6 +52,12 @@ def test_moments_in_8_bits_are_torch_s() -> None:
     assert chosen(8, "cuda", sft={"optimizer": {"kind": "adamw_8bit"}}) == "torch"
 
 
+def test_a_base_in_4_bits_is_torch_s_and_the_embedded_engine_s() -> None:
+    model = {"path": "org/name", "create": None, "quantize": "nf4"}
+    made = on(8, "cuda", has_vllm=True, model=model, train={"lora": {"rank": 2}})
+    assert (made.train.backend, made.rollout.engine, made.model.dtype) == ("torch", "torch", "bfloat16")
+
+
 def test_auto_has_what_every_backend_has() -> None:
     with pytest.raises(ConfigError, match=r"train\.offload=optimizer with train\.backend=auto"):
         chosen(8, "cuda", train={"offload": "optimizer"})

@@ -92,6 +92,18 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         {"sft": {"optimizer": {"kind": "paged_adamw_8bit"}}, "train": {"device": "cpu"}},
         ["sft.optimizer.kind=paged_adamw_8bit", "sft.optimizer.kind: adamw_8bit"],
     ),
+    # a base in 4 bits
+    *(
+        (stages, merge({"model": {"quantize": "nf4"}, "train": {"lora": {"rank": 2}}}, changes), words)
+        for stages, changes, words in (
+            (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
+            (["rl"], {"train": {"backend": "fsdp"}}, ["divide weights by rows", "train.backend: torch"]),
+            (["rl"], {"rollout": {"engine": "vllm_server"}}, ["=vllm_server, which takes", "rollout.engine: torch"]),
+            (["reward_model"], {}, ["stage 'reward_model'", "trains all weights of a copy"]),
+            (["rl"], {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}}, ["critic_shared: true"]),
+            (["sft", "distill"], taught(path=None, stage="sft"), ["stage 'distill'", "the adapters alone are kept"]),
+        )
+    ),
     # guard
     (["rl"], guard(action="roll_back"), ["guard.knob", "rl.optimizer.learning_rate"]),
     (["rl"], turn(a=0.5, b=0.5), ["guard.knob"]),

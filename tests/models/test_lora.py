@@ -17,7 +17,7 @@ IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 
 
 def adapted(name: str = "qwen2 tied", targets: tuple[str, ...] = (), dtype: torch.dtype = torch.float64) -> Adapted:
-    return Adapted(tiny(name, dtype=dtype), 3, 6.0, targets, 5)
+    return Adapted(tiny(name, dtype=dtype), 3, 6.0, targets, 5, "shares")
 
 
 @torch.no_grad()

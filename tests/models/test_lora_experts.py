@@ -46,7 +46,7 @@ def mixture(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any
 
 
 def adapted(name: str = "qwen3_moe", targets: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float64) -> Adapted:
-    return Adapted(mixture(name, dtype), RANK, ALPHA, targets, 5)
+    return Adapted(mixture(name, dtype), RANK, ALPHA, targets, 5, "shares")
 
 
 def with_adapters(a: Adapted) -> set[str]:

@@ -80,7 +80,7 @@ class StubLlm:
     def get_weight_version(self) -> str:
         return self.version
 
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
         self.asked.append((name, prompt["prompt_token_ids"]))
 
     def has_unfinished_requests(self) -> bool:

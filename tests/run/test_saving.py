@@ -12,8 +12,9 @@ import torch
 
 from tests.stages.sessions import session_of
 from verizero.pipeline.errors import RunError
+from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.run.saving import save, trim_heap
+from verizero.pipeline.run.saving import save
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

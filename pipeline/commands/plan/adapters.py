@@ -62,6 +62,11 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
     )
 
 
+def linear_weights(shape: Shape) -> int:
+    """Return the weights of all linear layers but the output's; of a mixture, with those of experts."""
+    return sum(g.layers * (g.experts or 1) * a * b for g in _groups(shape) for a, b in g.ends.values())
+
+
 def _groups(shape: Shape) -> list[_Group]:
     """Return all weights that adapters can have: linear layers but the output's, and experts."""
     hidden, mixtures = shape.hidden, shape.layers - shape.dense_layers if shape.experts else 0

@@ -64,6 +64,8 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
     if config.train.backend == "fsdp" and config.train.offload == "none":
         config = with_knobs_turned(offload="optimizer")
         yield "train.offload=optimizer", config
+    if not _is_allowed(config, backend="deepspeed", zero=1):
+        return
     for zero in range(max(1, config.train.zero + 1), 4):
         if zero == 3 and gpus > 1 and config.train.backend != "fsdp":
             # Divides the reference too, which ZeRO 3 does not.
@@ -74,6 +76,15 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
         if config.train.offload != "all" and config.train.offload != offload:
             config = with_knobs_turned(offload=offload)
             yield f"train.offload={offload}", config
+
+
+def _is_allowed(config: RunConfig, **train: Any) -> bool:
+    """True if the recipe may have these settings of `train`."""
+    try:
+        config.model_copy(update={"train": config.train.model_copy(update=train)}).check()
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from verizero.pipeline.commands.plan.adapters import adapters_of
+from verizero.pipeline.commands.plan.adapters import Adapters, adapters_of, linear_weights
 from verizero.pipeline.commands.plan.devices import Device
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.config.episodes import has_episodes, max_sampled_tokens
@@ -20,6 +20,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.cpu import habits_of, room_of
 from verizero.pipeline.models.forward import CHUNK_ON_GPU
+from verizero.pipeline.models.quantized import NF4_BITS
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 
@@ -98,12 +99,12 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     num, adapters = shape.parameters, adapters_of(config, shape)
     parts = trained(config, num if adapters is None else adapters.parameters, gpus, adapters is not None)
     if adapters is not None:
-        parts["weights"] += num * width * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
-        if config.train.backend != "fsdp":
+        parts["weights"] += base_of(config, shape) * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
+        if config.train.backend == "deepspeed":
             parts["merged copy"] = (num if zero == 3 else adapters.adapted) * width
     if zero == 3 and "merged copy" not in parts and config.rollout.engine == "torch":
         parts["whole copy"] = num * width  # for generating; vLLM gets the weights piece by piece
-    if config.rl is not None and (size := _reference(config, num * width, adapters is not None)):
+    if config.rl is not None and (size := _reference(config, num * width, adapters)):
         parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
     if _has_critic(config):
         critic = trained(config, _backbone(shape), gpus, False, "critic")
@@ -145,14 +146,24 @@ def trained(
     }
 
 
-def _reference(config: RunConfig, size: float, adapters: bool) -> float:
+def base_of(config: RunConfig, shape: Shape) -> float:
+    """Return bytes of all weights as they are before training, those in 4 bits with their scales."""
+    width = width_of(config)
+    in_four_bits = 0 if config.model.quantize is None else linear_weights(shape)
+    return (shape.parameters - in_four_bits) * width + in_four_bits * NF4_BITS / 8
+
+
+def _reference(config: RunConfig, size: float, adapters: Adapters | None) -> float:
     """Return bytes of the reference: 0 if there is none, if it is offloaded, or if it is the adapters' frozen base."""
     assert config.rl is not None
-    how = config.rl.reference
-    if (how is not None and how.schedule == "none") or config.train.offload != "none":
+    how, train = config.rl.reference, config.train
+    if (how is not None and how.schedule == "none") or train.offload != "none":
         return 0.0
-    stays = (how is not None and how.schedule == "frozen") or config.rl.rounds == 1
-    return 0.0 if adapters and stays else size
+    if adapters is not None and ((how is not None and how.schedule == "frozen") or config.rl.rounds == 1):
+        return 0.0
+    if adapters is not None and train.backend in ("auto", "torch") and (how is None or how.schedule != "ema"):
+        return 4.0 * adapters.parameters  # they are another policy on the same base
+    return size
 
 
 def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) -> dict[str, float]:
@@ -189,6 +200,8 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
         activations = tokens * (shape.layers * shape.hidden * width + ends) + max(
             0, tokens * block + 2 * summed - logits
         )
+    if config.model.quantize is not None:  # the layer that computes has its numbers for a moment
+        activations += width * shape.hidden * max(shape.intermediate, queries)
     return {"activations": activations, "logits": logits}
 
 
@@ -223,7 +236,19 @@ def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]
         return {} if how.vllm.enforce_eager else {"vLLM's graphs": GRAPHS}
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
-    return {"engine weights": shape.parameters * width_of(config)}
+    return {"engine weights": engine_weights(config, shape)}
+
+
+def engine_weights(config: RunConfig, shape: Shape) -> float:
+    """Return bytes of the embedded engine's own weights on a GPU: a copy of all, or what it keeps next to a base."""
+    adapters, width = adapters_of(config, shape), width_of(config)
+    if adapters is None or config.train.backend not in ("auto", "torch"):
+        return shape.parameters * width
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    # The fast path copies weights that it puts together, which it does not do with those in 4 bits.
+    copies = shape.is_fast and config.model.quantize is None
+    together = shape.layers * shape.hidden * (queries + 2 * keys + 2 * shape.intermediate)
+    return 4.0 * adapters.parameters + together * width * copies
 
 
 def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[str, float]:
@@ -248,7 +273,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     rows, at_once = room.rows, -(-room.rows // group)
     columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
     return {
-        "engine weights": shape.parameters * width,
+        "engine weights": engine_weights(config, shape),
         "KV cache": (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True),
         "sampler": sampling_memory(config, rows, shape.vocab, width),
         "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),

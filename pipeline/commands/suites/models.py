@@ -89,7 +89,8 @@ def _of_run(folder: Path) -> list[Measured]:
     """Return the first weights of a run, and its newest, if there are two. Raises: ConfigError if there are none."""
     recipe = load_recipe(folder / "recipe.yaml")
     kept = [p for p in reversed(checkpoint_folders(folder / "checkpoints")) if damage_of(p) is None]
-    weights = {f"checkpoint {int(p.name)}": str(p / "model") for p in kept}
+    # Those of a base in 4 bits have adapters alone.
+    weights = {f"checkpoint {int(p.name)}": str(p / "model") for p in kept if (p / "model").is_dir()}
     if recipe.model.path is not None:
         weights = {"start": recipe.model.path, **weights}
     if (folder / "model" / "config.json").is_file():

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from verizero.pipeline.models.adapted_layers import frozen_base
 from verizero.pipeline.models.cpu.cache import Cache, Shared, room_of
+from verizero.pipeline.models.cpu.frozen import Factors, InFourBits, factors_of, times
 from verizero.pipeline.models.cpu.llama import Sizes, unsupported
-from verizero.pipeline.models.cpu.onednn import packed, product
+from verizero.pipeline.models.cpu.onednn import packed
 from verizero.pipeline.models.kernels import HALF
 from verizero.pipeline.models.proof import evaluating, probe_ids
+from verizero.pipeline.models.quantized import is_quantized
 
 
 @dataclass(slots=True)
@@ -28,20 +31,20 @@ class _Layer:
     """Weights of one block, with q, k, v and gate, up each fused into one product."""
 
     norm1: Tensor
-    qkv: Tensor  # [(nq + 2 nkv) d, H]
+    qkv: Tensor | InFourBits  # [(nq + 2 nkv) d, H]
     qkv_bias: Tensor | None
-    out: Tensor  # [H, nq d]
+    out: Tensor | InFourBits  # [H, nq d]
     out_bias: Tensor | None
     norm2: Tensor
-    gate_up: Tensor  # [2 F, H]
-    down: Tensor  # [H, F]
+    gate_up: Tensor | InFourBits  # [2 F, H]
+    down: Tensor | InFourBits  # [H, F]
     q_norm: Tensor | None
     k_norm: Tensor | None
 
     def copied(self, packs: bool) -> _Layer:
-        """Return the same weights in tensors of their own; `packs`: those of products packed."""
+        """Return the same weights in tensors of their own, but those in 4 bits; `packs`: those of products packed."""
         own = (getattr(self, name) for name in self.__slots__)
-        return _Layer(*(None if t is None else _copied(t, packs) for t in own))  # type: ignore[arg-type]
+        return _Layer(*(_copied(t, packs) if isinstance(t, Tensor) else t for t in own))
 
     def take(self, other: _Layer) -> None:
         """Copy the other's weights into these tensors."""
@@ -49,6 +52,22 @@ class _Layer:
             held, new = getattr(self, name), getattr(other, name)
             if held is not None:
                 setattr(self, name, _taken(held, new))
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """The adapters of one block."""
+
+    qkv: Factors | None = None
+    out: Factors | None = None
+    gate_up: Factors | None = None
+    down: Factors | None = None
+
+    def take(self, other: _Added) -> None:
+        """Copy the other's adapters into these tensors."""
+        for name in self.__slots__:
+            for held, new in zip(getattr(self, name) or (), getattr(other, name) or (), strict=True):
+                held.copy_(new)
 
 
 def _copied(weight: Tensor, packs: bool) -> Tensor:
@@ -105,14 +124,23 @@ class Decoder:
         self.sizes = Sizes.of(model.config)
         self.habits = habits or habits_of(model.device)
         self._rotations: Tensor | None = None
+        base = frozen_base(model)
+        self.is_adapted, self.in_four_bits = bool(base), any(map(is_quantized, base))
         with torch.no_grad():
             inner = model.model
-            self.embedding = inner.embed_tokens.weight.clone()
-            self.norm = inner.norm.weight.clone()
+            self.embedding, self.norm = inner.embed_tokens.weight, inner.norm.weight
+            if not self.is_adapted:
+                self.embedding, self.norm = self.embedding.clone(), self.norm.clone()
             packs = not self.habits.on_gpu
-            shares = self._is_tied() and not packs
-            self.head = self.embedding if shares else _copied(model.lm_head.weight, packs)
-            self.layers = [self._read(layer).copied(packs) for layer in inner.layers]
+            head = self.embedding if self._is_tied() and not packs else model.lm_head.weight
+            # A frozen weight is copied only if it is packed. One in 4 bits is there to save memory: its model has no
+            # packed copy of the output layer, the largest weight, either.
+            shares = self.in_four_bits or (self.is_adapted and not packs)
+            self.head = head if shares or head is self.embedding else _copied(head, packs)
+            read = (self._read(layer) for layer in inner.layers)
+            self.layers = [layer if shares else layer.copied(packs) for layer in read]
+            self.added = [self._adapters(layer) for layer in inner.layers]
+            self.added_to_head = factors_of([model.lm_head])
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
@@ -123,9 +151,15 @@ class Decoder:
     def refresh(self) -> None:
         """Copy the model's weights over the last ones: an update under way does not reach a running decode.
 
-        The copies keep their addresses, but for packed ones. What is fused or reordered is made block by block.
+        The copies keep their addresses, but for packed ones. What is fused or reordered is made block by block. Of a
+        model with adapters these alone change.
         """
         inner = self.model.model
+        if self.is_adapted:
+            for added, layer in zip(self.added, inner.layers, strict=True):
+                added.take(self._adapters(layer))
+            _Added(self.added_to_head).take(_Added(factors_of([self.model.lm_head])))
+            return
         self.embedding.copy_(inner.embed_tokens.weight)
         self.norm.copy_(inner.norm.weight)
         if self.head is not self.embedding:
@@ -140,15 +174,28 @@ class Decoder:
     def _read(self, layer: Any) -> _Layer:
         """Return the block's weights: those of the model itself where nothing is fused or reordered."""
         a, m = layer.self_attn, layer.mlp
+        gate_up = m.gate_proj.weight, m.up_proj.weight
+        fours = self.in_four_bits
         return _Layer(
             layer.input_layernorm.weight,
-            *self.sizes.fused_qkv(a),
-            a.o_proj.weight,
+            self.sizes.in_four_bits_qkv(a) if fours else self.sizes.fused_qkv(a),
+            self.sizes.fused_bias(a),
+            InFourBits([a.o_proj.weight]) if fours else a.o_proj.weight,
             a.o_proj.bias,
             layer.post_attention_layernorm.weight,
-            torch.cat([m.gate_proj.weight, m.up_proj.weight]),
-            m.down_proj.weight,
+            InFourBits(gate_up) if fours else torch.cat(gate_up),
+            InFourBits([m.down_proj.weight]) if fours else m.down_proj.weight,
             *self.sizes.head_norms(a),
+        )
+
+    def _adapters(self, layer: Any) -> _Added:
+        """Return copies of the block's adapters."""
+        a, m, turn = layer.self_attn, layer.mlp, self.sizes.interleaved
+        return _Added(
+            factors_of([a.q_proj, a.k_proj, a.v_proj], [turn, turn, None]),
+            factors_of([a.o_proj]),
+            factors_of([m.gate_proj, m.up_proj]),
+            factors_of([m.down_proj]),
         )
 
     def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> Cache:
@@ -209,8 +256,8 @@ class Decoder:
         prompts, width = ids.shape
         rotation = self._rotation(width)[:width].view(1, width, 1, -1)
         x = self.embedding.index_select(0, ids.reshape(-1))
-        for i, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, x, prompts, width, rotation)
+        for i, (layer, added) in enumerate(zip(self.layers, self.added, strict=True)):
+            q, k, v = self._project(layer, added, x, prompts, width, rotation)
             attended = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -218,7 +265,7 @@ class Decoder:
                 is_causal=True,
                 enable_gqa=self.sizes.heads != self.sizes.kv_heads,
             )
-            x = self._finish(layer, x, attended.transpose(1, 2).reshape(prompts * width, -1))
+            x = self._finish(layer, added, x, attended.transpose(1, 2).reshape(prompts * width, -1))
             for cache, new in zip(held, (k.transpose(1, 2), v.transpose(1, 2)), strict=True):
                 cache[i, :, :, :width].index_copy_(0, into, new if keep is None else new.index_select(0, keep))
         states: Tensor = x.view(prompts, width, -1)
@@ -232,16 +279,18 @@ class Decoder:
         rotation = self._rotations.index_select(0, cache.positions()).view(b, 1, 1, -1)
         bias, places = cache.spread_bias(upto), cache.next_places()
         x = self.embedding.index_select(0, tokens)
-        for i, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, x, b, 1, rotation)
+        for i, (layer, added) in enumerate(zip(self.layers, self.added, strict=True)):
+            q, k, v = self._project(layer, added, x, b, 1, rotation)
             cache.write(i, k[:, 0], v[:, 0], places)
-            x = self._finish(layer, x, cache.attend(i, q[:, 0], bias, upto))
+            x = self._finish(layer, added, x, cache.attend(i, q[:, 0], bias, upto))
         cache.close_column()
         return self._logits(x)
 
-    def _project(self, layer: _Layer, x: Tensor, b: int, n: int, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, layer: _Layer, added: _Added, x: Tensor, b: int, n: int, rotation: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         nq, kv, d = self.sizes.heads, self.sizes.kv_heads, self.sizes.head_dim
-        fused = product(_rms_norm(x, layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias)
+        fused = times(_rms_norm(x, layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias, added.qkv)
         fused = fused.view(b, n, nq + 2 * kv, d)
         qk, v = fused[:, :, : nq + kv], fused[:, :, nq + kv :]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -251,13 +300,13 @@ class Decoder:
         qk = torch.view_as_real(pairs * rotation).flatten(3).to(x.dtype)
         return qk[:, :, :nq], qk[:, :, nq:], v
 
-    def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
-        x = product(attended, layer.out, layer.out_bias).add_(x)
-        gate, up = product(_rms_norm(x, layer.norm2, self.sizes.eps), layer.gate_up).chunk(2, 1)
-        return product(F.silu(gate).mul_(up), layer.down).add_(x)
+    def _finish(self, layer: _Layer, added: _Added, x: Tensor, attended: Tensor) -> Tensor:
+        x = times(attended, layer.out, layer.out_bias, added.out).add_(x)
+        gate, up = times(_rms_norm(x, layer.norm2, self.sizes.eps), layer.gate_up, None, added.gate_up).chunk(2, 1)
+        return times(F.silu(gate).mul_(up), layer.down, None, added.down).add_(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return product(_rms_norm(x, self.norm, self.sizes.eps), self.head).float()
+        return times(_rms_norm(x, self.norm, self.sizes.eps), self.head, None, self.added_to_head).float()
 
     def _rotation(self, length: int) -> Tensor:
         """Return complex64 [>= length, d/2], grown by doubling."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verizero.pipeline.models.cpu.frozen import InFourBits
+
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
@@ -55,13 +57,22 @@ class Sizes:
         order = torch.arange(d, device=weight.device).view(2, d // 2).t().reshape(-1)
         return weight.view(-1, d, *weight.shape[1:]).index_select(1, order).reshape(weight.shape)
 
-    def fused_qkv(self, attention: Any) -> tuple[Tensor, Tensor | None]:
-        """Return weight [(nq + 2 nkv) d, H] and bias of queries, keys and values as one product."""
+    def fused_qkv(self, attention: Any) -> Tensor:
+        """Return the weight [(nq + 2 nkv) d, H] of queries, keys and values as one product."""
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        weight = torch.cat([self.interleaved(q.weight), self.interleaved(k.weight), v.weight])
-        if q.bias is None:
-            return weight, None
-        return weight, torch.cat([self.interleaved(q.bias), self.interleaved(k.bias), v.bias])
+        return torch.cat([self.interleaved(q.weight), self.interleaved(k.weight), v.weight])
+
+    def fused_bias(self, attention: Any) -> Tensor | None:
+        """Return the bias [(nq + 2 nkv) d] of `fused_qkv`; None without one."""
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        return None if q.bias is None else torch.cat([self.interleaved(q.bias), self.interleaved(k.bias), v.bias])
+
+    def in_four_bits_qkv(self, attention: Any) -> InFourBits:
+        """Return `fused_qkv` of weights in 4 bits, which stay as they are: outputs are reordered in their place."""
+        layers = attention.q_proj, attention.k_proj, attention.v_proj
+        places = torch.arange(sum(layer.out_features for layer in layers), device=layers[0].weight.device)
+        q, k, v = places.tensor_split([self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim])
+        return InFourBits([layer.weight for layer in layers], torch.cat([self.interleaved(q), self.interleaved(k), v]))
 
     def head_norms(self, attention: Any) -> tuple[Tensor | None, Tensor | None]:
         """Return the scales of the norms over each query's and each key's head; None in families without them."""

@@ -24,3 +24,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None and not is_set:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system, before much is needed at once. Only glibc can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,45 @@
+"""The rules for a base in 4 bits: what it needs, and what does not go together with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from verizero.pipeline.config.rl import RlConfig, parts_of
+from verizero.pipeline.config.stages import POLICY, Recipe
+
+
+def check_quantized(recipe: Recipe) -> None:
+    """Raise ValueError, with the reason and the remedy, for a recipe that a base in 4 bits does not allow."""
+    if recipe.model.quantize is None:
+        return
+    for reason in _against(recipe):
+        raise ValueError(f"model.quantize={recipe.model.quantize}{reason}")
+
+
+def _against(recipe: Recipe) -> Iterator[str]:
+    """Yield what follows the field and its value in messages."""
+    train = recipe.train
+    if train.lora is None:
+        yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
+    if train.backend not in ("auto", "torch"):
+        yield (
+            f" with train.backend={train.backend}, whose ranks divide weights by rows, which blocks of 4 bits do not "
+            "follow; set train.backend: torch"
+        )
+    if recipe.rollout.engine not in ("auto", "torch", "vllm"):
+        yield (
+            f" with rollout.engine={recipe.rollout.engine}, which takes weights with the adapters merged; set "
+            "rollout.engine: torch"
+        )
+    for stage in recipe.stages:
+        section = recipe.section_of(stage)
+        where = f" with stage {stage.name!r}"
+        if section.learns == "ranks":
+            yield f"{where}, which trains all weights of a copy; train the reward model in a run of its own"
+        if isinstance(section, RlConfig) and (critic := parts_of(section).critic) is not None and not critic.shared:
+            yield (
+                f"{where}, whose critic trains all weights of a copy; set rl.algorithm.critic_shared: true, or take an "
+                "algorithm without a critic"
+            )
+        if any(file == POLICY for _, file in section.taken_from_stages().values()):
+            yield f"{where}, whose teacher is an earlier stage's policy, of which the adapters alone are kept"

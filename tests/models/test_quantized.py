@@ -1,0 +1,123 @@
+"""Linear layers in 4 bits: their numbers, their bits, and adapters on them, in the trainer and in the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.families import FAST, build, tiny
+from tests.models.test_lora import logits, taught
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.quantized import NF4_BITS, dense, is_quantized, num_weights, quantize
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.hf_decoder import HfDecoder
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.train.torch_backend import TorchBackend
+
+IDS = torch.randint(2, 20, (3, 8), generator=torch.Generator().manual_seed(1))
+
+
+def adapted(name: str, quantize_on: str | None, targets: tuple[str, ...] = ()) -> Adapted:
+    return Adapted(tiny(name), 3, 6.0, targets, 5, quantize_on=quantize_on)
+
+
+def test_a_layer_computes_with_the_numbers_that_its_bits_stand_for() -> None:
+    model = build("qwen2", {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": False})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    quantize(model, "cpu")
+    names = [name for name, p in model.named_parameters() if is_quantized(p)]
+    assert len(names) == 2 * 7, "all linear layers of two blocks"
+    assert not is_quantized(model.lm_head.weight)
+    for name in names:
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        weight, was = layer.weight, before[name]
+        numbers = dense(weight)
+        assert (numbers.shape, numbers.dtype, num_weights(weight)) == (was.shape, was.dtype, was.numel())
+        assert 0.02 < float((numbers - was).norm() / was.norm()) < 0.15
+        x = torch.randn(5, was.shape[1])
+        wanted = torch.nn.functional.linear(x, numbers, layer.bias)
+        with torch.no_grad():
+            assert torch.equal(layer(x), wanted)  # on processors with bfloat16 another product would be taken here
+        assert torch.equal(layer(x.requires_grad_()), wanted)
+        state = weight.quant_state
+        held = weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
+        assert 8 * held / was.numel() == pytest.approx(NF4_BITS, rel=1e-3)
+
+
+def test_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.quantize: model type 'qwen3_moe' has experts"):
+        quantize(build("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}), "cpu")
+
+
+def stepped(decoder: Any) -> torch.Tensor:
+    """Logits after prompts of six tokens and two more, one by one."""
+    cache = decoder.open([6] * 3, [1] * 3, 3, 2)
+    decoder.admit(cache, IDS[:, :6].tolist(), [1] * 3, range(3))
+    cache.resize(3)
+    decoder.step(IDS[:, 6], cache)
+    found: torch.Tensor = decoder.step(IDS[:, 7], cache)
+    return found
+
+
+@torch.no_grad()
+def last_logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=IDS, use_cache=False).logits[:, -1]
+    return found
+
+
+SOME = ("v_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("quantize_on", [None, "cpu"])
+@pytest.mark.parametrize(
+    ("name", "targets"), [*((name, ()) for name in FAST), ("llama", SOME), ("llama", ("lm_head",))]
+)
+def test_an_engine_computes_with_the_base_of_the_trainer_and_its_last_adapters(
+    name: str, targets: tuple[str, ...], quantize_on: str | None
+) -> None:
+    a = adapted(name, quantize_on, targets)
+    decoders = Decoder(a.model, ON_CPU), Decoder(a.model, ON_GPU), HfDecoder(a.model)
+    fresh = last_logits(a.model)
+    taught(a)
+    moved = last_logits(a.model)
+    assert (moved - fresh).abs().max() > 0.1
+    for decoder in decoders:
+        assert torch.allclose(stepped(decoder), fresh, rtol=0, atol=1e-5), "nothing is seen before it is published"
+        decoder.refresh()
+        assert torch.allclose(stepped(decoder), moved, rtol=0, atol=1e-5)
+    assert torch.allclose(last_logits(a.plain_model()), moved, rtol=0, atol=1e-5)
+    assert torch.equal(last_logits(a.snapshot()), moved)
+    base = {p.data_ptr() for p in a.model.parameters() if not p.requires_grad}
+    assert {p.data_ptr() for p in decoders[2].model.parameters()} >= base
+    held = {t.data_ptr() for t in (decoders[1].embedding, decoders[1].norm, decoders[1].head)}
+    assert held <= base
+
+
+def test_each_token_has_the_logprob_that_the_trainer_computes() -> None:
+    a = adapted("qwen2 tied", "cpu")
+    backend = TorchBackend(a.model, adapted=a)
+    engine = TorchEngine(backend.engine_module(), [1], 0)
+    assert engine.is_fast
+    taught(a)
+    engine.publish(1)
+    (answers,) = engine.generate([Request((3, 4, 5), tuple(range(40)))], Sampling(12))
+    for answer in answers:
+        ids = torch.tensor([[3, 4, 5, *answer.token_ids]])
+        where = torch.arange(ids.shape[1])[None] >= 3
+        with torch.no_grad():
+            found = backend.logprobs(ids, where, 1.0)[0][0, 3:]
+        assert torch.allclose(torch.tensor(answer.logprobs), found, rtol=0, atol=1e-5)
+    assert engine.counts() == {"publish/bytes": sum(p.nbytes for p in a.model.parameters() if p.requires_grad)}
+
+
+def test_a_saved_folder_has_the_numbers_that_computed_and_no_bits(tmp_path: Any) -> None:
+    import transformers
+
+    a = taught(adapted("llama", "cpu"))
+    TorchBackend(a.model, adapted=a).whole_model(only_first=True).save_pretrained(tmp_path / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.allclose(logits(plain), logits(a.model), rtol=0, atol=1e-5)
