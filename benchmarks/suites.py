@@ -61,6 +61,8 @@ def tagged(prompt: Prompt) -> Answer | None:
         return None
     right = answer if isinstance(answer, str) else json.dumps(answer)
     score = importlib.import_module("reasoning_gym").create_dataset(name, size=1, seed=0).score_answer
+    if score(answer=right, entry=entry) < 1:
+        return None  # some examples are trivial, which the scorer refuses
     near = next(text for text in changed(right) if score(answer=text, entry=entry) < 1)
     return f"<answer>{right}</answer>", f"<answer>{near}</answer>"
 

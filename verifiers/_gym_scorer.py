@@ -15,7 +15,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify|literal_eval)\(")
+EVALUATES = re.compile(r"\b(eval|exec|parse_expr|sympify|literal_eval)\(")
 NAMES = {"sin", "cos", "tan", "exp", "log", "sqrt", "Abs", "pi", "E", "C", "asin", "acos", "atan"}
 PLAIN = re.compile(r"[\w\s+\-*/().,\[\]'\"^=|]*", re.ASCII)
 
@@ -51,6 +51,11 @@ def is_plain(answer: str) -> bool:
     return all(c in NAMES for c in called) and all(w in NAMES or len(w) == 1 for w in words)
 
 
+def evaluates(source: str) -> bool:
+    """True if a module calls a function that evaluates texts as code. One of that name may be its own: a parser."""
+    return any(not re.search(rf"^def {name}\(", source, re.MULTILINE) for name in EVALUATES.findall(source))
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to one request: {"score"}, {"unsafe"} or {"error"}."""
     dataset = dataset_of(request["dataset"], json.dumps(request["config"], sort_keys=True))
@@ -62,8 +67,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["prompt"] and entry["question"] not in request["prompt"]:
         return {"error": "the package makes another task here than the prompt's; give 'entry' in place of 'index'"}
     gold = entry.get("answer")
-    evaluates = own and EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
-    if evaluates and text != str(gold) and not is_plain(text):
+    as_code = own and evaluates(inspect.getsource(sys.modules[kind.__module__]))
+    if as_code and text != str(gold) and not is_plain(text):
         return {"unsafe": True}
     if not own:
         return {"score": float(text == gold)}

@@ -23,7 +23,15 @@ from verizero.verifiers.reasoning_gym import (
     reasoning_gym,
 )
 
-TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "polynomial_multiplication", "letter_counting"]
+TASKS = [
+    "countdown",
+    "chain_sum",
+    "sentence_reordering",
+    "knights_knaves",
+    "spiral_matrix",
+    "polynomial_multiplication",
+    "letter_counting",
+]
 
 
 def one(reference: Any, response: str, **params: Any) -> Verdict:
@@ -48,6 +56,14 @@ def test_its_own_answers_are_right_and_others_are_not(dataset: str) -> None:
     other = next(str(e["answer"]) for e in (entry(dataset, i) for i in range(1, 5)) if str(e["answer"]) != gold)
     assert one(reference(dataset), f"<answer>{other}</answer>").score == 0.0
     assert one(reference(dataset), "").status == "no_answer"
+
+
+def test_a_parser_of_the_package_is_no_evaluation_of_code() -> None:
+    logic = reference("propositional_logic")
+    logic["entry"]["metadata"] |= {"premises": ["P", "(Q ∨ R)"], "variables": ["P", "Q", "R"]}
+    assert one(logic, "<answer>(P ∨ Q)</answer>").is_correct
+    assert one(logic, "<answer>(Q ∧ R)</answer>").reason == "wrong: the package gives 0.05"
+    assert not one(logic, f"<answer>{'¬' * 4000}P</answer>").is_correct
 
 
 def test_a_task_can_be_made_again_from_its_index_where_the_package_is_deterministic() -> None:
