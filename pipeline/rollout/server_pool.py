@@ -1,8 +1,8 @@
 """A pool of servers as the rollout engine: started by the run, or given by URL, of any kind (`server_client`).
 
-A request goes to any server that has room; all turns of an episode go to one server, which has cached the earlier ones.
-A server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go
-to all servers piece by piece, in one pass; a dead server does not delay the others.
+The responses of a group and the turns of an episode go to one server, as far as others have work (`dealing.py`). A
+server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
+all servers piece by piece, in one pass; a dead server does not delay the others.
 
 All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
 for responses. From then on, a server that any rank lost is lost to all ranks.
@@ -22,13 +22,12 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from verizero.pipeline.errors import EngineError, VerizeroError
+from verizero.pipeline.rollout.dealing import Deal, Homes, ResponseIndex
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, ServerSetup
 from verizero.pipeline.rollout.server_process import ServerProcess
 from verizero.pipeline.rollout.weights import CountedWeights, Published
 
-ResponseIndex = tuple[int, int]
-"""(index of a request, index of a seed in it)"""
 LEAVE_S = 10.0
 """Seconds that `close` waits for process groups to be destroyed: a process that ends during that is aborted. A send to
 a server that hangs takes longer, which does no harm."""
@@ -81,6 +80,7 @@ class ServerPool:
         self._changes_lock = threading.Lock()
         """Protects the servers and the counts of losses: several threads may call `generate`."""
         self._resampled = self._resampled_by_others = 0
+        self._homes = Homes()
         try:
             # The first rank decides, so that all ranks have the same addresses and the same tag of the run.
             urls, self._logs, self._run = self._by_first_rank(
@@ -130,11 +130,15 @@ class ServerPool:
         Raises: EngineError for a prompt that leaves no room, or if no server is left.
         """
         check_requests(requests, sampling.max_tokens, self.client.longest, self.client.longest_field)
-        waiting = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
+        waiting = [(i, j) for i, r in enumerate(requests) for j in range(len(r.seeds))]
         completions: dict[ResponseIndex, Completion] = {}
-        while waiting:  # again after a server was lost: its responses wait again
-            self._answer(waiting, requests, sampling, completions, reader or (lambda ended: None))
+        while waiting:  # again if a server was lost when all others were done
+            waiting = self._answer(waiting, requests, sampling, completions, reader or (lambda ended: None))
         return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
+
+    def forget(self) -> None:
+        """Forget which server has which episode; servers decide themselves what their prefix caches hold."""
+        self._homes = Homes()
 
     def rest(self) -> None:
         """Do nothing: servers do not use the trainer's memory."""
@@ -220,51 +224,47 @@ class ServerPool:
 
     def _answer(
         self,
-        waiting: deque[ResponseIndex],
+        waiting: Sequence[ResponseIndex],
         requests: Sequence[Request],
         sampling: Sampling,
         completions: dict[ResponseIndex, Completion],
         reader: EndedReader,
-    ) -> None:
-        """Let all servers answer what is `waiting`, into `completions`. Responses of a server that fails wait again."""
+    ) -> list[ResponseIndex]:
+        """Let all servers answer what is `waiting`, into `completions`; return what is left if the last ones fail."""
         self._check_left()
-        servers, label, num = list(self.servers), self._label(self.version), len(waiting)
-        dealt = _deal(waiting, requests, servers)
+        servers, label = list(self.servers), self._label(self.version)
+        ranks = 1 if self._peers is None else self._peers.size
+        # For each server: all ranks use each server, and none gets more than its share before others have begun.
+        num_threads = min(-(-self.client.params.concurrency // ranks), -(-len(waiting) // len(servers)))
+        deal = Deal(waiting, requests, servers, self._homes, num_threads)
         refused: list[Exception] = []
         failures: dict[Server, str] = {}
         ended: SimpleQueue[Ended | None] = SimpleQueue()  # the threads' answers; each thread ends with a None
 
         def work(server: Server) -> None:
             try:
-                answer(server)
+                while (index := deal.take(server)) is not None:
+                    answer(server, *index)
+                    deal.end(server)
             finally:
                 ended.put(None)
 
-        def answer(server: Server) -> None:
-            while server not in failures and not refused:
-                try:
-                    # Atomic, as append is: threads share the deques without a lock.
-                    i, j = (dealt[server] or waiting).popleft()
-                except IndexError:
-                    if not (dealt[server] or waiting):
-                        return
-                    continue
-                request = requests[i]
-                try:
-                    completions[i, j] = done = server.sample(request.prompt_ids, request.seeds[j], sampling, label)
-                    ended.put(Ended(i, j, done.token_ids, done.finish_reason))
-                except ServerLost as exc:
-                    # Another server draws it again from the same seed, so the loss leaves no trace in the data.
-                    waiting.append((i, j))
-                    with self._changes_lock:
-                        self._resampled += 1
-                    failures.setdefault(server, str(exc))
-                except Exception as exc:
-                    # Any server would refuse this request, or the client is wrong: no thread takes another one.
-                    refused.append(exc)
+        def answer(server: Server, i: int, j: int) -> None:
+            request = requests[i]
+            try:
+                completions[i, j] = done = server.sample(request.prompt_ids, request.seeds[j], sampling, label)
+                ended.put(Ended(i, j, done.token_ids, done.finish_reason))
+            except ServerLost as exc:
+                # Another server draws it again from the same seed, so the loss leaves no trace in the data.
+                with self._changes_lock:
+                    self._resampled += 1
+                failures.setdefault(server, str(exc))
+                deal.lose(server, (i, j))
+            except Exception as exc:
+                # Any server would refuse this request, or the client is wrong: no thread takes another one.
+                refused.append(exc)
+                deal.stop()
 
-        ranks = 1 if self._peers is None else self._peers.size
-        num_threads = min(-(-self.client.params.concurrency // ranks), num)  # per server; all ranks use each server
         # Daemons: a request that hangs must not keep the process from ending.
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(num_threads)]
         for thread in threads:
@@ -274,9 +274,8 @@ class ServerPool:
                 reader([answered])
         if refused:
             raise refused[0]
-        for server in failures:
-            waiting.extend(dealt[server])
         self._drop(failures)
+        return deal.left()
 
     def _each(self, call: Callable[[Server], Any]) -> None:
         """Call `call` with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
@@ -328,18 +327,6 @@ class ServerPool:
             process.close()
         self._processes = []
         self.client.close()
-
-
-def _deal(
-    waiting: deque[ResponseIndex], requests: Sequence[Request], servers: Sequence[Server]
-) -> dict[Server, deque[ResponseIndex]]:
-    """Move the responses with a key from `waiting` to the queues of their servers. A loss deals the rest again."""
-    dealt: dict[Server, deque[ResponseIndex]] = {server: deque() for server in servers}
-    for _ in range(len(waiting)):
-        i, j = waiting.popleft()
-        keys = requests[i].keys
-        (dealt[servers[keys[j] % len(servers)]] if keys else waiting).append((i, j))
-    return dealt
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:

@@ -83,6 +83,8 @@ class SlotState:
     """Number of sets from which `max_kept` dropped tokens."""
     experts: bytearray = field(default_factory=bytearray)
     """The experts of its prompt and of all its tokens except the last, int16 [tokens, layers, top_k]."""
+    num_prefilled: int = 0
+    """Tokens of the prompt that were computed for this response, and for others to the same prompt."""
 
     def __post_init__(self) -> None:
         self.number = next(self.numbers)

@@ -10,18 +10,18 @@ family take the fast path of `verizero.pipeline.models.cpu`; any other causal LM
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.adapted_layers import frozen_base
-from verizero.pipeline.models.cpu import Decoder, check_parity, unsupported
+from verizero.pipeline.models.cpu import Decoder, PrefixCache, check_parity, unsupported
 from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import Kept, pick, pick_kept, uniforms
-from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, Slots, SlotState
+from verizero.pipeline.rollout.slots import REFILL_SHARE, Queue, RequestPart, Slots, SlotState
 from verizero.pipeline.types import KeptTokens, Routing
 
 
@@ -40,6 +40,8 @@ class TorchEngine:
         shared = {id(p) for p in frozen_base(model)}
         self._num_bytes = sum(p.nbytes for p in model.parameters() if id(p) not in shared)
         self._decoder: Decoder | HfDecoder = self._choose()
+        self._prefix: PrefixCache | None = None
+        """Keys and values of the turns so far of open episodes."""
 
     @property
     def is_fast(self) -> bool:
@@ -51,6 +53,7 @@ class TorchEngine:
         with boundary(EngineError, "publishing weights to the embedded engine"):
             self._decoder.refresh()
         self.version = version
+        self.forget()  # they are of the old weights
 
     @torch.inference_mode()
     def generate(
@@ -65,8 +68,20 @@ class TorchEngine:
         completions = _Decode(self, requests, sampling, reader).run() if any(r.seeds for r in requests) else {}
         return [[completions[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
 
+    def forget(self) -> None:
+        """Drop the keys and values of all turns."""
+        self._prefix = None
+
     def rest(self) -> None:
-        """Do nothing: between two calls the engine has only its copy of the weights."""
+        """Do nothing: without open episodes the engine has only its copy of the weights."""
+
+    def prefix_for(self, requests: Sequence[Request]) -> PrefixCache | None:
+        """Return the cache of earlier turns if these are turns of episodes, and the fast path computes them."""
+        if not isinstance(self._decoder, Decoder) or not any(r.keys for r in requests):
+            return None
+        if self._prefix is None:
+            self._prefix = self._decoder.prefix_cache()
+        return self._prefix
 
     def counts(self) -> Mapping[str, float]:
         """Return the bytes that the last publish copied: those of adapters alone, if the policy has them."""
@@ -99,7 +114,10 @@ class _Decode:
         self.queue = Queue(requests, engine.max_rows)
         with_seeds = [r for r in requests if r.seeds]
         lengths, repeats = [len(r.prompt_ids) for r in with_seeds], [len(r.seeds) for r in with_seeds]
-        self.cache: Any = self.decoder.open(lengths, repeats, engine.max_rows, sampling.max_tokens)
+        self.cache = cast(Any, self.decoder.open(lengths, repeats, engine.max_rows, sampling.max_tokens))
+        self.prefix = engine.prefix_for(requests)
+        if self.prefix is not None:
+            self.prefix.allow(self.cache.size)
         self.slots = Slots(self.queue.slots)
         self.keeps = sampling.is_cut and sampling.max_kept > 0
         self.layers = self.top_k = 0
@@ -131,10 +149,26 @@ class _Decode:
             for part in parts
             for k, seed in enumerate(part.request.seeds)
         ]
-        prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
-        self._draw(self.decoder.admit(self.cache, prompts, repeats, self.slots.take(new)), new)
+        self._draw(self._admit(parts, self.slots.take(new)), new)
         self._resize(max(self.slots.taken) + 1)
         return True
+
+    def _admit(self, parts: Sequence[RequestPart], slots: Sequence[int]) -> torch.Tensor:
+        """Compute the prompts of responses, and return the logits [rows, V] of their first tokens."""
+        prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
+        num_new = [len(ids) for ids in prompts]
+        if self.prefix is None:
+            logits = self.decoder.admit(self.cache, prompts, repeats, slots)
+        else:
+            assert isinstance(self.decoder, Decoder)
+            paths = self.prefix.enter(prompts)
+            num_new = [len(path.ids) - path.begin for path in paths]
+            logits = self.decoder.admit(self.cache, prompts, repeats, slots, (self.prefix, paths))
+        first = 0
+        for num, repeat in zip(num_new, repeats, strict=True):
+            self.slots.states[slots[first]].num_prefilled = num
+            first += repeat
+        return logits
 
     def _step(self) -> bool:
         """Draw a token for each response in a slot; False if there is none."""
@@ -183,6 +217,8 @@ class _Decode:
         ended = [slot for slot in self.slots.taken if self._ends(states[slot])]
         if not ended:
             return
+        if self.prefix is not None:
+            self.prefix.keep(self.cache, [self._computed(slot) for slot in ended])
         self.cache.leave(ended)
         just_ended = []
         for state in (states[slot] for slot in ended):
@@ -195,6 +231,12 @@ class _Decode:
         will_refill = self.queue and self.decoder.refills and self.slots.num_slots - alive >= self.queue.min_free
         if alive and not will_refill and rows - alive >= REFILL_SHARE * rows:
             self._resize(alive)
+
+    def _computed(self, slot: int) -> tuple[int, tuple[int, ...], int]:
+        """Return the slot, the tokens whose keys its row has, and how many of them are its prompt."""
+        state = self.slots.states[slot]
+        prompt = self.requests[state.index[0]].prompt_ids
+        return slot, (*prompt, *state.ids[:-1]), len(prompt)
 
     def _resize(self, rows: int) -> None:
         self.cache.move(*self.slots.close_up(rows))
@@ -210,4 +252,5 @@ class _Decode:
             "stop" if state.ids[-1] in self.ends else "length",
             KeptTokens(tuple(state.sizes), bytes(state.sets), state.num_bounded) if self.keeps else None,
             Routing(self.layers, self.top_k, bytes(state.experts)) if state.experts else None,
+            state.num_prefilled,
         )

@@ -288,6 +288,16 @@ def test_memory_of_generating_is_what_the_decoder_takes(size: str) -> None:
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)
 
 
+def test_turns_of_episodes_take_as_much_again_as_the_cache_where_they_are_kept() -> None:
+    parts = {}
+    for environment in (None, "guess"):
+        data = {"train": [{"generator": {"name": "guess"}, "environment": environment}]} if environment else {}
+        config = recipe_of("Qwen/Qwen3-0.6B", data=data)
+        parts[environment] = generating(config, shape_of(config), 1, DEVICES["h100"])
+    assert "prefix cache" not in parts[None]
+    assert parts["guess"]["prefix cache"] == parts["guess"]["KV cache"] > 0
+
+
 def parsed(word: str) -> Any:
     return True if word == "true" else int(word) if word.isdigit() else word
 

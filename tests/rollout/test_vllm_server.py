@@ -84,17 +84,22 @@ def test_work_is_shared(stack: ExitStack) -> None:
     assert engine.counts() == {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
 
 
-def test_a_key_keeps_its_server_until_that_is_lost(stack: ExitStack) -> None:
+def test_an_episode_keeps_the_server_of_its_group_until_that_is_lost(stack: ExitStack) -> None:
     first, second = stack.enter_context(FakeServer()), stack.enter_context(FakeServer("dies", after=20))
-    engine = engine_of(first, second)
-    keyed = [Request(r.prompt_ids, r.seeds, r.seeds) for r in REQUESTS]
-    engine.generate(keyed[1:], Sampling(9))
-    assert sorted(first.seeds) == [s for s in REQUESTS[1].seeds if s % 2 == 0]
-    assert sorted(second.seeds) == [s for s in REQUESTS[1].seeds if s % 2 == 1]
-    answers = engine.generate(keyed, Sampling(9))
-    assert [[c.token_ids[0] for c in own] for own in answers] == [[s % 50 for s in r.seeds] for r in REQUESTS]
+    engine = engine_of(first, second, concurrency=8)
+    groups = [Request((3, i), tuple(range(8 * i, 8 * i + 8)), tuple(range(8 * i, 8 * i + 8))) for i in range(4)]
+    engine.generate(groups, Sampling(9))
+    of = {0: sorted(first.seeds), 1: sorted(second.seeds)}
+    assert of == {0: [*groups[0].seeds, *groups[2].seeds], 1: [*groups[1].seeds, *groups[3].seeds]}
+    later = [Request((3, i, j), (100 + j,), (j,)) for i, r in enumerate(groups) for j in reversed(r.keys)]
+    answers = engine.generate(later, Sampling(9))
+    assert [some[0].token_ids[0] for some in answers] == [r.seeds[0] % 50 for r in later]
     assert len(second.seeds) == 20, "it died while it owed answers"
-    assert sorted(first.seeds[10:] + second.seeds[10:]) == sorted(s for r in REQUESTS for s in r.seeds)
+    assert {s - 100 for s in second.seeds[16:]} < set(of[1])
+    assert {s - 100 for s in first.seeds[16:]} >= set(of[0])
+    engine.forget()
+    engine.generate(groups[1:2], Sampling(9))
+    assert sorted(first.seeds[-8:]) == [*groups[1].seeds]
 
 
 @pytest.mark.parametrize("behaviour", ["dies", "fails", "lies"])

@@ -272,12 +272,15 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     room = room_of(lengths, repeats, how.max_rows, longest_of(config), gpu=True)
     rows, at_once = room.rows, -(-room.rows // group)
     columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
-    return {
+    cache = (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True)
+    parts = {
         "engine weights": engine_weights(config, shape),
-        "KV cache": (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True),
+        "KV cache": cache,
         "sampler": sampling_memory(config, rows, shape.vocab, width),
         "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),
     }
+    # Of the turns of open episodes as much is kept as the cache holds.
+    return parts | ({"prefix cache": cache} if shape.is_fast and has_episodes(config.data, config.episodes) else {})
 
 
 def engine_needs(config: RunConfig, shape: Shape) -> float:
