@@ -56,7 +56,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: Numbers) -> No
         raise Collapsed(
             f"{recorder.step_label}: RL is collapsing{again}: {_listed(signs)}. "
             + (
-                f"The policy before that is {good_checkpoint / 'model'}"
+                f"The policy before that is {_policy_in(good_checkpoint)}"
                 if good_checkpoint
                 else "No checkpoint is older than that"
             )
@@ -116,6 +116,11 @@ def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, A
     recorder.store.metrics(row)
     line = {name: value for name, value in to_json(row).items() if name != "time"}
     recorder.event("verizero.collapse.suspected", {**line, "where": recorder.step_label})
+
+
+def _policy_in(folder: Path) -> Path:
+    """Return the folder of a checkpoint's model; the checkpoint if it has adapters alone."""
+    return folder / "model" if (folder / "model").is_dir() else folder
 
 
 def _listed(signs: Sequence[Sign]) -> str:

@@ -148,11 +148,11 @@ def checkpoint_before_changes(
         remedy = f"Keep {old_values}"
     elif could_continue:
         remedy += ", continue with it from where the run is (resume='changed', --resume changed)"
-    model = folder / "model" if (folder / "model").is_dir() else newest / "model"
+    model = next((m for m in (folder / "model", newest / "model") if m.is_dir()), None)
+    from_model = f", or start a new run from the model of this one (--set name=… --set model.path={model})"
     raise RunError(
         f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-        f"resume from. {remedy}, or start a new run from the model of this one (--set name=… --set "
-        f"model.path={model}), or from the beginning (--set name=…)"
+        f"resume from. {remedy}{from_model if model else ''}, or start from the beginning (--set name=…)"
     )
 
 
