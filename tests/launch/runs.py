@@ -54,6 +54,8 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     steps = [[r["metrics"] for r in rows(f) if r["kind"] == "step"] for f in (found, wanted)]
     assert len(steps[0]) == len(steps[1]) == 5
     for mine, other in zip(*steps, strict=True):
+        # Adapters are published alone, but by FSDP, whose engine gets the whole weights.
+        assert mine.pop("publish/bytes") >= other.pop("publish/bytes")
         assert mine == pytest.approx(other, abs=1e-5)
 
 
