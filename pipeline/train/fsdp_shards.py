@@ -255,8 +255,11 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
     assert isinstance(writing, Future)
 
     def finish_writing() -> None:
-        with collective_errors(), _own_errors():
-            writing.result()
+        try:
+            with collective_errors(), _own_errors():
+                writing.result()
+        finally:
+            stager.close()  # else its copies of the weights stay until the collector finds them
 
     return finish_writing
 

@@ -191,7 +191,17 @@ class Prefill:
         )
         (_, heads, d), num = q.shape, self._num
         queries = q.reshape(len(q), -1).index_select(0, self._together).view(num, -1, heads, d).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=self._bias, enable_gqa=heads != keys.shape[1]
-        )
+        out = biased_attention(queries, keys, values, self._bias, q.is_cuda)
         return out.transpose(1, 2).reshape(-1, heads * d).index_select(0, self._apart), (keys, values)
+
+
+def biased_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, on_gpu: bool) -> Tensor:
+    """Return attention [p, heads, n, d] of queries [p, heads, n, d] to keys and values [p, kv, width, d].
+
+    bias: [p, 1, n, width], added to the scores. On a GPU the keys are repeated for the heads that share them: only the
+    plain one of torch's kernels takes both a bias and shared heads, and it holds all scores in float32.
+    """
+    shared = queries.shape[1] // keys.shape[1]
+    if on_gpu and shared > 1:
+        keys, values = (x.repeat_interleave(shared, 1) for x in (keys, values))
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, enable_gqa=shared > 1 and not on_gpu)

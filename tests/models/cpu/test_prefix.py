@@ -11,7 +11,7 @@ from tests.models.cpu.test_decoder import SMALL, expect
 from tests.models.families import FAST, VOCAB, tiny
 from verizero.pipeline.models.cpu.cache import Cache
 from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder, Habits
-from verizero.pipeline.models.cpu.prefix import PrefixCache
+from verizero.pipeline.models.cpu.prefix import PrefixCache, biased_attention
 
 Ids = tuple[int, ...]
 
@@ -113,3 +113,13 @@ def test_a_row_whose_prompt_has_gone_is_not_kept() -> None:
     prefix.keep(cache, [(0, (2, 3, 4), 2)])
     assert prefix.find((2, 3, 4)) == []
     assert len(prefix.find((5, 6))) == 2
+
+
+def test_repeated_keys_are_those_that_heads_share() -> None:
+    queries, keys, values = torch.randn(2, 6, 4, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    bias = torch.randn(2, 1, 4, 5)
+    on_gpu, on_cpu = (biased_attention(queries, keys, values, bias, where) for where in (True, False))
+    torch.testing.assert_close(on_gpu, on_cpu)
+    keys, values = keys.repeat_interleave(2, 1), values.repeat_interleave(2, 1)
+    shares = (queries @ keys.transpose(2, 3) / 8**0.5 + bias).softmax(-1)
+    torch.testing.assert_close(on_gpu, shares @ values)
