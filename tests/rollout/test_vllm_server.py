@@ -86,7 +86,7 @@ def test_work_is_shared(stack: ExitStack) -> None:
 
 def test_an_episode_keeps_the_server_of_its_group_until_that_is_lost(stack: ExitStack) -> None:
     first, second = stack.enter_context(FakeServer()), stack.enter_context(FakeServer("dies", after=20))
-    engine = engine_of(first, second, concurrency=8)
+    engine = engine_of(first, second, concurrency=16)  # no queue, of which the other server would take
     groups = [Request((3, i), tuple(range(8 * i, 8 * i + 8)), tuple(range(8 * i, 8 * i + 8))) for i in range(4)]
     engine.generate(groups, Sampling(9))
     of = {0: sorted(first.seeds), 1: sorted(second.seeds)}
