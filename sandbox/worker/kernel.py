@@ -138,7 +138,7 @@ def has_capability(number: int) -> bool:
     return bool(sets[0] >> number & 1)
 
 
-def keep_capabilities(numbers: Sequence[int] = ()) -> None:
+def keep_capabilities(numbers: Sequence[int]) -> None:
     """Give up all capabilities but these, for good. Executed programs inherit none. Raises: OSError."""
     mask = sum(1 << number for number in numbers)
     _check(_capset(_CAPABILITY_HEADER, _CapabilitySets(mask, mask)), "capset")

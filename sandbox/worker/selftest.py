@@ -91,7 +91,7 @@ def run(
             lambda: _socket.socket().detach(),
             lambda: os.symlink("x", "y"),
             lambda: kernel.unshare(kernel.CLONE_NEWUTS),
-            kernel.keep_capabilities,
+            kernel.drop_capabilities,
         ]
         if not jail.tools:
             forbidden += [
