@@ -39,8 +39,8 @@ class Path:
 class PrefixCache:
     """Keys and values [L, N, kv, d] of N tokens.
 
-    It has as many as the largest cache of slots that it was used with, so both together take at most twice its memory.
-    If it is full, the sequences go that were used longest ago.
+    It holds at most as many tokens as the largest cache of slots that it was used with, so both together take at most
+    twice the memory of that. If it is full, it drops the sequences that were used longest ago.
     """
 
     def __init__(self, empty: Tensor) -> None:
@@ -55,7 +55,7 @@ class PrefixCache:
         self._most = 0
 
     def allow(self, tokens: int) -> None:
-        """Hold so many tokens, or more if that was allowed before."""
+        """Raise the largest number of tokens to `tokens`, if it is smaller."""
         self._most = max(self._most, tokens)
 
     def __len__(self) -> int:
