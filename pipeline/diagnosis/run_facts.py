@@ -82,7 +82,7 @@ class RunFacts:
     held_out: tuple[Sample, ...] = ()
     """Responses of evaluations; a run saves some of them."""
     imitation: tuple[tuple[int, StepRow], ...] = ()
-    """(line, row) of stages that learn from texts."""
+    """(line, row) of stages in which the policy learns from texts. Losses of reward models and preferences differ."""
     info: dict[str, Any] = field(default_factory=dict)
     """run.json; empty if the file is missing."""
     references: dict[str, str] = field(default_factory=dict)
@@ -249,7 +249,11 @@ def read(folder: Path, max_bytes: int | None = None) -> RunFacts:
     for number, line in numbered_jsonl(folder / METRICS):
         row = metrics_row(line, f"row {number} of {folder / METRICS}")
         if isinstance(row, StepRow):
-            (steps if issubclass(section_of(row), RoundsConfig) else imitation).append((number, row))
+            section = section_of(row)
+            if issubclass(section, RoundsConfig):
+                steps.append((number, row))
+            elif section.trains_policy and not section.learns_from_responses:
+                imitation.append((number, row))
         elif isinstance(row, EvaluationRow):
             evaluations.append(EvaluationLine(number, row))
         elif isinstance(row, CollapseAlarm) and row.to_step is not None:

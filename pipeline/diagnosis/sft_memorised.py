@@ -11,9 +11,11 @@ MAX_LOSS, MAX_PASS = 0.02, 0.3
 
 
 def look(run: RunFacts) -> Finding | None:
-    """Find a training loss of SFT near zero before a weak held-out pass@1."""
+    """Find a training loss of SFT near zero and a weak held-out pass@1 at the end of SFT."""
     losses = [(line, row.step, row.metrics["loss"]) for line, row in run.imitation if "loss" in row.metrics]
-    held_out = [before.measure(domain)["value"] for domain, (before, _) in run.before_and_after().items()]
+    # Not the evaluation before the last stage: between the two, another stage may have made the policy worse.
+    after = [e.row.domains for e in run.evaluations if run.imitation and e.row.stage == run.imitation[-1][1].stage][-1:]
+    held_out = [domain["pass@1"]["value"] for domains in after for domain in domains.values() if "pass@1" in domain]
     if len(losses) < NUM_COMPARED or not held_out or min(held_out) > MAX_PASS:
         return None
     mean_loss = sum(loss for _, _, loss in losses[-NUM_COMPARED:]) / NUM_COMPARED
