@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -16,7 +17,9 @@ from verizero.pipeline.errors import DataError, NonFiniteError
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
 from verizero.pipeline.train.backend import Backend, WhichModel
-from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
+from verizero.pipeline.train.collate import rank_micro_batches, sizes_of
+from verizero.pipeline.train.texts import Row, Texts, idle_texts, row_after, text_batches
+from verizero.pipeline.train.trees import packed_paths, tree_metrics
 from verizero.pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
@@ -46,6 +49,10 @@ class PreferenceRow:
     def longest(self) -> int:
         """Tokens of the prompt with the longer response."""
         return len(self.prompt_ids) + max(len(s) for s in self.sides if s is not None)
+
+    def text(self, side: int) -> Row:
+        """Return the prompt with one of its responses, on which it trains; side 0 is the chosen one."""
+        return row_after((*self.prompt_ids, *(self.sides[side] or ())), len(self.prompt_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +105,10 @@ def side_logprobs(
     Tokens of a response beyond the length of the other one have the settings' `tail_weight`.
     """
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
-    for micro_rows in _micro_batches(backend, rows, settings):
-        summed = _summed_logprobs(backend, rows, micro_rows, which, settings)
-        if micro_rows:
-            for (row, side), value in zip(_sequences(rows, micro_rows), summed.weighed.tolist(), strict=True):
+    for micro in _micro_batches(backend, rows, settings)[0]:
+        summed = _summed_logprobs(backend, rows, micro, which, settings)
+        if micro.rows:
+            for (row, side), value in zip(_sequences(rows, micro.rows), summed.weighed.tolist(), strict=True):
                 out[row, side] = value
     # Each rank has 0 in the rows of the others. Absent sides become NaN after the sum, which would spread it.
     out = backend.ranks.row_ranks.all_reduce(out)
@@ -125,15 +132,16 @@ def preference_update(
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
     sums_of_rank = _Sums()
-    for micro_rows in _micro_batches(backend, rows, settings):
-        sharpened = _sharpened_logprobs(backend, rows, micro_rows, settings) if params.needs_weights else None
-        summed = _summed_logprobs(backend, rows, micro_rows, "policy", settings)
-        if not micro_rows:  # an idle micro-batch: the backward keeps in step with the other ranks
+    micros, metrics_of_tree = _micro_batches(backend, rows, settings)
+    for micro in micros:
+        sharpened = _sharpened_logprobs(backend, rows, micro, settings) if params.needs_weights else None
+        summed = _summed_logprobs(backend, rows, micro, "policy", settings)
+        if not micro.rows:  # an idle micro-batch: the backward keeps in step with the other ranks
             backend.backward(summed.logprobs.sum() * 0.0)
             continue
         weights = None if sharpened is None else _pair_weights(summed.logprobs, sharpened, summed.lengths)
-        own = None if matched is None else matched[micro_rows].to(summed.logprobs)
-        sides = replace(_sides(batch, micro_rows, summed, z), weights=weights, matched=own)
+        own = None if matched is None else matched[micro.rows].to(summed.logprobs)
+        sides = replace(_sides(batch, micro.rows, summed, z), weights=weights, matched=own)
         losses = weighed(loss(params, sides), sides)
         share = losses.values.sum() / total
         backend.backward(share)
@@ -143,7 +151,7 @@ def preference_update(
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
         raise NonFiniteError(f"the loss of preferences is {mean}; the update was refused, lower the learning rate")
-    metrics = {"loss": mean, "rows": float(len(rows)), **_summary(stats)}
+    metrics = {"loss": mean, "rows": float(len(rows)), **metrics_of_tree, **_summary(stats)}
     if params.needs_divergence:
         metrics["preference/z"] = z
     return {**metrics, **backend.step()}
@@ -209,19 +217,39 @@ def _matched_margins(backend: Backend, batch: PreferenceBatch, settings: Prefere
     return matched
 
 
+class _Micro(NamedTuple):
+    """A micro-batch: both sides of a pair are in one."""
+
+    rows: list[int]
+    """Indices of its rows; empty for an idle one."""
+    texts: Texts
+    """Its sequences."""
+
+
 def _micro_batches(
     backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings
-) -> Iterator[list[int]]:
-    """Yield this rank's micro-batches as row indices, both sides of a pair in one; empty for an idle one.
+) -> tuple[list[_Micro], StepMetrics]:
+    """Return this rank's micro-batches, of which all ranks have as many, and metrics of the tree of all rows.
 
-    All ranks have as many.
+    Sequences are a tree where that pays: both sides share their prompt, and so do all pairs of a prompt.
     """
-    # Both sides are padded to the longer one.
+    sequences = _sequences(rows, range(len(rows)))
+    texts = {(i, side): rows[i].text(side) for i, side in sequences}
+    all_paths, is_refused = packed_paths(backend, [text.ids for text in texts.values()])
+    # Padded, both sides are as wide as the longer one.
     sizes = [r.num_sides * padded_width(r.longest, backend.model.device) for r in rows]
-    pieces, num_idle = rank_micro_batches(
-        sizes, settings.micro_batch_tokens, backend.ranks.row_ranks.rank, backend.ranks.row_ranks.size
-    )
-    yield from (*pieces, *([[]] * num_idle))
+    paths = None if all_paths is None else dict(zip(sequences, all_paths, strict=True))
+    if paths is not None:
+        sizes = [sum(sizes_of(*(paths[at] for at in _sequences(rows, [i]))).values()) for i in range(len(rows))]
+    ranks = backend.ranks.row_ranks
+    pieces, num_idle = rank_micro_batches(sizes, settings.micro_batch_tokens, ranks.rank, ranks.size)
+    micros = []
+    for piece in pieces:
+        own = _sequences(rows, piece)
+        own_paths = None if paths is None else [paths[at] for at in own]
+        micros.append(_Micro(piece, ([texts[at] for at in own], own_paths)))
+    micros += [_Micro([], idle) for idle in idle_texts(texts.values(), num_idle)]
+    return micros, {**tree_metrics(all_paths), **({"tree/fallbacks": 1.0} if is_refused else {})}
 
 
 def _sequences(rows: Sequence[PreferenceRow], micro_rows: Sequence[int]) -> list[tuple[int, int]]:
@@ -244,7 +272,7 @@ class _Summed:
 def _summed_logprobs(
     backend: Backend,
     rows: Sequence[PreferenceRow],
-    micro_rows: Sequence[int],
+    micro: _Micro,
     which: WhichModel,
     settings: PreferenceSettings,
 ) -> _Summed:
@@ -252,21 +280,14 @@ def _summed_logprobs(
 
     An idle micro-batch computes the shortest row, of which nothing trains, to keep in step with the other ranks.
     """
-    shortest = min(rows, key=lambda r: r.longest)
-    texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _sequences(rows, micro_rows)]
-    device = backend.model.device
-    # Its mask stays empty, so its sum and its gradient are 0.
-    idle = [(*shortest.prompt_ids, *(shortest.chosen_ids or shortest.rejected_ids or ()))]
-    ids_N_T = padded_ids([(*prompt, *response) for prompt, response in texts] or idle, settings.pad_id, device)
-    mask_N_T = torch.zeros(ids_N_T.shape, dtype=torch.bool, device=device)
-    tail_N_T = torch.zeros_like(mask_N_T)
-    for k, (prompt, response) in enumerate(texts):
-        mask_N_T[k, len(prompt) : len(prompt) + len(response)] = True
-    logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False)
+    most, device = settings.micro_batch_tokens, backend.model.device
+    ((ids_N_T, mask_N_T, targets),) = text_batches([micro.texts], settings.pad_id, most, device)
+    logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False, targets=targets)
     sums_N = logprobs_N_T.sum(1)
     weighed_N = sums_N
     if settings.tail_weight != 1:
-        for k, (i, side) in enumerate(_sequences(rows, micro_rows)):
+        tail_N_T = torch.zeros_like(mask_N_T)
+        for k, (i, side) in enumerate(_sequences(rows, micro.rows)):
             other = rows[i].sides[1 - side]
             first = len(rows[i].prompt_ids) + (len(other) if other is not None else 0)
             tail_N_T[k, first:] = mask_N_T[k, first:]
@@ -275,12 +296,12 @@ def _summed_logprobs(
 
 
 def _sharpened_logprobs(
-    backend: Backend, rows: Sequence[PreferenceRow], micro_rows: Sequence[int], settings: PreferenceSettings
+    backend: Backend, rows: Sequence[PreferenceRow], micro: _Micro, settings: PreferenceSettings
 ) -> Tensor:
     """Return [N] summed log-probs of the policy at half the temperature, without gradient; see `_pair_weights`."""
     halved = replace(settings, temperature=settings.temperature / 2)
     with torch.no_grad():
-        return _summed_logprobs(backend, rows, micro_rows, "policy", halved).logprobs
+        return _summed_logprobs(backend, rows, micro, "policy", halved).logprobs
 
 
 def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:

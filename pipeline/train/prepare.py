@@ -33,7 +33,7 @@ from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.records import has_records, with_own_records
 from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.texts import Row
-from verizero.pipeline.train.trees import packed_paths
+from verizero.pipeline.train.trees import ids_of_rows, packed_paths
 from verizero.pipeline.types import Group, Path, StepMetrics, TrainBatch
 
 
@@ -189,7 +189,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: ranks divide the rows for what needs the model, and each computes the rest itself.
     Records of sampling are sent to the ranks that train on them.
     """
-    paths, is_refused = packed_paths(backend, groups)
+    paths, is_refused = packed_paths(backend, ids_of_rows(groups))
     is_recorded = any(has_records(m.rollout) for g in groups for m in g.members)
     is_routed = is_recorded and num_experts(backend.model.config) is not None
     if is_recorded and backend.ranks.size > 1:

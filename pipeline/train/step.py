@@ -86,7 +86,8 @@ def _optimizer_step(
     """Take one optimiser step of policy and critic on a minibatch; while the critic warms up, of the critic only."""
     micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.row_ranks)
     is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
-    metrics = tree_metrics(prepared.batch, rows)
+    paths = prepared.batch.paths
+    metrics = tree_metrics(paths and [paths[i] for i in rows])
     try:
         if not is_warming_up:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)

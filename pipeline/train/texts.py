@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.train.micros import span_indices
 from verizero.pipeline.train.trees import best_paths
+from verizero.pipeline.types import Path
 
 
 class Row(NamedTuple):
@@ -53,9 +54,7 @@ def text_gradient(
     """
     device, total = backend.model.device, float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64, device=device)
-    for ids, targets in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
-        mask = torch.zeros(ids.numel(), dtype=torch.bool, device=device)
-        mask = mask.index_fill_(0, targets.at, True).view_as(ids)
+    for ids, mask, targets in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
         logprobs, _ = backend.logprobs(ids, mask, 1.0, targets=targets)
         share = ptx_loss(logprobs, mask, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
@@ -68,8 +67,8 @@ def text_gradient(
 
 def _micros(
     backend: Backend, batch: Sequence[Row], pad_id: int, max_tokens: int, packs: bool
-) -> list[tuple[Tensor, Targets]]:
-    """Return this rank's micro-batches on the device: ids [b, t], padded on the right, and the tokens that train."""
+) -> list[tuple[Tensor, Tensor, Targets]]:
+    """Return this rank's micro-batches, as `text_batches` does."""
     device, ranks, lengths = backend.model.device, backend.ranks.row_ranks, [len(row.ids) for row in batch]
     if packs and not backend.can_pack():  # every rank must ask
         raise ConfigError(
@@ -79,13 +78,36 @@ def _micros(
     paths = best_paths([row.ids for row in batch], device) if packs else None
     costs = lengths if packs else [padded_width(n, device) for n in lengths]
     pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
-    shortest = min(range(len(batch)), key=lengths.__getitem__)
-    micros = []
-    for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
-        rows = piece or [shortest]
-        width = padded_width(max(lengths[i] for i in rows), device)
-        ids = padded_ids([batch[i].ids for i in rows], pad_id, width=width)
-        runs = None if paths is None else Runs.of([paths[i] for i in rows], width, most=max_tokens, device=device)
-        micros.append((ids, Targets(span_indices([batch[i].spans for i in piece], width), runs)))
-    on_device = moved([x for ids, targets in micros for x in (ids, *targets.tensors())], device)
-    return [(next(on_device), targets.with_tensors(on_device)) for _, targets in micros]
+    of_rank = [([batch[i] for i in piece], paths and [paths[i] for i in piece]) for piece in pieces]
+    return text_batches([*of_rank, *idle_texts(batch, num_idle)], pad_id, max_tokens, device)
+
+
+Texts = tuple[Sequence[Row], Sequence[Path] | None]
+"""Rows of one micro-batch, and the path of each; None: they are padded."""
+
+
+def idle_texts(rows: Iterable[Row], num: int) -> list[Texts]:
+    """Return idle micro-batches, which keep a rank in step with others: the shortest row, of which nothing trains."""
+    return [([Row(min((row.ids for row in rows), key=len), ())], None)] * num if num else []
+
+
+def text_batches(
+    micros: Sequence[Texts], pad_id: int, max_tokens: int, device: torch.device
+) -> list[tuple[Tensor, Tensor, Targets]]:
+    """Return each micro-batch on the device: ids [b, t], padded on the right, and where they train, as mask and places.
+
+    `max_tokens`: the limit of its tokens.
+    """
+    batches = []
+    for rows, paths in micros:
+        width = padded_width(max(len(row.ids) for row in rows), device)
+        runs = None if paths is None else Runs.of(paths, width, most=max_tokens, device=device)
+        targets = Targets(span_indices([row.spans for row in rows], width), runs)
+        batches.append((padded_ids([row.ids for row in rows], pad_id, width=width), targets))
+    on_device = moved([x for ids, targets in batches for x in (ids, *targets.tensors())], device)
+    out = []
+    for _, own in batches:
+        ids, targets = next(on_device), own.with_tensors(on_device)
+        mask = torch.zeros(ids.numel(), dtype=torch.bool, device=device)
+        out.append((ids, mask.index_fill_(0, targets.at, True).view_as(ids), targets))
+    return out

@@ -18,7 +18,7 @@ from verizero.pipeline.models.sizes import head_size
 from verizero.pipeline.rows import rows as rows_of_rollout
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import sizes_of
-from verizero.pipeline.types import Group, Path, Run, StepMetrics, TrainBatch
+from verizero.pipeline.types import Group, Path, Run, StepMetrics
 
 MIN_SAVED_SHARE, MIN_SAVED_SHARE_ON_GPU = 0.1, 0.25
 """Rows are computed as a tree if that saves at least this share of all tokens, because a tree costs time too.
@@ -33,16 +33,17 @@ With 1, 4 and 8 an update of 256 responses that often begin alike took the same 
 """
 
 
-def packed_paths(backend: Backend, groups: Sequence[Group]) -> tuple[tuple[Path, ...] | None, bool]:
+def packed_paths(backend: Backend, rows: Sequence[bytes | Sequence[int]]) -> tuple[tuple[Path, ...] | None, bool]:
     """Return the path of each row if rows are packed, else None; and True if they are padded although a tree would pay.
 
-    Every rank must call it. Raises: ConfigError for `packing: on` with a policy that cannot be packed.
+    `rows`: the tokens of each (bytes: int32), on every rank those of all ranks. Every rank must call it.
+    Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
     packing, pieces = backend.train_config.packing, backend.ranks.pieces
     is_packed = packs_rows(backend)
     if packing == "off" or pieces is not None:  # sequences in pieces over ranks have no tree
         return None, False
-    paths = best_paths(ids_of_rows(groups), backend.model.device)
+    paths = best_paths(rows, backend.model.device)
     if is_packed:
         return paths, False
     if saved_share(paths) == 0:
@@ -158,13 +159,13 @@ def _int32(ids: Sequence[int]) -> bytes:
     return (ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)).tobytes()
 
 
-def tree_metrics(batch: TrainBatch, rows: Sequence[int]) -> StepMetrics:
+def tree_metrics(paths: Sequence[Path] | None) -> StepMetrics:
     """Return the tokens of an optimiser step's rows for each that is in their tree, and how many the tree saves.
 
     By the rows alone, before ranks and micro-batches divide them: what two of these share is computed in both.
+    `paths`: None if rows are padded.
     """
-    if batch.paths is None:
+    if paths is None:
         return {"tree/ratio": 1.0, "tree/tokens_saved": 0.0}
-    paths = [batch.paths[i] for i in rows]
     tokens, computed = sum(path[-1].end for path in paths), sum(sizes_of(*paths).values())
     return {"tree/ratio": tokens / computed, "tree/tokens_saved": float(tokens - computed)}

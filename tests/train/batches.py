@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.preference import PreferenceRow
 from verizero.pipeline.train.prepare import Controllers, Settings
 from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
@@ -72,6 +74,25 @@ def longer(groups: list[Group], tokens: int = 20) -> list[Group]:
         )
 
     return [asked(group) for group in groups]
+
+
+def pairs_of(groups: list[Group]) -> list[PreferenceRow]:
+    """The first two responses of each group as a pair."""
+    rollouts = ([m.rollout for m in group.members[:2]] for group in groups)
+    return [PreferenceRow(*map(tuple, (a.prompt_ids, a.response_ids, b.response_ids))) for a, b in rollouts]
+
+
+def recorded_step(own: Any, gradients: list[torch.Tensor]) -> Callable[[], dict[str, float]]:
+    """The step of that optimiser, before which its gradient is copied."""
+    plain = own.step
+
+    def step() -> dict[str, float]:
+        parameters = [p for group in own.optimizer.param_groups for p in group["params"]]
+        gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
+        metrics: dict[str, float] = plain()
+        return metrics
+
+    return step
 
 
 def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Group]:

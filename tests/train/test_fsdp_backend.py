@@ -18,7 +18,7 @@ from verizero.pipeline.train.fsdp_offload import OffloadedShards
 from verizero.pipeline.train.fsdp_shards import _collective_errors_amid, own_group, read_tensors, write_tensors
 
 RANK = "tests.train.zero_rank"
-PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
+PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts", "pairs")
 CLOSE = 1e-5
 
 

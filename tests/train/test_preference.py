@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.models.families import VOCAB
+from tests.models.families import VOCAB, with_exact_norms
 from tests.oracles.preferences import Side, divergence, mean_loss, wpo_weight
-from tests.train.batches import OPTIMIZER, policy
+from tests.train.batches import OPTIMIZER, policy, recorded_step, without_tree
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import DataError, NonFiniteError
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.train.preference import (
@@ -27,6 +28,7 @@ from verizero.pipeline.train.preference import (
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.torch_backend import TorchBackend
 
+Packing = Literal["auto", "off"]
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),
     *((name, {}) for name in ("apo_zero_unpaired", "sppo", "nca", "cpo", "bco", "aot", "discopop", "mpo")),
@@ -56,8 +58,11 @@ def settings(tokens: int = 4096, temperature: float = 1.0, tail_weight: float = 
     return PreferenceSettings(0, temperature, tokens, tail_weight)
 
 
-def backend_of(ranks: Ranks | None = None, drift: int = 0) -> TorchBackend:
-    backend = TorchBackend(policy(drift), ranks or Ranks())
+def backend_of(
+    ranks: Ranks | None = None, drift: int = 0, dtype: torch.dtype = torch.float64, packing: Packing = "auto"
+) -> TorchBackend:
+    model = with_exact_norms(policy(drift, dtype))
+    backend = TorchBackend(model, ranks or Ranks(), config=TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 
@@ -119,6 +124,39 @@ def test_micro_batches_padding_and_order_change_nothing(name: str, params: dict[
         same(updated(name, params, rows[::-1], 30), (whole, weights))
 
 
+def with_shared_prompts(rows: list[PreferenceRow]) -> list[PreferenceRow]:
+    """The rows with long prompts; two rows have the same one."""
+    rng = random.Random(3)
+    prompts = [tuple(rng.choices(range(2, VOCAB), k=24)) for _ in rows]
+    return [replace(row, prompt_ids=prompts[i // 2]) for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "dtype", "exact"),
+    [*((*loss, torch.float64, 1e-12) for loss in LOSSES), ("dpo", {}, torch.float32, 1e-5)],
+)
+def test_prompts_are_computed_once_for_both_sides_and_change_nothing(
+    name: str, params: dict[str, Any], dtype: torch.dtype, exact: float
+) -> None:
+    rows, loss = with_shared_prompts(rows_of(labels=is_of_labels(name))), load_preference(name, params)
+    batch, at = batch_of(rows, tail_weight=loss[0].tail_weight), settings(90, tail_weight=loss[0].tail_weight)
+    found, tokens = [], []
+    for packing in get_args(Packing):
+        backend = backend_of(dtype=dtype, packing=packing)
+        backend.can_pack()  # its proof computes rows of its own
+        gradients, seen = list[Tensor](), list[int]()
+        backend.step = recorded_step(backend, gradients)  # type: ignore[method-assign]
+        hook = lambda _, given, seen=seen: seen.append(given[0].numel())  # noqa: E731
+        backend.model.get_input_embeddings().register_forward_pre_hook(hook)
+        found.append((preference_update(backend, *loss, batch, at), gradients[0]))
+        tokens.append(sum(seen))
+    (ours, gradient), (wanted, other) = found
+    assert tokens[0] < 0.75 * tokens[1]
+    assert ours["tree/ratio"] > 1.5
+    assert without_tree(ours) == pytest.approx(without_tree(wanted), rel=100 * exact, abs=exact)
+    assert float((gradient - other).abs().max() / other.abs().max()) < exact
+
+
 def same(one: tuple[dict[str, float], list[Tensor]], other: tuple[dict[str, float], list[Tensor]]) -> None:
     assert one[0] == pytest.approx(other[0], rel=1e-9)
     for a, b in zip(one[1], other[1], strict=True):
@@ -128,8 +166,8 @@ def same(one: tuple[dict[str, float], list[Tensor]], other: tuple[dict[str, floa
 @pytest.mark.parametrize(("name", "params"), LOSSES)
 def test_the_gradients_of_two_ranks_add_up_to_that_of_one(name: str, params: dict[str, Any]) -> None:
     loss = load_preference(name, params)
-    rows = rows_of(5, labels=is_of_labels(name))
-    at = settings(30, tail_weight=loss[0].tail_weight)
+    rows = with_shared_prompts(rows_of(5, labels=is_of_labels(name)))
+    at = settings(90, tail_weight=loss[0].tail_weight)
     batch = batch_of(rows, tail_weight=at.tail_weight)
     # what is summed over ranks before the update: log-probs of these
     shared = batch.rows if loss[0].sorts_pairs else batch.mismatched

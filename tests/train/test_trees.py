@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 from tests.models.families import SLOW, build, with_exact_norms
 from tests.train import episodes, sampled
-from tests.train.batches import OPTIMIZER, finite, groups_of, longer, parts_of, policy, settings_of, stale, without_tree
+from tests.train.batches import (
+    OPTIMIZER,
+    finite,
+    groups_of,
+    longer,
+    parts_of,
+    policy,
+    recorded_step,
+    settings_of,
+    stale,
+    without_tree,
+)
 from tests.train.episodes import forked
 from tests.train.trees import lone, paths_of, rows_of_tree
 from verizero.pipeline.config.sections import TrainConfig
@@ -68,19 +79,6 @@ def updated(name: str, packing: str, tokens: int) -> Updated:
             own.step = recorded_step(own, gradients)  # type: ignore[method-assign]
     how = settings_of(parts, tokens, step=60, observation_coef=0.7 * (name == "observations"))
     return update(backend, parts, groups(), how), gradients
-
-
-def recorded_step(own: Any, gradients: list[torch.Tensor]) -> Callable[[], dict[str, float]]:
-    """The step of that optimiser, before which its gradient is copied."""
-    plain = own.step
-
-    def step() -> dict[str, float]:
-        parameters = [p for group in own.optimizer.param_groups for p in group["params"]]
-        gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
-        metrics: dict[str, float] = plain()
-        return metrics
-
-    return step
 
 
 @pytest.fixture(params=[60, 10_000])
@@ -189,7 +187,7 @@ def test_the_least_that_is_saved_depends_on_the_device(device: str, packs: bool)
 def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "MIN_SAVED_TOKENS", 1)
     groups = [*forked(), *longer(groups_of(2))]
-    batch, (paths, is_refused) = collate(groups, 0), packed_paths(begun(), groups)
+    batch, (paths, is_refused) = collate(groups, 0), packed_paths(begun(), ids_of_rows(groups))
     assert paths is not None
     assert not is_refused
     assert [path[-1].end for path in paths] == batch.attention_mask.sum(1).tolist()
@@ -197,7 +195,7 @@ def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatc
     for row, path in zip(batch.input_ids.tolist(), paths, strict=True):
         for begin, run in zip([0, *(r.end for r in path)], path, strict=False):
             assert tokens_of_runs.setdefault(run.number, row[begin : run.end]) == row[begin : run.end]
-    twice, _ = packed_paths(begun(), [*groups, *groups])
+    twice, _ = packed_paths(begun(), ids_of_rows([*groups, *groups]))
     assert twice is not None
     assert twice[: len(paths)] == twice[len(paths) :], "equal rows have the same runs"
 

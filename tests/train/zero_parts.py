@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tests.models.families import build
-from tests.train.batches import groups_of, parts_of, settings_of, two_layers, without_tree
+from tests.train.batches import groups_of, longer, pairs_of, parts_of, settings_of, two_layers, without_tree
 from tests.train.episodes import episodes_of, forked
 from tests.train.zero_rank import (
     NUM_STEPS,
@@ -38,9 +38,11 @@ from verizero.pipeline.models.forward import Replay
 from verizero.pipeline.models.load import load_model, ready
 from verizero.pipeline.models.lora import Adapted, MergedTwin
 from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.critic import ShardedCritic
 from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
+from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
 from verizero.pipeline.train.ranks import Ranks, leave, sharing_sequences
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.torch_backend import TorchBackend
@@ -370,9 +372,23 @@ def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
+def pairs(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Pairs whose responses share their prompt; one rank has more of them than the other."""
+    rows = pairs_of(longer(groups_of(3)))
+    at = PreferenceSettings(0, 1.0, TOKENS)
+
+    def taught(backend: Backend) -> list[dict[str, float]]:
+        batch = PreferenceBatch(rows, side_logprobs(backend, rows, "reference", at))
+        return [preference_update(backend, *load_preference("dpo"), batch, at) for _ in range(NUM_STEPS)]
+
+    wanted = once(ranks, lambda: run_of(TorchBackend(two_layers()), taught))
+    assert wanted[0][0]["tree/ratio"] > 1.3
+    return {"dpo": gap(run_of(divided(FSDP, two_layers(), ranks), taught), wanted)}
+
+
 PARTS = {
     "adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks, "episodes": episodes,
-    "experts": experts, "adapters_of_experts": adapters_of_experts,
+    "experts": experts, "adapters_of_experts": adapters_of_experts, "pairs": pairs,
 }  # fmt: skip
 
 
