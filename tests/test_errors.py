@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
@@ -10,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import yaml
 from safetensors.torch import save_file
 
 from tests.stages.tiny import TREE
+from tests.warm import warm
 from verizero import sandbox
 from verizero.pipeline.errors import CheckpointError, IsolationError, RunError, boundary, fault_in_log, machine_fault
 
@@ -176,10 +178,39 @@ def test_the_last_fault_of_a_log_is_told() -> None:
     assert fault_in_log("it ended\n") == ""
 
 
+def write_recipe(folder: Path, **changes: Any) -> None:
+    """Write `tiny.yaml`, whose runs are in the folder `out`, where something may be mounted."""
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TREE, "output": str(folder / "out" / "runs"), **changes}))
+    (folder / "out").mkdir()
+
+
+def ends_of(folder: Path, steps: Sequence[str]) -> list[tuple[int, str]]:
+    """Status and errors of each step that begins with `verizero`, a fork of this process; the others are a shell's.
+
+    This process, itself a fork, leaves for a mount namespace of its own. `ulimit -n NUMBER` limits its open files.
+    """
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None, use_errno=True).unshare(NEW_NAMESPACES):
+        raise OSError(ctypes.get_errno(), "no mount namespace here")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    ends = []
+    for step in steps:
+        name, *words = step.split()
+        if name == "ulimit":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(words[1]), int(words[1])))
+        elif name == "verizero":
+            command = [sys.executable, "-m", "verizero.pipeline.cli", *words]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+            ends.append((done.returncode, done.stderr))
+        else:
+            subprocess.run(["sh", "-c", step], cwd=folder, check=True)
+    return ends
+
+
 def shell(folder: Path, script: str, **changes: Any) -> subprocess.CompletedProcess[str]:
     """How a shell in a mount namespace of its own ended, in which `$V` is the command and `tiny.yaml` a recipe."""
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TREE, "output": str(folder / "out" / "runs"), **changes}))
-    (folder / "out").mkdir(exist_ok=True)
+    write_recipe(folder, **changes)
     plain = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     environment = plain | {
         "V": f"{sys.executable} -m verizero.pipeline.cli",
@@ -189,14 +220,17 @@ def shell(folder: Path, script: str, **changes: Any) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
 
 
-def verizero(folder: Path, script: str, **changes: Any) -> str:
-    """The last line of a command that fails in such a shell."""
-    done = shell(folder, script, **changes)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 1, done.stderr
-    last = done.stderr.splitlines()[-1]
+def complaint(status: int, errors: str) -> str:
+    """The last line of a command that has failed as it should."""
+    assert "Traceback" not in errors
+    assert status == 1, errors
+    last = errors.splitlines()[-1]
     assert last.startswith("verizero: ")
     return last
+
+
+NEW_NAMESPACES = 0x10000000 | 0x00020000
+"""CLONE_NEWUSER and CLONE_NEWNS of Linux."""
 
 
 def full(size: str) -> str:
@@ -208,12 +242,16 @@ HUGE_STACKS = (
     "import sys, threading; threading.stack_size(1 << 46); from verizero.pipeline.cli import main; sys.exit(main())"
 )
 NO_THREADS = f"{sys.executable} -c '{HUGE_STACKS}'"
+TRAIN = "verizero train tiny.yaml --no-prefect"
+FORKED = {
+    "full at the first rows": (full("40k"), FULL),
+    "full at a checkpoint": (full("120k"), FULL),
+    "read-only": (READ_ONLY, CLOSED),
+}
+"""Runs that begin with torch loaded, which takes seconds: by the time they fail, a run of its own would have it too."""
 COMMANDS = {
-    "full at the first rows": (f"{full('40k')} && $V train tiny.yaml --no-prefect", FULL),
-    "full at a checkpoint": (f"{full('120k')} && $V train tiny.yaml --no-prefect", FULL),
     "full for Prefect": (f"{full('600k')} && $V train tiny.yaml", FULL),
     "full for serve": (f"{full('600k')} && $V serve --home out/home --port 1", FULL),
-    "read-only": (f"{READ_ONLY} && $V train tiny.yaml --no-prefect", CLOSED),
     "read-only for Prefect": (f"{READ_ONLY} && $V train tiny.yaml", CLOSED),
     "read-only for serve": (f"{READ_ONLY} && $V serve --home out/home --port 1", CLOSED),
     "few descriptors for Prefect": ("ulimit -n 20 && $V train tiny.yaml", "Prefect's server needs `ulimit -n` of 64"),
@@ -227,15 +265,25 @@ COMMANDS = {
 @pytest.mark.parametrize("case", list(COMMANDS))
 def test_a_command_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Path) -> None:
     script, words = COMMANDS[case]
-    assert words in verizero(tmp_path, script)
+    done = shell(tmp_path, script)
+    assert words in complaint(done.returncode, done.stderr)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", list(FORKED))
+def test_a_run_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Path) -> None:
+    script, words = FORKED[case]
+    write_recipe(tmp_path)
+    (end,) = warm().call(ends_of, tmp_path, [script, TRAIN])
+    assert words in complaint(*end)
 
 
 @pytest.mark.integration
 def test_the_sandbox_says_how_many_descriptors_it_needs(tmp_path: Path) -> None:
     source = {"generator": {"name": "induction", "params": {k: v for k, v in PROGRAMS.items() if k != "domain"}}}
-    script = "ulimit -n 64 && $V train tiny.yaml --no-prefect"
-    said = verizero(tmp_path, script, stages=["rl"], data={"train": [source]})
-    assert "needs `ulimit -n` of 128 at least, and it is 64" in said
+    write_recipe(tmp_path, stages=["rl"], data={"train": [source]})
+    (end,) = warm().call(ends_of, tmp_path, ["ulimit -n 64", TRAIN])
+    assert "needs `ulimit -n` of 128 at least, and it is 64" in complaint(*end)
 
 
 @pytest.mark.integration
@@ -257,11 +305,10 @@ def test_a_pool_without_descriptors_gives_no_verdict_and_works_again() -> None:
 @pytest.mark.integration
 def test_a_run_goes_on_where_the_disk_was_full(tmp_path: Path) -> None:
     """The files end with the same bytes as those of a run that was never stopped."""
-    whole = "$V train tiny.yaml --no-prefect --set output=whole"
-    script = f"{full('250k')} && $V train tiny.yaml --no-prefect 2> first; mount -o remount,size=40m out && {whole}"
-    script += " && $V train tiny.yaml --no-prefect && cp -r out/runs/tiny resumed"
-    done = shell(tmp_path, script)
-    assert done.returncode == 0, done.stderr
-    assert FULL in (tmp_path / "first").read_text().splitlines()[-1]
+    write_recipe(tmp_path)
+    steps = [full("250k"), TRAIN, "mount -o remount,size=40m out", f"{TRAIN} --set output=whole", TRAIN]
+    first, *others = warm().call(ends_of, tmp_path, [*steps, "cp -r out/runs/tiny resumed"])
+    assert FULL in complaint(*first)
+    assert [status for status, _ in others] == [0, 0], others
     for name in ("rollouts.jsonl", "model/model.safetensors"):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / "tiny" / name).read_bytes()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.far import FarProgram
+from tests.processes import until
 from tests.stages.sessions import Heard
 from tests.stages.start import ONLY_RL, start
 from tests.stages.test_guard import TOO_FAST
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
+from tests.warm import TRAINING
 from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import dump
 from verizero.pipeline.errors import ResumeRefused, VerizeroError
 from verizero.pipeline.files import locked
 from verizero.pipeline.report.ended import Ended, end_of, ended_by
@@ -122,34 +126,20 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "free space and start the same command again" in ended["message"]
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from tests.stages.test_ended import ONLY_RL, start, tiny
-from tests.stages.sessions import Heard
-from verizero.pipeline.whole_run import train
-
-class Speaks(Heard):
-    def say(self, text):
-        pass
-
-    def advance(self, done, numbers):
-        print("a step is done", flush=True)
-
-config = tiny({}, [start(), *ONLY_RL, "rl.steps_per_round=1000", "evaluation.before_training=false"])
-train(config, Path.cwd(), Path(sys.argv[1]), "auto", Speaks())
-"""
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert b"a step is done\n" in child.stdout  # read up to there: libraries may write lines of their own
-        child.send_signal(number)
-    ended = json.loads((tmp_path / "run.json").read_text())["ended"]
-    main(["diagnose", str(tmp_path)])
+    (tmp_path / "long.yaml").write_text(
+        dump(tiny({"name": "run"}, [start(), *ONLY_RL, "rl.steps_per_round=1000", "evaluation.before_training=false"]))
+    )
+    words = ["verizero.pipeline.cli", "train", "long.yaml", "--no-prefect", "--set", f"output={tmp_path}"]
+    child = FarProgram(TRAINING, words, tmp_path / "log", os.environ, tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until(lambda: metrics.exists() and '"kind":"step"' in metrics.read_text(), "a step")
+    child.send_signal(number)
+    child.wait(60)
+    ended = json.loads((tmp_path / "run" / "run.json").read_text())["ended"]
+    main(["diagnose", str(tmp_path / "run")])
     first, *_ = capsys.readouterr().out.splitlines()
     if number is signal.SIGINT:
         assert ended["reason"] == "interrupted", ended

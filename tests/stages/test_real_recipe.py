@@ -12,6 +12,7 @@ import pytest
 from tests.launch.words import folder_of, words_of
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.train.rank_group import installed
+from tests.warm import VLLM as WITH_VLLM
 from tests.warm import warm
 from verizero.pipeline.commands.plan.estimate import plan
 from verizero.pipeline.config.load import load_recipe
@@ -69,7 +70,7 @@ def test_it_runs_from_a_tiny_file_with_all_weights_or_adapters(changes: Sequence
 def test_it_runs_with_vllm(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="make install-engines")
     recipe, _ = of_seconds(tmp_path, VLLM, head_width=32)
-    train(recipe, RECIPES, folder_of(recipe), "auto", Silent())
+    warm(WITH_VLLM).call(train, recipe, RECIPES, folder_of(recipe), "auto", Silent())
     assert_whole(folder_of(recipe))
 
 
