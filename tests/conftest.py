@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,12 +37,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(remove)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def charts_drawn_once() -> None:
+    """Draw each kind of chart once for all runs."""
+    from tests.charts import draw_once
+
+    draw_once()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def end_default_group() -> Iterator[None]:
     """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it."""
     yield
     if "torch.distributed" in sys.modules and (dist := sys.modules["torch.distributed"]).is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files of vLLM's engine to one process, as to import vLLM takes ten seconds of a core."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class VllmTogether(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "vllm" if file.startswith("tests/rollout/test_vllm_") else file
+
+    return VllmTogether(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none

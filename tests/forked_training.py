@@ -24,12 +24,14 @@ import verizero.pipeline.rl.explain
 import verizero.pipeline.stages
 import verizero.pipeline.whole_run
 import verizero.verifiers.math
+from tests.charts import draw_once
 from verizero.pipeline.models.load import quiet
 
 for parts in (verizero.pipeline.algorithms, verizero.pipeline.diagnosis, verizero.pipeline.stages):
     for module in pkgutil.iter_modules(parts.__path__, f"{parts.__name__}."):
         importlib.import_module(module.name)
 quiet()
+draw_once()
 get_checkpoint_conversion_mapping("qwen2")  # fills a table of all models, once for all forks
 with suppress(ImportError):  # transformers imports DeepSpeed at the first save where it is installed
     # Any engine's start imports this, and thereby torch's compiler: two seconds of each rank.

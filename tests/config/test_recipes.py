@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.presets import on_job
 from tests.data.rows import write_rows
-from tests.stages.charts import draw_once
 from tests.stages.parity import VERIFIER
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
@@ -192,8 +191,7 @@ class TestAlgorithms:
 
     @pytest.mark.integration
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
-    def test_it_trains(self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        draw_once(monkeypatch)
+    def test_it_trains(self, path: Path, tmp_path: Path) -> None:
         (tmp_path / "parity.py").write_text(VERIFIER, encoding="utf-8")
         sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"path": "parity.py:parity"}}
         rl = load_recipe(path).rl
