@@ -133,7 +133,8 @@ def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
         {canonicalize_name(n) for asked in names for n in required(Requirement(asked).name)}
         for names in (project["dependencies"], extra)
     )
-    homes = {m: {canonicalize_name(d) for d in importlib.metadata.packages_distributions()[m]} for m in TRAINING}
+    installed = importlib.metadata.packages_distributions()
+    homes = {m: {canonicalize_name(d) for d in installed[m]} for m in TRAINING}
     assert {m for m, distributions in homes.items() if not distributions <= more - core} == set()
     assert {canonicalize_name(Requirement(asked).name) for asked in extra} <= set().union(*homes.values())
     assert TRAIN_EXTRA == "pip install 'verizero[train]'"
@@ -195,7 +196,8 @@ def test_the_library_plays_an_episode_in_the_same_interpreter(python: Path, ther
 @pytest.mark.slow
 def test_the_installed_program_trains(python: Path, there: Path) -> None:
     command = [python.with_name("verizero"), "train", "demo_short", "--no-prefect"]
-    fewer = ("sft.steps=4", "rl.steps_per_round=2", "rl.rounds=1", "evaluation.before_training=false")
+    fewer = ("sft.steps=4", "rl.steps_per_round=2", "rl.rounds=1", "rl.prompts_per_step=4")
+    fewer += ("evaluation.before_training=false", "evaluation.limit=4", "evaluation.k=2")
     command += [word for change in fewer for word in ("--set", change)]
     done = subprocess.run(command, cwd=there, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
