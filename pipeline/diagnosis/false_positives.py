@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from verizero.pipeline.diagnosis.answer_numbers import answer_numbers, example_of
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
 from verizero.pipeline.diagnosis.group_answers import group_answers
-from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample
+from verizero.pipeline.diagnosis.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sample
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
 MIN_GAP = 0.25
@@ -45,7 +45,33 @@ def look(run: RunFacts) -> Finding | None:
             else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
             EXPLAINS,
         )
-    return _differing_answers(run)
+    return _fooled_by_grades(run) or _differing_answers(run)
+
+
+def _fooled_by_grades(run: RunFacts) -> Finding | None:
+    """Find grades between 0 and 1, as of a reward model, that have not fallen where held-out pass@1 has."""
+    compared = []
+    for domain, (_, last) in run.before_and_after().items():
+        # The fall may be of an earlier stage with the same grader.
+        best = max((e.measure(domain) for e in run.evaluations if domain in e.row.domains), key=lambda m: m["low"])
+        compared.append((domain, best, last.measure(domain)))
+    if (
+        not compared
+        or any(run.share_right(domain, at_end=True) is not None or a["high"] >= b["low"] for domain, b, a in compared)
+        or run.change("reward/sampled") <= -MIN_RISE
+    ):
+        return None
+    falls = ", ".join(f"{domain} from {b['value']:.2f} to {a['value']:.2f}" for domain, b, a in compared)
+    return Finding(
+        "false_positives",
+        "problem",
+        min(1.0, 0.7 + max(b["low"] - a["high"] for _, b, a in compared)),
+        f"Held-out pass@1 fell ({falls}) and the reward did not: the grader likes responses that are wrong.",
+        (*run.evidence("reward/sampled"), *run.evidence("kl/k3")),
+        f"--set {run.section}.reward=null grades with the verifiers of the rows; a reward model wants more pairs until "
+        "held_out/accuracy is near 1, and a larger kl_coef",
+        EXPLAINS,
+    )
 
 
 def _differing_answers(run: RunFacts) -> Finding | None:

@@ -26,7 +26,6 @@ from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
 from verizero.pipeline.diagnosis.run_facts import RunFacts, read
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import read_jsonl
 
 PATHS = sorted(RECORDED.glob("*.tar.xz"))
 HEALTHY_RUN = RECORDED / "healthy-0.tar.xz"
@@ -245,33 +244,6 @@ def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_
     run = replace(run, evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))))
     levels = {f.cause: f.level for f in diagnose(run)}
     assert levels == {"length_cap": "note", "prompts_repeat": "note"} | ({"too_easy": too_easy} if too_easy else {})
-
-
-@pytest.mark.parametrize(
-    ("solved_after_sft", "loss", "other", "is_found"),
-    [
-        (0.1, 0.01, None, True),
-        (0.1, 0.1, None, False),
-        (0.1, 0.1, "reward_model", False),  # its loss is that of pairs, and near zero where they are easy
-        (0.1, 0.1, "preference", False),
-        (0.6, 0.01, None, False),  # the policy fell later, in another stage
-    ],
-)
-def test_demonstrations_are_learned_by_heart_where_sft_itself_ends_weak(
-    tmp_path: Path, solved_after_sft: float, loss: float, other: str | None, is_found: bool
-) -> None:
-    folder = unpack(HEALTHY_RUN, tmp_path)
-    rows = read_jsonl(folder / "metrics.jsonl")
-    for row in rows:
-        if row["kind"] == "evaluation":
-            row["domains"]["sums"]["pass@1"]["value"] = solved_after_sft if row["stage"] == "sft" else 0.0
-        elif row["kind"] == "step" and row["stage"] == "sft":
-            row["metrics"]["loss"] = loss
-    begin = next(i for i, row in enumerate(rows) if row["kind"] == "step" and row["stage"] == "rl")
-    if other is not None:
-        rows[begin:begin] = [{**rows[0], "stage": other, "stage_kind": other, "metrics": {"loss": 0.0}}] * 5
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert (place_of("sft_memorised", diagnose(read(folder))) is not None) == is_found
 
 
 def test_prompts_that_the_run_has_left_out_are_no_leak() -> None:
