@@ -3,6 +3,7 @@
     python benchmarks/unit_tests.py HumanEval.jsonl.gz     # {"prompt", "canonical_solution", "entry_point", "test"}
     python benchmarks/unit_tests.py sanitized-mbpp.json    # {"code", "test_list", "test_imports"}
     python benchmarks/unit_tests.py LeetCodeDataset-v0.3.1-test.jsonl.gz --packages sortedcontainers
+    python benchmarks/unit_tests.py BigCodeBench.jsonl.gz   # {"code_prompt", "canonical_solution", "test", "libs"}
     python benchmarks/unit_tests.py --speed                # a suite of ten asserts, no data
 
 Data sets are not shipped; give a file of lines, or of one list. A broken answer is the canonical one with one change in
@@ -58,7 +59,7 @@ def canonical(row: Row) -> str:
         return str(row["code"])
     if "completion" in row:
         return str(row["completion"])
-    return str(row["prompt"]) + str(row["canonical_solution"])
+    return str(row["code_prompt" if "code_prompt" in row else "prompt"]) + str(row["canonical_solution"])
 
 
 def broken(program: str, row: Row) -> tuple[str | None, list[str]]:
@@ -150,6 +151,8 @@ def main() -> None:
         return
     rows = rows_of(arguments.file)
     report("canonical", rows, grade([canonical(row) for row in rows], rows), [True] * len(rows))
+    if any("libs" in row for row in rows):
+        return  # plain Python would start processes and ask the network for these
     with ThreadPoolExecutor(2) as threads:
         changed = list(threads.map(broken, map(canonical, rows), rows))
     for row, (_, passed) in zip(rows, changed, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import symtable
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,9 @@ _MAX_SHOWN = 120
 _RUN_TEXT = frozenset({"eval", "exec", "compile"})
 _RUN_BYTES = frozenset({"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "doctest", "runpy", "code"})
 """Modules that run what a value says."""
+
+
+_OF_ONE_PROCESS = frozenset({"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
     except (SyntaxError, ValueError, RecursionError) as exc:
         raise DataError(f"reference.tests: not Python: {exc}") from exc
     whole = ast.Module(body=[*before.body, *tree.body], type_ignores=[])
-    if (problem := _runs_values(whole)) is not None:
+    if (problem := _unplayable(whole)) is not None:
         raise DataError(f"reference.tests: {problem}")
     imported = _imported(whole)
     names = _names(whole, f"{setup}\n{source}", fn, bool(imported) or _imports_program(whole))
@@ -221,23 +224,61 @@ def _checked(tree: ast.Module) -> str | None:
     return next((ast.unparse(c.args[0]) for c in calls if isinstance(c, ast.Call) and len(c.args) == 1), None)
 
 
-def _runs_values(tree: ast.Module) -> str | None:
-    """Return what in the tests would run a value as code, in the tests' own process; None if nothing does.
+def _unplayable(tree: ast.Module) -> str | None:
+    """Return what in the tests cannot be done apart from the program; None if nothing is.
 
-    Such a value may be the program's, which would then decide all asserts.
+    A value that is run as code in the tests' own process may be the program's, which would then decide all asserts. A
+    module that no test uses runs nothing.
     """
+    tree = ast.Module(body=[s for s in tree.body if not _is_main_guard(s)], type_ignores=[])
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            is_plain = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) == "builtins"
-            if called in _RUN_TEXT and is_plain and node.args and not isinstance(node.args[0], ast.Constant):
-                text = f"{ast.unparse(node):.60}"
-                return f"{text} runs a text among the tests; compare the value itself, or read it by ast.literal_eval"
-        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if unsafe := sorted({name.partition(".")[0] for name in imported} & _RUN_BYTES):
+        if problem := _reads_process(node) or _runs_value(node):
+            return problem
+        if unsafe := sorted(_modules_in_use(node, used) & _RUN_BYTES):
             return f"they import {unsafe[0]}, which runs what it reads; compare the values themselves"
     return None
+
+
+def _reads_process(node: ast.AST) -> str | None:
+    """Return what a node looks at that is in the program's process only."""
+    looked_into: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Call):
+        looked_into, called = node.args, _name_of(node.func)
+        if called in _OF_ONE_PROCESS or (called == "catch_warnings" and node.keywords):
+            return f"they use {called}, and warnings and logs stay in the program's process"
+    elif isinstance(node, ast.Compare):
+        looked_into = node.comparators
+    elif isinstance(node, ast.For | ast.comprehension):
+        looked_into = [node.iter]
+    if any(isinstance(x, ast.Attribute) and ast.unparse(x) == "sys.path" for x in looked_into):
+        return "they read sys.path, of which the program's process has its own"
+    return None
+
+
+def _runs_value(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+        is_plain = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) == "builtins"
+        if _name_of(node.func) in _RUN_TEXT and is_plain and node.args and not isinstance(node.args[0], ast.Constant):
+            text = f"{ast.unparse(node):.60}"
+            return f"{text} runs a text among the tests; compare the value itself, or read it by ast.literal_eval"
+    return None
+
+
+def _name_of(function: ast.expr) -> str:
+    """Return the last name of what is called: `f` of f and of a.b.f; empty for other expressions."""
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
+def _modules_in_use(node: ast.AST, used: Set[str]) -> set[str]:
+    """Return the modules that a statement imports, of which one of the names `used` comes."""
+    if isinstance(node, ast.Import):
+        named = [(alias.name, alias.asname or alias.name.partition(".")[0]) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        named = [(node.module or "", alias.asname or alias.name) for alias in node.names]
+    else:
+        return set()
+    return {module.partition(".")[0] for module, name in named if name in used or name == "*"}
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:

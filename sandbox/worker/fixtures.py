@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from .mirrors import ref_of
@@ -79,10 +80,11 @@ class _MonkeyPatch:
         if value is _MISSING:
             path, _, last = target.rpartition(".")
             target, name, value = _imported(path), last, name
-        self.port.check_patch(target, name)
         before = getattr(target, name) if raising else getattr(target, name, _MISSING)
         self.undos.append(lambda: delattr(target, name) if before is _MISSING else setattr(target, name, before))
         setattr(target, name, value)
+        self.port.patch(target, name, value)
+        self.undos.append(lambda: self.port.patch(target, name))
 
     def delattr(self, target: Any, name: str, raising: bool = True) -> None:
         """Delete an attribute until the test ends."""
@@ -223,17 +225,17 @@ def share_dataclasses(port: TestsPort) -> None:
             setattr(dataclasses, name, shared(name, local))
 
 
-def guard_mock(port: TestsPort) -> None:
-    """Have `unittest.mock.patch` refuse what the program, in its own process, would not see."""
-    from unittest import mock
+def share_seeds(port: TestsPort, source: str) -> None:
+    """Have a seed that a test sets hold in the program's process too."""
+    for module in ("random", *(["numpy.random"] if "numpy" in source else [])):
+        owner: Any = import_module(module)
+        if owner.seed.__name__ != "shared":
+            owner.seed = _shared_seed(port, module, owner.seed)
 
-    patch: Any = mock._patch
-    if hasattr(patch, "_verizero_enter"):
-        return
-    patch._verizero_enter = patch.__enter__
 
-    def enter(self: Any) -> Any:
-        port.check_patch(self.getter(), self.attribute)
-        return patch._verizero_enter(self)
+def _shared_seed(port: TestsPort, module: str, local: Callable[..., None]) -> Callable[..., None]:
+    def shared(*args: Any, **kwargs: Any) -> None:
+        local(*args, **kwargs)
+        port.ask("seed", module, "seed", *args, **kwargs)
 
-    patch.__enter__ = enter
+    return shared

@@ -24,7 +24,7 @@ from posix import _exit, lseek, write
 from time import monotonic, process_time
 from typing import Any
 
-from . import codec, semaphores, streams
+from . import codec, file_rights, semaphores, streams
 from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 from .streams import ERR, LOG, OUT
 
@@ -32,7 +32,7 @@ NAME = "main.py"
 _HARNESS_FILES = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
 """Files whose lines a traceback leaves out."""
 _MAX_FRAMES = 6
-_REFUSED = "the sandbox refused it: a program has threads and files, but no other processes, sockets or rights"
+REFUSED = "the sandbox refused it: a program has threads and files, but no other processes, sockets or rights"
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
@@ -64,6 +64,7 @@ def prepare(scratch: str, packages: str) -> None:
     sys.set_int_max_str_digits(0)
     _add_names_of_site()
     semaphores.install()
+    file_rights.install()
     sys.argv[:] = [NAME]
     sys.dont_write_bytecode = True
     sys.path[:] = [p for p in sys.path if p and "worker" not in p] + ([packages] if packages else [])
@@ -230,7 +231,7 @@ def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
         while frames_of_program is not None and frames_of_program.tb_frame.f_code.co_filename in _HARNESS_FILES:
             frames_of_program = frames_of_program.tb_next
         if isinstance(exc, PermissionError) and exc.errno == errno.EPERM:
-            exc.add_note(_REFUSED)
+            exc.add_note(REFUSED)
         lines = traceback.format_exception(type(exc), exc, frames_of_program, limit=-_MAX_FRAMES, chain=False)
         write(errors, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
     except BaseException:  # no memory or no stack left, or a hostile __str__

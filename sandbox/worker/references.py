@@ -228,11 +228,12 @@ class References(Values):
                 obj.__dict__["_verizero_text"] = text
             names, values = attribute_nodes[::2], attribute_nodes[1::2]
             slots = _slots_of(obj)
-            for name, value in zip(names, values, strict=True):
-                if name in slots:
-                    setattr(obj, name, self.decode(value, depth + 1))
-                else:
-                    obj.__dict__[str(name)] = self.decode(value, depth + 1)
+            for name, value_node in zip(names, values, strict=True):
+                value = self.decode(value_node, depth + 1)
+                if name not in slots:
+                    obj.__dict__[str(name)] = value
+                elif value is not getattr(obj, name, None):  # an OSError whose `filename` was set to None would show it
+                    setattr(obj, name, value)
             if cause is not None:
                 obj.__cause__ = self.decode(cause, depth + 1)
         if (ref := ref_of(obj)) is not None:

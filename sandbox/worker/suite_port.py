@@ -19,6 +19,7 @@ from typing import Any
 from . import streams
 from .link import Forged, Gone, Link
 from .mirrors import ACTS, WITH_OPERAND, Kind, MirrorType, Proxy, Ref, ref_of
+from .patches import SEEN, place_of, problem_of
 from .port import Port
 from .references import References
 
@@ -51,9 +52,11 @@ _OF_PLAIN = frozenset([*(n for n in dir(str) if n.startswith("is")), "count", "i
 """More of them, whose answers are easy to guess. An object of the program may have data of these names."""
 _OF_MOCKS = ("configure_mock", "reset_mock", "attach_mock", "mock_add_spec")
 """Methods by which a program could change what a mock of the test has recorded."""
-_PREPARING = ("name", "records")
+_OF_MOCKS_ALONE = ("__", "_mock", "_spec", "_extract", "_get", "_format", "_call", "_execute", "_increment")
+"""Beginnings of names that a mock has for itself. Others with an underscore are attributes that it plays."""
+_PREPARING = ("name", "records", "patch", "seed")
 """Questions that are no calls of the program."""
-_OF_FUNCTIONS = ("__name__", "__doc__", "__qualname__")
+_OF_FUNCTIONS = ("__name__", "__doc__", "__qualname__", "__annotations__")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _HIDDEN = (types.FrameType, types.CodeType, types.TracebackType, types.ModuleType)
 _BARE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
@@ -196,13 +199,14 @@ class TestsPort(Port):
         self.unplayable = self.unplayable or why
         return Unplayable(why)
 
-    def check_patch(self, target: Any, name: str) -> None:
-        """Raise Unplayable if the program does not see a change of this attribute."""
-        seen = (target is builtins and name == "input") or (
-            target is sys and name in ("stdin", "stdout", "stderr", "argv")
-        )
-        if type(target) is types.ModuleType and not seen:
-            raise self.refuse(f"the test changes {target.__name__}.{name}, which the program does not see")
+    def patch(self, target: Any, name: str, *value: Any) -> None:
+        """Replace an attribute in the program's process too; without a value, put it back. Raises: Unplayable."""
+        place = place_of(target, name)
+        if place is None or place in SEEN or self.is_gone or self.fault:
+            return
+        if problem := problem_of(place, target, *value):
+            raise self.refuse(problem)
+        self.ask("patch", *place, *value)
 
     def act(self, name: str, ref: Ref, x: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Return what the special method of the program's object returns, where the program may decide it."""
@@ -320,6 +324,10 @@ class TestsPort(Port):
     def _guarded_get(self, x: Any, name: str) -> Any:
         if name in _OF_FUNCTIONS and not isinstance(x, _BARE):
             return getattr(x, name)
+        if name == "__signature__" and isinstance(x, _FUNCTIONS):
+            return _signature(x)
+        if _is_mock(x) and name.startswith("_") and not name.startswith(_OF_MOCKS_ALONE):
+            return getattr(x, name)
         is_closed = isinstance(x, (*_FUNCTIONS, *_HIDDEN, *_BARE)) and name not in ("send", "throw", "close")
         if is_closed or name.startswith("_") or (name in _OF_MOCKS and _is_mock(x)):
             raise AttributeError(f"{type(x).__name__!r} object of the test has no attribute {name!r}")
@@ -335,6 +343,19 @@ class TestsPort(Port):
             setattr(x, name, value[0])
         else:
             delattr(x, name)
+
+
+def _signature(function: Any) -> list[Any]:
+    """Return what comes back, and name, kind, default and annotation of each parameter, each a list of at most one."""
+    import inspect
+
+    signature, empty = inspect.signature(function), inspect.Parameter.empty
+
+    def known(x: Any) -> list[Any]:
+        return [] if x is empty else [x]
+
+    rows = [(p.name, int(p.kind), known(p.default), known(p.annotation)) for p in signature.parameters.values()]
+    return [known(signature.return_annotation), rows]
 
 
 def _is_mock(x: Any) -> bool:

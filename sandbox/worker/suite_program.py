@@ -17,8 +17,11 @@ from typing import Any
 from . import frames, harness, streams
 from .link import Forged, Gone, Link
 from .mirrors import Ref
+from .patches import Replaced
 from .port import Port
 
+_SHOWN = ("__name__", "__doc__", "__qualname__", "__wrapped__", "__annotations__")
+"""Attributes with underscores that an object of the tests shows."""
 MAX_FRAME_MIB = 8
 """MiB of a value that travels between the processes of a suite."""
 
@@ -41,7 +44,7 @@ class _ProgramPort(Port):
 
     def __init__(self, link: Link, source: str) -> None:
         super().__init__(link, is_tests=False)
-        self.source = source
+        self.source, self.replaced = source, Replaced()
         self.module, self.namespace = harness._fresh_main("solution")
         self.values.namespace = self.namespace
         sys.modules["solution"] = self.module
@@ -56,6 +59,8 @@ class _ProgramPort(Port):
             "rename": self._rename,
             "records": self._share,
             "tool": _use_tool,
+            "seed": _use_tool,
+            "patch": self.replaced.patch,
         }
         linecache.cache[harness.NAME] = (lambda: self.source,)
 
@@ -103,6 +108,7 @@ class _ProgramPort(Port):
 
     def _reset(self) -> list[float]:
         """Forget all objects of the last test. Return the CPU seconds and the peak memory of this process."""
+        self.replaced.put_back()
         self.values.forget_objects()
         return [process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
 
@@ -148,7 +154,9 @@ class _ProgramPort(Port):
 
     def get(self, ref: Ref, x: Any, name: str) -> Any:
         """Return an attribute of an object of the tests."""
-        if name.startswith("__") and name not in ("__name__", "__doc__", "__qualname__", "__wrapped__"):
+        if name == "__signature__":
+            return _signature(super().get(ref, x, name))
+        if name.startswith("__") and name not in _SHOWN:
             raise AttributeError(name)
         return super().get(ref, x, name)
 
@@ -164,6 +172,21 @@ class _TestsInput:
 
     def __iter__(self) -> Any:
         return iter(self._port.ask("stdin"))
+
+
+def _signature(described: Any) -> Any:
+    """Return the signature of a function of the tests, as they describe it."""
+    import inspect
+
+    def known(values: list[Any]) -> Any:
+        return values[0] if values else inspect.Parameter.empty
+
+    returned, rows = described
+    parameters = [
+        inspect.Parameter(p, inspect._ParameterKind(kind), default=known(default), annotation=known(annotation))
+        for p, kind, default, annotation in rows
+    ]
+    return inspect.Signature(parameters, return_annotation=known(returned))
 
 
 def _use_tool(module: str, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ It writes one record per test. The record's value is JSON: how the test ended, a
 from __future__ import annotations
 
 import builtins
+import errno
 import gc
 import io
 import json
@@ -18,7 +19,7 @@ from posix import _exit
 from time import monotonic, process_time, sleep
 from typing import Any
 
-from . import fixtures, frames, harness, test_tools
+from . import fixtures, frames, harness, patches, test_tools
 from .link import Forged, Gone, Link
 from .mirrors import ref_of
 from .suite_port import ProgramModule, TestsPort, Unplayable
@@ -139,11 +140,13 @@ class _Test:
 
     def _run_source(self) -> None:
         sys.modules["pytest"] = test_tools.module()
-        for name in _MODULES:
+        for name in (*_MODULES, "test"):  # the last for patches of f"{__name__}.f"
             sys.modules[name] = ProgramModule(self.port, self.program_names, self.names)
         space: dict[str, Any] = {"__name__": "test", "__builtins__": builtins, "_verizero_said": said}
         if "mock" in self.source:
-            fixtures.guard_mock(self.port)
+            patches.play_mock(self.port.patch)
+        if "seed" in self.source:
+            fixtures.share_seeds(self.port, self.source)
         if "dataclasses" in self.source:
             fixtures.share_dataclasses(self.port)
         self.port.values.namespace = space
@@ -177,6 +180,8 @@ class _Test:
         text = f"{type(exc).__name__}: {_text(exc)}".removesuffix(": ")
         if port.is_from_program(exc):
             line = self._line(exc)
+            if isinstance(exc, PermissionError) and exc.errno == errno.EPERM:
+                text = f"{text} ({harness.REFUSED})"
             return RAISED, f"{line}: {text}" if line else text
         if isinstance(exc, Unplayable):
             return BROKEN, f"cannot be played: {exc}"

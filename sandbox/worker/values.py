@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
+from . import arrays
 from .link import Forged
 
 MAX_DEPTH = 150
@@ -75,6 +76,8 @@ _ALONE = _references(Entry([], []))
 
 
 def _contents(obj: Any) -> list[Any]:
+    if arrays.is_array(obj):
+        return [arrays.items_of(obj)]
     if type(obj) not in _CONTAINERS:  # a record
         obj = vars(obj)
     return [*obj.keys(), *obj.values()] if type(obj) in _DICTS else list(obj)
@@ -128,6 +131,12 @@ class Values:
         if kind in _VIEWS:
             items = [part for pair in x for part in pair] if _VIEWS[kind] == "items" else list(x)
             return ["v", _VIEWS[kind], self._encode_items(items, depth)]
+        if arrays.is_array(x):
+            number = self.numbers.get(id(x))
+            form = [x.dtype.str, list(x.shape), arrays.items_of(x)]
+            return ["=", number] if number is not None else ["n", self._register(x), *form]
+        if arrays.is_number(x):
+            return ["N", x.dtype.str, arrays.items_of(x)]
         name = (kind.__module__, kind.__qualname__)
         if name in _ARGUMENTS and getattr(sys.modules.get(name[0]), name[1], None) is kind:
             return ["x", *name, self._encode_items(list(_ARGUMENTS[name](x)), depth)]
@@ -158,6 +167,8 @@ class Values:
     def _encode_contents(self, x: Any, depth: int) -> Any:
         if type(x) is bytearray:
             return x.hex()
+        if arrays.is_array(x):
+            return arrays.items_of(x)
         return self._encode_items(_contents(x), depth)
 
     def _register(self, x: Any, number: int | None = None, is_sent: bool = True) -> int:
@@ -239,6 +250,13 @@ class Values:
             record: Any = object.__new__(self._record(node[2]))
             self._register(record, node[1])
             return record
+        if tag == "n":
+            self._check_number(node[1])
+            array = arrays.filled(*node[2:])
+            self._register(array, node[1])
+            return array
+        if tag == "N":
+            return arrays.filled(node[1], [], node[2])[()]
         if tag == "t":
             return tuple(self._decode_items(node[1], depth))
         if tag == "z":
@@ -312,6 +330,8 @@ class Values:
         kind: Any = type(x)
         if kind is bytearray:
             x[:] = bytes.fromhex(body)
+        elif arrays.is_array(x):
+            arrays.fill(x, body)
         else:
             items = self._decode_items(body, depth)
             if kind not in _CONTAINERS:

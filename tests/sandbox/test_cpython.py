@@ -18,6 +18,11 @@ LEVEL_2 = ["landlock", "seccomp", "uid"]
 PROGRAMS: dict[str, tuple[str, str]] = {
     "exit": ("n = int(input())\nif n < 10:\n    print('small')\n    exit()\nprint('big')", "5\n"),
     "quit with a code": ("print('small')\nquit(0)\nprint('no')", ""),
+    "copies of files": (
+        "import os, shutil\nopen('a', 'w').write('x')\nshutil.copy2('a', 'b'); shutil.copy('b', 'c'); os.mkdir('d')\n"
+        "shutil.move('c', 'd'); print(shutil.copytree('d', 'e'), os.listdir('e'), open('e/c').read())",
+        "",
+    ),
     "exit that is caught": ("try:\n    print('YES')\n    exit()\nexcept Exception:\n    print('NO')", ""),
     "exit shown": ("print(exit, quit, repr(help), type(license).__name__, sorted(vars(__builtins__))[:5])", ""),
     "streams": (

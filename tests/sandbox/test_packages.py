@@ -64,6 +64,23 @@ def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> Non
         assert "No module named 'numpy'" in sandbox.execute("import numpy", pool=pool).error
 
 
+ARRAYS = [
+    ("import numpy as np\ndef f(x): return np.array(x) * 2",
+     "import numpy as np\na = f([1, 2])\nassert type(a) is np.ndarray and (a == np.array([2, 4])).all()", True),
+    ("import numpy as np\ndef f(x): return np.array(x) * 2.0",
+     "import numpy as np\ndef test_a():\n    np.testing.assert_array_equal(f([1, 2]), [2, 5])", False),
+    ("import numpy as np\ndef f(x): x.sort(); return np.median(x)",
+     "import numpy as np\ndef test_a():\n    a = np.array([3, 1, 2])\n"
+     "    assert f(a) == 2.0 and a.tolist() == [1, 2, 3]", True),
+    ("import numpy as np\ndef f(x): return np.sum(x), np.array(['a', 'bc'])[::2]",
+     "s, t = f([1, 2])\nassert s == 3 and t.tolist() == ['a'] and t.shape == (1,)", True),
+    ("import numpy as np\ndef f(): return np.random.rand()",
+     "import numpy as np\nnp.random.seed(3)\na = np.random.rand()\nnp.random.seed(3)\nassert f() == a", True),
+    ("import numpy as np\ndef f(): return np.array([object()])", "assert len(f()) == 1", True),
+]  # fmt: skip
+"""Programs, tests and whether the tests pass: arrays and numbers of numpy travel whole, those of objects do not."""
+
+
 @pytest.mark.integration
 def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
@@ -79,6 +96,8 @@ def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.Monke
         assert sandbox.run(program, [test]).passed
         (verdict,) = load("unit_tests").bind({}).score([Attempt("def f(x): return x.sum()", asserts)])
         assert verdict.is_correct, verdict
+        said = load("unit_tests").bind({}).score([Attempt(p, {"tests": t}) for p, t, _ in ARRAYS])
+        assert [v.is_correct for v in said] == [right for _, _, right in ARRAYS], said
         with sandbox.Pool(workers=1, packages=["numpy"]) as pool, SandboxService(pool, token="secret") as service:
             at_service = {"url": service.address, "token_env": "MINE"}
             assert open_sandbox(SandboxConfig(packages=("numpy",), **at_service), [code], print)

@@ -125,6 +125,27 @@ def test_what_cannot_be_read_is_refused_by_name(reference: Any, error: str) -> N
         suite_of(reference)
 
 
+@pytest.mark.integration
+def test_answers_of_bigcodebench_use_what_its_tests_import() -> None:
+    tests = "import unittest, os\nfrom json import dumps\nclass TestCases(unittest.TestCase):\n"
+    tests += "    def test_a(self): self.assertEqual(task_func(1), ('[1]', os.sep))"
+    row = {"entry_point": "task_func", "libs": "['json']", "code_prompt": "def task_func(x):", "test": tests}
+    right, wrong = (f"def task_func(x): return dumps([{x}]), os.sep" for x in ("x", "x + 1"))
+    assert [v.is_correct for v in load("unit_tests").bind({}).score([Attempt(p, row) for p in (right, wrong)])] == [
+        True,
+        False,
+    ]
+
+
+def test_packages_whose_objects_stay_in_one_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verizero.sandbox.settings.modules", lambda: {"pandas", "numpy"})
+    assert layout_of({**BIG, "libs": "['numpy']"})
+    with pytest.raises(DataError, match="libs: needs pandas, whose objects do not travel"):
+        layout_of({**BIG, "libs": "['pandas', 'numpy']"})
+    with pytest.raises(DataError, match=r"reference.test: needs pandas, whose objects"):
+        layout_of({"test": "import pandas as pd\ndef test_a(): assert f() == 1"})
+
+
 def test_integers_of_any_length_are_read() -> None:
     digits = "12345" * 2_000
     (test,) = suite_of(f'{{"fn_name": "f", "inputs": [[{digits}]], "outputs": [-{digits}]}}').tests

@@ -13,6 +13,9 @@ from verizero.verifiers.layouts.base import text_of
 OF_TESTS = frozenset({"pytest", "solution", "main", "your_module"})
 """Names that tests may import besides the standard library: what `unit_tests` provides, and the program."""
 
+_OBJECTS = frozenset({"matplotlib", "pandas", "PIL", "polars", "seaborn", "sklearn", "statsmodels", "torch", "xarray"})
+"""Packages whose functions return objects that do not travel whole between a program and its tests."""
+
 
 def parsed(source: Any, field: str) -> ast.Module:
     """Return the syntax tree of a source of the data. Raises: DataError naming the field, or the packages it lacks."""
@@ -25,12 +28,17 @@ def parsed(source: Any, field: str) -> ast.Module:
 
 
 def require_packages(names: Any, field: str) -> None:
-    """Raise DataError naming the packages among these names that the sandbox has not."""
+    """Raise DataError naming the packages that the sandbox has not, or whose objects stay in one process."""
     others = set(names) - OF_TESTS - set(sys.stdlib_module_names) - {"__future__"}
     if others and (missing := sorted(others - settings.modules())):
         raise DataError(
             f"{field}: needs {', '.join(missing)}, which programs have not; install the package and name it in "
             "sandbox.packages, or leave such rows out by on_bad_row: skip"
+        )
+    if unplayable := sorted(others & _OBJECTS):
+        raise DataError(
+            f"{field}: needs {', '.join(unplayable)}, whose objects do not travel between a program and its tests; "
+            "leave such rows out by on_bad_row: skip"
         )
 
 

@@ -19,10 +19,13 @@ OTHERS = (
 def read(reference: Reference) -> Asserts:
     """Return the tests. Raises: DataError naming the packages that are missing."""
     require_packages(_names(reference["libs"]), "reference.libs")
-    parsed(reference["test"], "reference.test")
+    tests = parsed(reference["test"], "reference.test")
     fn = function_name(reference["entry_point"])
     prompt = reference.get("code_prompt")
-    return Asserts(reference["test"], "", fn, _helpers(prompt, fn) if prompt else "")
+    # The data set runs program and tests as one file, so answers use what only the tests import.
+    imports = "\n".join(ast.unparse(s) for s in tests.body if isinstance(s, ast.Import | ast.ImportFrom))
+    helpers = f"{imports}\n{_helpers(prompt, fn) if prompt else ''}"
+    return Asserts(reference["test"], "", fn, helpers)
 
 
 def _helpers(prompt: Any, fn: str) -> str:
