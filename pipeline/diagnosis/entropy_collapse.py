@@ -31,7 +31,8 @@ def look(run: RunFacts) -> Finding | None:
         or last_entropy > max_left * first_entropy
     ):
         return None
-    if last_reward > first_reward + max_gain * run.reward_range or (coef >= 0 and run.has_learned):
+    least = max_gain * run.reward_range
+    if last_reward > first_reward + least or (coef >= 0 and (run.has_learned or run.gain("reward/sampled") > least)):
         return None
     field = f"{run.section}.algorithm.entropy_coef"
     return Finding(

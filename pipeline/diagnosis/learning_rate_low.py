@@ -2,13 +2,15 @@
 
 The gradient is not zero and groups do tell right from wrong, but the updates are too small to change a response.
 Learning rates of published recipes are for large models and thousands of steps; a warm-up that is longer than the run
-has the same effect.
+has the same effect. Without a distance to the reference, the sum of the rates says how far a weight can have moved;
+where the model's size is known, a rate far below those of such models says more than numbers that wander by chance.
 """
 
 from __future__ import annotations
 
 import math
 
+from verizero.pipeline.config.rates import learning_rate
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
@@ -17,8 +19,12 @@ MAX_DISTANCE = 2e-3
 MAX_WITHOUT_SIGNAL = 0.5
 MAX_SUM_OF_RATES, MIN_CHANGE = 1e-3, 3.0
 """Sum of the rates of all steps, and standard errors of a change, where no distance to the reference is logged."""
+FAR_BELOW, LARGE_CHANGE = 0.1, 0.15
+"""Share of the usual rate for the model's size below which no run of dozens of steps learns, and a share of entropy or
+length by which those change of a policy that moves all the same."""
 USUAL_DISTANCE = 0.03
 """Nats a token that a run of some dozens of steps usually moves."""
+LENGTH = "length/mean"
 MIN_FACTOR, MAX_FACTOR = 3.0, 300.0
 """Factors by which the remedy raises the rate."""
 
@@ -64,18 +70,29 @@ def _by_the_rates(run: RunFacts) -> Finding | None:
         or not run.mean_at_end("grad_norm")
         or (without_signal is not None and without_signal > MAX_WITHOUT_SIGNAL)
         or sum(rates) > MAX_SUM_OF_RATES
-        or any(abs(run.change(name)) >= MIN_CHANGE for name in ("reward/sampled", "entropy", "length/mean"))
     ):
+        return None
+    usual = learning_rate("rewards", run.info["parameters"]) if run.info.get("parameters") else 0.0
+    is_far_below = max(rates) < FAR_BELOW * usual
+    if run.has_learned or any(_has_changed(run, name, is_far_below) for name in ("reward/sampled", "entropy", LENGTH)):
         return None
     return Finding(
         "learning_rate_low",
         "problem",
         0.8,
         f"In {len(rates)} steps neither rewards nor entropy have changed, and the learning rates, at most "
-        f"{max(rates):.1e}, sum to {sum(rates):.1e}: no weight can have moved by more.",
+        f"{max(rates):.1e}, sum to {sum(rates):.1e}: no weight can have moved by more."
+        + (f" Models of this size are usually trained at {usual:.0e}." if is_far_below else ""),
         run.evidence("learning_rate") + run.evidence("reward/sampled") + run.evidence("entropy"),
         _remedy(run, max(rates)),
     )
+
+
+def _has_changed(run: RunFacts, name: str, is_far_below: bool) -> bool:
+    """Return True if a number has changed by more than chance, and also by much where the rate lets it move hardly."""
+    start = run.mean_at_start(name)
+    least = LARGE_CHANGE * abs(start) if is_far_below and start is not None else 0.0
+    return abs(run.change(name)) >= MIN_CHANGE and abs(run.gain(name)) >= least
 
 
 def _remedy(run: RunFacts, highest: float) -> str:

@@ -1,7 +1,8 @@
 """Responses become longer and longer, or shorter and shorter, because the reward pays for length.
 
 A component that counts tokens, or a penalty for them, is easier to learn than the task. Responses that grow because the
-policy thinks longer and is right more often are no fault.
+policy thinks longer and is right more often are no fault. A fixed reward for each character or word is found by the
+rewards themselves, before responses grow: less so much for each, they have as few values as there are verdicts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from statistics import linear_regression
 
 from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.length_pay import WORD, length_pay
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 EXPLAINS = frozenset({"reward_scales"})
@@ -24,6 +26,33 @@ MAX_WEIGHT = 0.05
 
 
 def look(run: RunFacts) -> Finding | None:
+    """Find a reward that pays more for length than for all else, or responses that it makes longer or shorter."""
+    return _paid_by_the_unit(run) or _drift(run)
+
+
+def _paid_by_the_unit(run: RunFacts) -> Finding | None:
+    """Find a fixed reward for each unit of length, of which a response can have more than of anything else."""
+    pay = length_pay(run)
+    if pay is None or pay.rate <= 0 or not run.series("length/mean"):
+        return None
+    # A token has a character or more, and may be a part of a word.
+    limit = max(pay.longest, 0 if pay.unit == WORD else run.setting("rollout", "max_response_tokens", default=0))
+    most = pay.rate * (limit - pay.mean_length)
+    if most <= pay.rest:
+        return None
+    return Finding(
+        "length_drift",
+        "problem",
+        0.9,
+        f"The reward pays {pay.rate:g} for each {pay.unit}. That is {most:.2g} more for a response of the full length "
+        f"than for one of the mean length, and all else pays {pay.rest:.2g} at most.",
+        run.evidence("reward/sampled") + run.evidence("length/mean"),
+        _remedy(run),
+        EXPLAINS,
+    )
+
+
+def _drift(run: RunFacts) -> Finding | None:
     """Find responses that grow by half and are not right more often, or that a penalty makes shorter and wrong."""
     first_length, last_length = run.mean_at_start("length/mean"), run.mean_at_end("length/mean")
     if not first_length or last_length is None:

@@ -12,7 +12,18 @@ from verizero.pipeline.diagnosis.finding import LEVELS, Finding, Level
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
 OTHER_FILES = frozenset(
-    {"answer_numbers", "any_run", "cards", "finding", "group_answers", "logs", "page", "ranking", "run_facts"}
+    {
+        "answer_numbers",
+        "any_run",
+        "cards",
+        "finding",
+        "group_answers",
+        "length_pay",
+        "logs",
+        "page",
+        "ranking",
+        "run_facts",
+    }
 )
 LEVEL_IF_EXPLAINED: Level = "note"
 

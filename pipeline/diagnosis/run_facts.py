@@ -101,17 +101,23 @@ class RunFacts:
         return _mean([p.value for p in self.series(name)[-NUM_COMPARED:]])
 
     def change(self, name: str) -> float:
-        """Return a metric's mean over the last third of its steps less that over the first, in standard errors.
+        """Return `gain` in standard errors; of a metric that never varies, in ten-thousandths."""
+        first, last = self._thirds(name)
+        if not first:
+            return 0.0
+        error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / len(first))
+        return self.gain(name) / max(error, 1e-4)
 
-        0 if there are fewer than 6 steps. Of a metric that never varies, its change in ten-thousandths.
-        """
+    def gain(self, name: str) -> float:
+        """Return a metric's mean over the last third of its steps less that over the first; 0 of fewer than 6 steps."""
+        first, last = self._thirds(name)
+        return statistics.fmean(last) - statistics.fmean(first) if first else 0.0
+
+    def _thirds(self, name: str) -> tuple[list[float], list[float]]:
+        """Return a metric's values in the first and the last third of its steps; empty if these are below two."""
         values = [p.value for p in self.series(name)]
         third = len(values) // 3
-        if third < 2:
-            return 0.0
-        first, last = values[:third], values[-third:]
-        error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / third)
-        return (statistics.fmean(last) - statistics.fmean(first)) / max(error, 1e-4)
+        return (values[:third], values[-third:]) if third >= 2 else ([], [])
 
     def share(self, part: str, whole: str, at_end: bool = False) -> float | None:
         """Return count `part` over count `whole`, in the first or last steps; None if either is missing."""

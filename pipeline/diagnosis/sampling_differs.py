@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.run_facts import NUM_COMPARED, RunFacts
 
-EXPLAINS = frozenset({"engine_mismatch", "learning_rate_high", "entropy_collapse", "ratios_explode"})
+EXPLAINS = frozenset(
+    {"engine_mismatch", "learning_rate_high", "entropy_collapse", "ratios_explode", "wrong_references"}
+)
 MIN_K1, MIN_LOST = 0.01, 0.03
 MIN_GAP_AT_START, MIN_GAP = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small

@@ -2,20 +2,26 @@
 
 A policy that is right on held-out prompts and wrong on those it trains on, with most samples of a prompt giving the
 same answer, has probably read the prompt better than the data. The more samples agree, the surer that is.
+
+Without held-out prompts, groups show it that agree on an answer of which none is accepted, where other groups are
+solved often. Fewer than a third of wrong references look like prompts that are hard.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from verizero.pipeline.diagnosis.finding import Evidence, Finding
-from verizero.pipeline.diagnosis.group_answers import group_answers
+from verizero.pipeline.diagnosis.group_answers import GroupAnswers, group_answers
 from verizero.pipeline.diagnosis.run_facts import ROLLOUTS, RunFacts, Sample, by_group
 
-EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
+EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low", "entropy_collapse"})
 MIN_AGREEING, MIN_GAP = 0.5, 0.15
 MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
 MIN_MAJORITIES, MIN_REFUSED_MAJORITIES = 20, 0.75
+MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 0.4, 0.25
+"""Share of the clear majorities whose group has no right response, and share of right ones in groups that have any."""
 COLD_TEMPERATURE = 0.4
 """A temperature at which responses agree whatever they know."""
 
@@ -38,13 +44,7 @@ def look(run: RunFacts) -> Finding | None:
             f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, {share_right:.0%} of the first "
             f"training responses were right, and in {len(refused_groups)} of {len(groups)} groups most responses "
             "agree on an answer that is refused: references of the training rows are wrong.",
-            (
-                *run.evidence_of_right(domain, 0),
-                *(
-                    Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}")
-                    for s in refused_samples
-                ),
-            ),
+            run.evidence_of_right(domain, 0) + _refused(refused_samples),
             "check some answers of data.train by hand, and the column that data.train[].mapping.answer names",
             EXPLAINS,
         )
@@ -56,11 +56,14 @@ def _refused_majorities(run: RunFacts) -> Finding | None:
     if (
         run.before_and_after()
         or (answers := group_answers(run)) is None
-        or answers.majorities < MIN_MAJORITIES
-        or len(answers.refused_majorities) < MIN_REFUSED_MAJORITIES * answers.majorities
         or (run.mean_at_start("temperature") or 1.0) < COLD_TEMPERATURE
     ):
         return None
+    if (
+        answers.majorities < MIN_MAJORITIES
+        or len(answers.refused_majorities) < MIN_REFUSED_MAJORITIES * answers.majorities
+    ):
+        return _unsolved_majorities(answers)
     share = len(answers.refused_majorities) / answers.majorities
     return Finding(
         "wrong_references",
@@ -68,12 +71,43 @@ def _refused_majorities(run: RunFacts) -> Finding | None:
         min(1.0, share),
         f"In {answers.majorities} groups half of the responses or more agree on an answer, and in {share:.0%} of these "
         "it is refused: references are probably wrong.",
-        tuple(
-            Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}")
-            for s in answers.refused_majorities[:3]
-        ),
+        _refused(answers.refused_majorities),
         "check some reference answers by hand, and the column that they are read from",
         EXPLAINS,
+    )
+
+
+def _unsolved_majorities(answers: GroupAnswers) -> Finding | None:
+    """Find that many groups agree on a refused answer and have no right response, while others are solved often.
+
+    A model that errs agrees with itself less the harder the prompt is, and is right now and then where it agrees. A
+    wrong reference is met by nobody, however well the prompt is solved.
+    """
+    unsolved = answers.unsolved_majorities
+    if (
+        answers.clear_majorities < MIN_MAJORITIES
+        or len(unsolved) < MIN_UNSOLVED_MAJORITIES * answers.clear_majorities
+        or answers.solved is None
+        or answers.solved < MIN_SOLVED
+    ):
+        return None
+    share = len(unsolved) / answers.clear_majorities
+    return Finding(
+        "wrong_references",
+        "warning",
+        min(1.0, 0.4 + share),
+        f"In {answers.clear_majorities} groups most responses agree on an answer. In {share:.0%} of these nobody is "
+        f"right, and where anybody is, {answers.solved:.0%} are: references are probably wrong for a part of the rows, "
+        "or a part of the prompts asks what the model always gets wrong.",
+        _refused(unsolved),
+        "check the reference answers of these prompts by hand",
+        EXPLAINS - {"false_negatives"},
+    )
+
+
+def _refused(samples: Sequence[Sample]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}") for s in samples[:3]
     )
 
 

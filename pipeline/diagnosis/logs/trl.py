@@ -160,7 +160,7 @@ def read(path: Path) -> Logged:
         if (arguments := state.parent / ARGUMENTS).is_file():
             logged.settings |= arguments_of(arguments)
             logged.files.append(str(arguments))
-        logged.model = model_facts(state.parent)
+        logged.model = model_facts(state.parent) | _size(state.parent)
     if (folder / COMPLETIONS).is_dir():
         _read_completions(folder / COMPLETIONS, logged)
     return logged
@@ -250,6 +250,19 @@ def shown(messages: Any) -> str:
         return "" if messages is None else str(messages)
     texts = [str(m.get("content") or "") if isinstance(m, Mapping) else str(m) for m in messages]
     return texts[0] if len(texts) == 1 else "\n".join(texts)
+
+
+def _size(folder: Path) -> dict[str, int]:
+    """Return about how many parameters the model has whose configuration is there; a folder of adapters has none."""
+    try:
+        own = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        text = own.get("text_config") or own  # of a model that sees
+        width, layers, words = (int(text[n]) for n in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        inner = int(text.get("intermediate_size") or 4 * width)
+        experts = int(text.get("num_local_experts") or text.get("num_experts") or 1)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {"parameters": layers * (4 * width * width + 3 * width * inner * experts) + words * width}
 
 
 def model_facts(folder: Path) -> dict[str, Any]:
