@@ -80,7 +80,7 @@ def _by_the_rates(run: RunFacts) -> Finding | None:
         "learning_rate_low",
         "problem",
         0.8,
-        f"In {len(rates)} steps neither rewards nor entropy have changed, and the learning rates, at most "
+        f"In {len(rates)} steps neither rewards nor entropy have changed by much, and the learning rates, at most "
         f"{max(rates):.1e}, sum to {sum(rates):.1e}: no weight can have moved by more."
         + (f" Models of this size are usually trained at {usual:.0e}." if is_far_below else ""),
         run.evidence("learning_rate") + run.evidence("reward/sampled") + run.evidence("entropy"),

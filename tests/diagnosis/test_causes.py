@@ -23,6 +23,7 @@ from tests.source import ROOT
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.diagnosis.finding import Finding
+from verizero.pipeline.diagnosis.length_pay import length_pay
 from verizero.pipeline.diagnosis.ranking import causes, diagnose
 from verizero.pipeline.diagnosis.run_facts import RunFacts, read
 from verizero.pipeline.errors import DataError, RunError
@@ -346,6 +347,31 @@ def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid()
     paid = [replace(s.row, reward=s.row.score + 0.1 * s.row.length) for s in run.samples]
     run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, paid, strict=True)))
     assert place_of("length_drift", diagnose(run)) == 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "pay", "is_found"),
+    [
+        (lambda row: row.score + row.length / 3, ("token", 0.333333, 1.0), True),
+        (lambda row: row.score + 0.2 * len(row.response.split()), ("word", 0.2, 1.0), True),
+        (lambda row: 0.5 * row.length, ("token", 0.5, 0.0), True),
+        (lambda row: row.score + 0.001 * row.length, ("token", 0.001, 1.0), False),
+        (lambda row: row.score - 0.1 * row.length, ("token", -0.1, 1.0), False),
+        (lambda row: row.score, None, False),
+        (lambda row: row.score + 0.01 * (row.length * 7919 % 101), None, False),
+    ],
+    ids=["tokens", "words", "nothing else", "little", "penalty", "verdicts", "other numbers"],
+)
+def test_pay_for_length_is_found_by_its_fixed_number_where_it_is_the_most(
+    reward: Callable[[Any], float], pay: tuple[str, float, float] | None, is_found: bool
+) -> None:
+    run = healthy()
+    rows = [replace(s.row, length=s.row.length + i % 7, response="so " * (i % 29)) for i, s in enumerate(run.samples)]
+    rows = [replace(row, reward=reward(row)) for row in rows]
+    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+    found = length_pay(run)
+    assert (None if found is None else (found.unit, round(found.rate, 6), round(found.rest, 6))) == pay
+    assert (place_of("length_drift", diagnose(run)) is not None) == is_found
 
 
 def test_equal_last_turns_of_episodes_may_have_other_outcomes() -> None:

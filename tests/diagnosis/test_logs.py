@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -189,6 +191,26 @@ def test_a_rule_without_its_numbers_says_so_and_is_silent(
     assert not {f.cause for f in diagnosis.findings} & set(silent)
 
 
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda own: own, True),
+        (lambda own: {"text_config": own}, True),
+        (lambda own: own | {"hidden_size": 4096, "num_hidden_layers": 32}, False),
+        (lambda own: {"model_type": "unknown"}, False),
+    ],
+    ids=["small", "small, with images", "large", "unknown"],
+)
+def test_numbers_that_wander_are_weighed_by_the_rate_for_the_models_size(
+    change: Callable[[dict[str, Any]], dict[str, Any]], wanted: bool, tmp_path: Path
+) -> None:
+    """The rate of large models, in a small one whose entropy and reward wandered by three standard errors."""
+    folder = unpack(RECORDED / "default_rate-4.tar.xz", tmp_path)
+    config = next(folder.glob("checkpoint-*/config.json"))
+    config.write_text(json.dumps(change(json.loads(config.read_text()))))
+    assert ("learning_rate_low" in {f.cause for f in diagnosed([folder]).findings}) == wanted
+
+
 def test_reading_runs_nothing_of_the_folder_and_needs_no_torch(tmp_path: Path) -> None:
     folder = recorded("default_rate", tmp_path)
     marker = tmp_path / "ran"
@@ -226,13 +248,24 @@ def test_a_script_is_checked_before_it_runs(tmp_path: Path, capsys: pytest.Captu
     script = tmp_path / "train_grpo.py"
     script.write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w')\nrate = 3e-3\n"
-        "args = GRPOConfig(learning_rate=rate, beta=2.0, num_generations=8)\n"
+        "args = GRPOConfig(learning_rate=rate,\nbeta=2.0, num_generations=8)\n"
     )
     assert main(["diagnose", "--before", str(script), "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert [f["cause"] for f in found] == ["kl_too_strong", "learning_rate_high"]
     assert "GRPOConfig" in found[0]["remedy"]
+    assert [e["line"] for f in found for e in f["evidence"]] == [4, 3]
     assert not (tmp_path / "ran").exists()
+    command = tmp_path / "train.sh"
+    command.write_text("python -m verl.trainer.main_ppo \\\n  actor_rollout_ref.rollout.n=8 \\\n  actor.lr=2\n")
+    config = tmp_path / "ppo.yaml"
+    config.write_text("actor_rollout_ref:\n  actor:\n    optim:\n      lr: 0.5\n  rollout:\n    top_p: 0.1\n")
+    findings, _ = check([str(command), str(config), "actor_rollout_ref.rollout.n=1"], None)
+    assert sorted((Path(e.file).name, e.line) for f in findings for e in f.evidence) == [
+        ("actor_rollout_ref.rollout.n=1", 1),
+        ("ppo.yaml", 4),
+        ("ppo.yaml", 6),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from verizero.pipeline.diagnosis.finding import Evidence, Finding, Level
 from verizero.pipeline.diagnosis.logs import find
 from verizero.pipeline.diagnosis.logs.facts import recipe_of
 from verizero.pipeline.diagnosis.logs.logged import Logged
-from verizero.pipeline.diagnosis.logs.script import settings_of_file, words_of
+from verizero.pipeline.diagnosis.logs.script import line_of, settings_of_file, words_of
 from verizero.pipeline.diagnosis.logs.tool import Tool
 from verizero.pipeline.diagnosis.logs.words import ANY_TOOL
 from verizero.pipeline.diagnosis.ranking import ranked
@@ -86,9 +86,12 @@ def check(words: Sequence[str], name: str | None) -> tuple[list[Finding], str]:
     Raises: ConfigError if no option of a trainer is among them.
     """
     settings: dict[str, Any] = {}
+    given_by: dict[str, str] = {}
     for word in words:
         path = Path(word)
-        settings |= settings_of_file(path) if path.is_file() else words_of([word])
+        own = settings_of_file(path) if path.is_file() else words_of([word])
+        settings |= own
+        given_by |= dict.fromkeys(own, word)
     tool = find.TOOLS[name] if name in find.TOOLS else _tool_of(settings)
     logged = Logged(settings=settings)
     facts = RunFacts(recipe_of(logged, tool), (), (), ())
@@ -98,17 +101,19 @@ def check(words: Sequence[str], name: str | None) -> tuple[list[Finding], str]:
         value = facts.setting(*asked.field.split("."))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and asked.algorithm in (None, algorithm) and asked.is_odd(value):
-            findings.append(_finding(tool, settings, words[0], asked, value))
+            findings.append(_finding(tool, settings, given_by, asked, value))
     known = sum(option in tool.options for option in settings)
     return ranked(findings), f"{known} options of {tool.title} were read, without running anything: {', '.join(words)}"
 
 
-def _finding(tool: Tool, settings: dict[str, Any], file: str, asked: Check, value: float) -> Finding:
+def _finding(tool: Tool, settings: dict[str, Any], given_by: dict[str, str], asked: Check, value: float) -> Finding:
     option = next(name for name, own in tool.options.items() if own.field == asked.field and name in settings)
     shown = tool.written.format(option=option, value=settings[option])
     remedy = tool.remedies.get(asked.cause) or ANY_TOOL[asked.cause]
     sentence = asked.sentence.format(value)
-    return Finding(asked.cause, asked.level, asked.confidence, sentence, (Evidence(file, 1, shown),), remedy)
+    word = given_by[option]
+    evidence = Evidence(word, line_of(Path(word), option) if Path(word).is_file() else 1, shown)
+    return Finding(asked.cause, asked.level, asked.confidence, sentence, (evidence,), remedy)
 
 
 def _tool_of(settings: dict[str, Any]) -> Tool:

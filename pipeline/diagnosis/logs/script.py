@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,30 @@ def arguments_in(text: str) -> dict[str, Any]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = _constant(node.value, {})
             names[node.targets[0].id] = None if node.targets[0].id in names else value
-    arguments: dict[str, Any] = {}
+    return {
+        word.arg: value
+        for word in _keywords(tree)
+        if word.arg is not None and (value := _constant(word.value, names)) is not None
+    }
+
+
+def line_of(path: Path, option: str) -> int:
+    """Return the line of a script or configuration that gives an option; 1 if it is not found."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return next((word.value.lineno for word in _keywords(ast.parse(text)) if word.arg == option), 1)
+    for name in (option, option.rpartition(".")[2]):
+        given = re.compile(rf"(?<!\w){re.escape(name)}[\s\"']*[=:\s]")
+        if found := next((n for n, line in enumerate(text.splitlines(), 1) if given.search(line)), None):
+            return found
+    return 1
+
+
+def _keywords(tree: ast.AST) -> Iterator[ast.keyword]:
+    """Yield the arguments with a name in calls of configuration classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and CONFIG_CLASS.match(_name(node.func)):
-            for keyword in node.keywords:
-                if keyword.arg is not None and (value := _constant(keyword.value, names)) is not None:
-                    arguments[keyword.arg] = value
-    return arguments
+            yield from node.keywords
 
 
 def _name(node: ast.expr) -> str:
