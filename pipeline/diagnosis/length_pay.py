@@ -24,7 +24,7 @@ WORD = "word"
 
 @dataclass(frozen=True, slots=True)
 class LengthPay:
-    """What a reward pays for length."""
+    """Reward for length, next to that for all else."""
 
     unit: str
     """Character, token or word."""
@@ -74,11 +74,11 @@ def _reward(row: RolloutRow) -> float:
 
 def _most(values: Sequence[float]) -> list[float]:
     """Return the most frequent values, which `MOST` of all are."""
-    found: list[float] = []
+    frequent: list[float] = []
     seen = 0
     for value, times in Counter(round(v, 4) for v in values).most_common():
         if seen >= MOST * len(values):
             break
-        found.append(value)
+        frequent.append(value)
         seen += times
-    return found
+    return frequent

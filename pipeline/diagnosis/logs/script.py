@@ -68,10 +68,12 @@ def line_of(path: Path, option: str) -> int:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return next((word.value.lineno for word in _keywords(ast.parse(text)) if word.arg == option), 1)
+    lines = text.splitlines()
     for name in (option, option.rpartition(".")[2]):
-        given = re.compile(rf"(?<!\w){re.escape(name)}[\s\"']*[=:\s]")
-        if found := next((n for n, line in enumerate(text.splitlines(), 1) if given.search(line)), None):
-            return found
+        pattern = re.compile(rf"(?<!\w){re.escape(name)}[\s\"']*[=:\s]")
+        numbers = [n for n, line in enumerate(lines, 1) if pattern.search(line)]
+        if numbers:
+            return numbers[0]
     return 1
 
 
