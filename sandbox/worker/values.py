@@ -76,10 +76,10 @@ _ALONE = _references(Entry([], []))
 
 
 def _contents(obj: Any) -> list[Any]:
-    if arrays.is_array(obj):
-        return [arrays.items_of(obj)]
-    if type(obj) not in _CONTAINERS:  # a record
-        obj = vars(obj)
+    if type(obj) not in _CONTAINERS:
+        if arrays.is_array(obj):
+            return [arrays.items_of(obj)]
+        obj = vars(obj)  # a record
     return [*obj.keys(), *obj.values()] if type(obj) in _DICTS else list(obj)
 
 
