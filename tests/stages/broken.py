@@ -48,7 +48,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
 
 
 def killed(folder: Path, *overrides: str) -> dict[str, Any]:
-    """How the runs ended that the driver of kills makes of the tiny recipe with these overrides."""
+    """How the runs ended that the driver of kills makes of the tiny recipe, or a named one, with these overrides."""
     command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), *overrides]
     done = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

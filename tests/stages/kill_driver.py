@@ -1,11 +1,11 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
-Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of more
-than its start and SFT only the kills around an update are tried, or around a roll-back where `guard` is among them, or
-in and between turns where `episodes` are; where they name more stages than RL, one run is killed in each of them, again
-and again. Children are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a
-second and not an interpreter's start. A run is killed several times, and what any of its kills changes would still be
-there at its end.
+Run as a script: `python -m tests.stages.kill_driver FOLDER [RECIPE.yaml] [a.b=c …]`; prints one JSON object. A recipe
+takes the place of the tiny one. With overrides of more than its start and SFT only the kills around an update are
+tried, or around a roll-back where `guard` is among them, or in and between turns where `episodes` are; where they name
+more stages than RL, one run is killed in each of them, again and again. Children are forked after the imports (torch
+has run nothing in parallel by then), so that a kill costs a second and not an interpreter's start. A run is killed
+several times, and what any of its kills changes would still be there at its end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import torch
 from tests.stages.sessions import run_all
 from tests.stages.start import ONLY_RL
 from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.environments.agent import Agent
 from verizero.pipeline.environments.guess import Guess
 from verizero.pipeline.environments.tool_use import ToolEpisode
@@ -42,7 +44,13 @@ from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.whole_run import finish
 
-CONFIG = tiny(overrides=sys.argv[2:] if __name__ == "__main__" else ())
+
+def config_of(words: list[str]) -> RunConfig:
+    """The tiny recipe with these overrides, or the recipe whose file the first word names."""
+    return load_recipe(Path(words[0]), words[1:]) if words and words[0].endswith(".yaml") else tiny(overrides=words)
+
+
+CONFIG = config_of(sys.argv[2:] if __name__ == "__main__" else [])
 
 
 def die() -> None:

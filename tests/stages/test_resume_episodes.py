@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.processes import others, until
-from tests.stages.broken import all_survived, killed, run
+from tests.stages.broken import ROOT, all_survived, killed, run
 from tests.stages.kill_driver import IN_TURNS, WITH_AGENTS
 from tests.stages.tiny import tiny
 
@@ -25,15 +25,25 @@ FEW = (
     "episodes.cut_turn=answer",
 )
 NUMBERS = "generator: {name: guess, params: {high: 6, num_demonstrations: 300}}"
-GAMES = {
-    "guess": f"data.train=[{{{NUMBERS}}}]",
-    "calculator": "data.train=[{generator: {name: calculator, params: {num_train: 20, num_demonstrations: 300}}}]",
-}
+SHORT = (
+    *("sft.batch_size=8", "checkpoint={every_steps: 1, keep: 2}", "train.threads=1", "report.trackers=[]"),
+    "data.train=[{generator: {name: calculator, params: {num_train: 20, num_demonstrations: 300}}}]",
+)
+"""With FEW, a shipped recipe in short form."""
 
 
-@pytest.mark.parametrize(("game", "staleness"), [("guess", 0), ("guess", 1), ("calculator", 1)])
-def test_killed_and_resumed_equals_never_killed(game: str, staleness: int, tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, *FEW, GAMES[game], f"rollout.max_staleness={staleness}"), len(IN_TURNS))
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) -> None:
+    sources = f"data.train=[{{{NUMBERS}}}]"
+    all_survived(killed(tmp_path, *FEW, sources, f"rollout.max_staleness={staleness}"), len(IN_TURNS))
+
+
+def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
+    recipe = ROOT / "configs" / "episodes" / "calculator.yaml"
+    all_survived(killed(tmp_path, str(recipe), *FEW, *SHORT, "rollout.max_staleness=1"), len(IN_TURNS))
+    for step in metrics(tmp_path / "whole"):
+        assert step["tree/ratio"] > 1.2
+        assert step["tokens/prefilled"] < 0.5 * step["tokens/prompted"]
 
 
 AGENT = """
