@@ -29,6 +29,9 @@ NAME = "verizero_runs"
 MIN_CALL_TOKENS = 512
 """A call of attention with fewer tokens is not ended early: it costs as much as some padding."""
 
+Stretch = tuple[int, int]
+"""The first of some numbers that follow one another, and how many they are."""
+
 
 @dataclass(frozen=True)  # with room for what is cached
 class Runs:
@@ -59,35 +62,37 @@ class Runs:
         """
         num_rows: Counter[int] = Counter(run.number for path in paths for run in path)
         stops = _stops(paths, ends)
-        place = torch.zeros(len(paths), width, dtype=torch.int64)
-        source, positions, keys, pieces = list[Tensor](), list[Tensor](), list[Tensor](), list[Piece]()
+        source, keys, pieces = list[Stretch](), list[Stretch](), list[Piece]()
+        in_rows, computed = list[Stretch](), list[Stretch]()  # places among B * T, and the tokens computed for them
         total = num_keys = 0
-        seen_by: dict[int, Tensor] = {}  # the tokens that each run sees, its own included
+        starts: dict[int, int] = {}  # the first computed token of each run
         for i, path in enumerate(paths):
-            before = torch.zeros(0, dtype=torch.int64)
+            seen, begin = list[Stretch](), 0
             for run, following in zip_longest(path, path[1:]):
                 # Runs that the same rows have are one piece.
                 if following is not None and num_rows[following.number] == num_rows[run.number]:
                     continue
-                begin, stop = len(before), stops[run.number]
-                if run.number not in seen_by:
-                    own = torch.arange(begin, stop)
-                    seen_by[run.number] = torch.cat([before, own + (total - begin)])
-                    source.append(i * width + own)
-                    positions.append(own)
-                    if len(own):
-                        keys.append(seen_by[run.number])
-                        pieces.append(Piece(total, len(own), begin, num_keys))
-                        total, num_keys = total + len(own), num_keys + stop
-                before = seen_by[run.number]
-            place[i, : len(before)] = before
-        if padding := packed_width(total, most, device) - total:
+                stop, size = stops[run.number], stops[run.number] - begin
+                is_new = run.number not in starts
+                seen.append((starts.setdefault(run.number, total), size))
+                in_rows.append((i * width + begin, size))
+                if is_new and size:
+                    source.append(in_rows[-1])
+                    keys += seen
+                    pieces.append(Piece(total, size, begin, num_keys))
+                    total, num_keys = total + size, num_keys + stop
+                begin = stop
+            computed += seen
+        place = torch.zeros(len(paths) * width, dtype=torch.int64)
+        place[_joined(in_rows)] = _joined(computed)
+        tokens, padding = _joined(source), packed_width(total, most, device) - total
+        if padding:  # any token: nothing reads its state
             pieces.append(Piece(total, padding, 0, num_keys))
-            source.append(torch.zeros(padding, dtype=torch.int64))  # any token: nothing reads its state
-            positions.append(torch.arange(padding))
-            keys.append(total + positions[-1])
+            keys.append((total, padding))
         pieces = [piece for call in _alike(pieces) for piece in call]
-        return cls(torch.cat(source), torch.cat(positions), place, torch.cat(keys), torch.tensor(pieces), tuple(pieces))
+        positions = torch.cat([tokens % width, torch.arange(padding)])
+        places = F.pad(tokens, (0, padding)), positions, place.view(-1, width)
+        return cls(*places, _joined(keys), torch.tensor(pieces), tuple(pieces))
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the layout, in the order in which `with_tensors` takes them."""
@@ -136,6 +141,12 @@ class Runs:
         ends = size.index_select(0, in_order).cumsum(0)
         of = in_order.index_select(0, torch.searchsorted(ends, token, right=True))  # the piece of each token
         return tuple(calls), token + (torch.cat(begins) - start).index_select(0, of)
+
+
+def _joined(stretches: Sequence[Stretch]) -> Tensor:
+    """Return int64 [n]: the numbers of all stretches, one after another."""
+    first, size = torch.tensor(stretches, dtype=torch.int64).view(-1, 2).unbind(1)
+    return torch.arange(int(size.sum())) + (first + size - size.cumsum(0)).repeat_interleave(size)
 
 
 def _stops(paths: Sequence[Path], ends: bool) -> dict[int, int]:
