@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,32 @@ def charts_drawn_once() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def end_default_group() -> Iterator[None]:
-    """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it."""
+    """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it.
+
+    Freeze again what vLLM unfreezes at its end: each further collection would look through all of it for a second.
+    """
     yield
+    if not gc.get_freeze_count():
+        gc.freeze()
     if "torch.distributed" in sys.modules and (dist := sys.modules["torch.distributed"]).is_initialized():
         dist.destroy_process_group()
 
 
+@cache
+def imports_vllm(file: Path) -> bool:
+    """True for a file whose tests import vLLM into their process."""
+    return "\npytestmark = [pytest.mark.integration, needs_vllm]" in file.read_text(encoding="utf-8")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files of vLLM's engine to one process, as to import vLLM takes ten seconds of a core."""
+    """Give all files that import vLLM to one process, as the import takes ten seconds of a core."""
     from xdist.scheduler.loadfile import LoadFileScheduling
 
     class VllmTogether(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "vllm" if file.startswith("tests/rollout/test_vllm_") else file
+            return "vllm" if imports_vllm(config.rootpath / file) else file
 
     return VllmTogether(config, log)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.models.families import build
+from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_engine import EOS, REQUESTS, SMALL, check_responses
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.models.lora import Adapted
@@ -18,8 +19,7 @@ from verizero.pipeline.rollout.vllm_adapters import VllmAdapters
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
-pytest.importorskip("vllm", reason="make install-engines")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_vllm]
 
 
 class Pair:

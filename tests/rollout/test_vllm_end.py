@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_engine import Colocated, check_greedy
 from verizero.pipeline.models.compiled import COMPILE_THREADS
 from verizero.pipeline.rollout.vllm_engine import sleeping_bytes
 
-pytest.importorskip("vllm", reason="make install-engines")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_vllm]
 
 
 @pytest.mark.parametrize("of_trainer", [True, False])
@@ -25,7 +25,7 @@ def test_its_memory_is_free_and_the_trainers_group_stays(of_trainer: bool, monke
     """The second time a second engine starts where the first one was."""
     import torch._inductor.config as inductor
 
-    monkeypatch.delenv(COMPILE_THREADS, raising=False)  # set by the import of vLLM above
+    monkeypatch.delenv(COMPILE_THREADS, raising=False)
     if of_trainer:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.models.families import build, next_logits, scatter
+from tests.rollout.real_vllm import needs_vllm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
@@ -19,8 +20,7 @@ from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.sampling import cut_off
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
-pytest.importorskip("vllm", reason="make install-engines")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_vllm]
 
 EOS = (1, 5)
 SMALL = VllmConfig(kv_cache_gib=0.1, arguments={"max_num_batched_tokens": 96})

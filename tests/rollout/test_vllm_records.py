@@ -10,6 +10,7 @@ import pytest
 
 from tests.models.families import build
 from tests.rollout.fake_server import FakeServer, pool_of
+from tests.rollout.real_vllm import needs_vllm
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
@@ -121,11 +122,8 @@ def test_a_servers_answer_has_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@needs_vllm
 class TestVllmsOwnClasses:
-    @pytest.fixture(autouse=True)
-    def _need_vllm(self) -> None:
-        pytest.importorskip("vllm", reason="make install-engines")
-
     def test_its_lists_of_sets(self) -> None:
         from vllm.outputs import SamplingMask
         from vllm.v1.outputs import SamplingMaskLists

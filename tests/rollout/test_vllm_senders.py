@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_transfer import WEIGHTS
 
-pytest.importorskip("vllm", reason="make install-engines")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_vllm]
 
 
 class Client:

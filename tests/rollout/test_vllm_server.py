@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from tests.models.families import build, scatter
 from tests.processes import until
 from tests.rollout.fake_server import FakeServer, pool_of
+from tests.rollout.real_vllm import needs_vllm
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
@@ -374,7 +374,6 @@ def follow(folder: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
+@needs_vllm
 def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("make install-engines")
     warm(VLLM).call(follow, folder)  # a fork that has vLLM, which the server is a fork of

@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.words import folder_of, words_of
 from tests.models.gguf_files import tiny_llama, write_gguf
+from tests.rollout.real_vllm import needs_vllm
 from tests.train.rank_group import installed
 from tests.warm import VLLM as WITH_VLLM
 from tests.warm import warm
@@ -67,8 +68,8 @@ def test_it_runs_from_a_tiny_file_with_all_weights_or_adapters(changes: Sequence
 
 @pytest.mark.integration
 @pytest.mark.slow
+@needs_vllm
 def test_it_runs_with_vllm(tmp_path: Path) -> None:
-    pytest.importorskip("vllm", reason="make install-engines")
     recipe, _ = of_seconds(tmp_path, VLLM, head_width=32)
     warm(WITH_VLLM).call(train, recipe, RECIPES, folder_of(recipe), "auto", Silent())
     assert_whole(folder_of(recipe))

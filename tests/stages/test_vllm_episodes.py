@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.rollout.real_vllm import needs_vllm
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import recipe, rows
 from tests.warm import VLLM, warm
@@ -53,10 +53,9 @@ def played(config: RunConfig, folder: Path) -> list[tuple[tuple[int, ...], list[
 
 
 @pytest.mark.slow
+@needs_vllm
 @pytest.mark.parametrize(("how", "next_turn"), [("vllm", "together"), ("vllm_server", "as_ready")])
 def test_episodes_are_sampled_as_the_trainer_computes_them(how: str, next_turn: str, tmp_path: Path) -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("make install-engines")
     vllm = {"servers": 1, "concurrency": 8} if how == "vllm_server" else {}
     episodes = {**GAMES["episodes"], "next_turn": next_turn}
     config = recipe(how, 2, **{**GAMES, "episodes": episodes, "rollout": {"engine": how, "vllm": vllm}})
