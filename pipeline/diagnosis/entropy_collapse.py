@@ -13,6 +13,8 @@ from verizero.pipeline.diagnosis.run_facts import RunFacts
 MAX_ENTROPY_LEFT, MAX_GAIN = 0.65, 0.02
 MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE = 0.85, 0.2
 """Share of the first entropy that is left, and gain of the reward; the second pair for an entropy term below 0."""
+MAX_ENTROPY_LEFT_UNTESTED = 0.5
+"""Share of the first entropy where no evaluation shows whether the policy has learned: rewards of training wander by more."""
 
 
 def look(run: RunFacts) -> Finding | None:
@@ -20,9 +22,9 @@ def look(run: RunFacts) -> Finding | None:
     first_entropy, last_entropy = run.mean_at_start("entropy"), run.mean_at_end("entropy")
     first_reward, last_reward = run.mean_at_start("reward/sampled"), run.mean_at_end("reward/sampled")
     coef = run.setting(run.section, "algorithm", "entropy_coef", default=0.0)
-    max_left, max_gain = (
-        (MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE) if coef < 0 else (MAX_ENTROPY_LEFT, MAX_GAIN)
-    )
+    max_left, max_gain = MAX_ENTROPY_LEFT if run.evaluations else MAX_ENTROPY_LEFT_UNTESTED, MAX_GAIN
+    if coef < 0:
+        max_left, max_gain = MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE
     if (
         not first_entropy
         or last_entropy is None

@@ -20,7 +20,7 @@ EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low", "entro
 MIN_AGREEING, MIN_GAP = 0.5, 0.15
 MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
 MIN_MAJORITIES, MIN_REFUSED_MAJORITIES = 20, 0.75
-MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 0.4, 0.25
+MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 1 / 3, 0.25
 """Share of the clear majorities whose group has no right response, and share of right ones in groups that have any."""
 COLD_TEMPERATURE = 0.4
 """A temperature at which responses agree whatever they know."""
