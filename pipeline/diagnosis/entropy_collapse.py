@@ -14,7 +14,9 @@ MAX_ENTROPY_LEFT, MAX_GAIN = 0.65, 0.02
 MAX_ENTROPY_LEFT_IF_NEGATIVE, MAX_GAIN_IF_NEGATIVE = 0.85, 0.2
 """Share of the first entropy that is left, and gain of the reward; the second pair for an entropy term below 0."""
 MAX_ENTROPY_LEFT_UNTESTED = 0.5
-"""Share of the first entropy where no evaluation shows whether the policy has learned: rewards of training wander by more."""
+"""The same share where no evaluation shows whether the policy has learned: training rewards wander more."""
+EXPLAINS_IF_NEGATIVE = frozenset({"wrong_references"})
+"""A policy that is sure agrees with itself on wrong answers too."""
 
 
 def look(run: RunFacts) -> Finding | None:
@@ -46,4 +48,5 @@ def look(run: RunFacts) -> Finding | None:
         + (f" The entropy term has the coefficient {coef:g}, which rewards being sure." if coef < 0 else ""),
         run.evidence("entropy") + run.evidence("reward/sampled"),
         f"--set {field}={abs(coef) / 100:g}" if coef < 0 else f"--set {field}=0.003, or a smaller learning rate",
+        EXPLAINS_IF_NEGATIVE if coef < 0 else frozenset(),
     )

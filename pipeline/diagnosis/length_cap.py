@@ -11,7 +11,7 @@ from verizero.pipeline.diagnosis.end_token_missing import MIN_ANSWERED, share_an
 from verizero.pipeline.diagnosis.finding import Finding
 from verizero.pipeline.diagnosis.run_facts import RunFacts
 
-EXPLAINS = frozenset({"length_drift", "false_negatives", "too_hard", "constant_reward"})
+EXPLAINS = frozenset({"length_drift", "false_negatives", "too_hard", "constant_reward", "wrong_references"})
 MIN_CUT, MAX_CUT = 0.15, 0.9
 MAX_CUT_IF_LEARNED, MIN_RIGHT_IF_LEARNED = 0.1, 0.7
 

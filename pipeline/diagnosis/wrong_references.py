@@ -4,7 +4,7 @@ A policy that is right on held-out prompts and wrong on those it trains on, with
 same answer, has probably read the prompt better than the data. The more samples agree, the surer that is.
 
 Without held-out prompts, groups show it that agree on an answer of which none is accepted, where other groups are
-solved often. Fewer than a third of wrong references look like prompts that are hard.
+solved often. If fewer than a third of the references are wrong, their prompts look like hard ones.
 """
 
 from __future__ import annotations
