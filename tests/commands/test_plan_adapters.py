@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -10,15 +13,35 @@ from tests.commands.test_plan import measured, recipe
 from tests.commands.test_plan_times import MODELS
 from tests.stages.tiny import TREE
 from verizero.pipeline.commands.plan.adapters import adapters_of
-from verizero.pipeline.commands.plan.memory import memory
-from verizero.pipeline.commands.plan.shape import from_settings, shape_of
-from verizero.pipeline.config.load import parse
+from verizero.pipeline.commands.plan.estimate import CARDS, plan, plan_lines
+from verizero.pipeline.commands.plan.memory import GIB, memory
+from verizero.pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
+from verizero.pipeline.config.load import load_recipe, parse
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.models.adapted_layers import weight_of
 from verizero.pipeline.models.lora import Adapted
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 SOME = ("o_proj", "experts.down_proj"), ("down_proj",), ("experts.gate_up_proj",), ("up_proj", "kv_b_proj")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_table_of_model_sizes_is_what_a_plan_says() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+), ([\d.]+) \|" + r" (\S+) \|" * len(CARDS), page, re.MULTILINE)
+    assert len(rows) == 4
+    for settings, *sizes, small, medium, large, wide in rows:
+        config = load_recipe(ROOT / "configs/gsm8k_four_bits.yaml", re.findall("`(.+?)`", settings))
+        found = plan(config, 1, "rtx4090")
+        assert [f"{sum(parts.values()) / GIB:.1f}" for parts in found.peaks.values()] == sizes
+        models = [str(name).split("/")[1] for name in found.largest_models.values()]
+        assert models == [small, medium, large, wide]
+        (line,) = (line for line in plan_lines(found) if line.startswith("largest dense model"))
+        assert f"24 GiB {found.largest_models[24]}" in line
+        of_memory = [SHAPES[str(name)].parameters for name in found.largest_models.values()]
+        assert of_memory == sorted(of_memory)
+    assert not plan(config, 2, "rtx4090").largest_models
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ Nothing is run or measured: `memory.py` counts bytes, and `seconds.py` divides w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verizero.pipeline.commands.plan.devices import DEVICES, Device
 from verizero.pipeline.commands.plan.memory import GIB, engine_needs, longest_of, peaks
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
-from verizero.pipeline.commands.plan.shape import Shape, shape_of
+from verizero.pipeline.commands.plan.shape import SHAPES, Shape, shape_of
 from verizero.pipeline.commands.plan.shares import Share
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.load import parse
@@ -26,6 +26,9 @@ SCALES = tuple(8 * 2**i for i in range(8))
 """Numbers of GPUs of which a plan shows the time."""
 ROOM = 0.92
 """Share of a GPU's memory that may be filled: the rest is the driver's, the libraries' and lost between tensors."""
+
+CARDS = (12, 16, 24, 48)
+"""GiB of GPUs, for each of which a plan on one GPU names a model."""
 
 
 def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
@@ -108,6 +111,8 @@ class Plan:
     """Shares of the device's rates by phase."""
     tokens: float
     """Tokens generated in a step."""
+    largest_models: dict[int, str | None]
+    """GiB of a GPU -> see `largest_models`; empty for more GPUs than one."""
     note: str = ""
     """The way in which episodes are counted; empty without any."""
 
@@ -133,6 +138,19 @@ def fits(config: RunConfig, shape: Shape, gpus: int, device: Device) -> bool:
     if config.rl is not None and how.engine == "vllm" and engine_needs(config, shape) > how.vllm.memory_share * whole:
         return False
     return largest(peaks(config, shape, gpus, device)) <= whole * ROOM
+
+
+def largest_models(config: RunConfig, device: Device) -> dict[int, str | None]:
+    """Return, for one GPU of each size of CARDS in GiB, the largest dense model of SHAPES that fits; None if none does.
+
+    The recipe is as it is, but for the model; `device`: what the GPU is apart from its memory.
+    """
+    dense = sorted((shape.parameters, name) for name, shape in SHAPES.items() if not shape.experts)
+    cards = {gib: replace(device, memory_gib=gib) for gib in CARDS}
+    return {
+        gib: next((name for _, name in reversed(dense) if fits(config, SHAPES[name], 1, card)), None)
+        for gib, card in cards.items()
+    }
 
 
 def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple[tuple[str, ...] | None, RunConfig]:
@@ -190,7 +208,9 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
         shares = {p: works[gpus].share(p) for p in ("copy", "decode", "forward", "update", "link", "publish")}
         tokens = works[gpus].responses * lengths.response
     before, after = (peaks(c, shape, gpus, device) for c in (config, changed))
-    return Plan(shape, device, gpus, before, with_knobs_turned, after, phases, scaling, shares, tokens, note_of(config))
+    models = largest_models(config, device) if gpus == 1 else {}
+    note = note_of(config)
+    return Plan(shape, device, gpus, before, with_knobs_turned, after, phases, scaling, shares, tokens, models, note)
 
 
 def note_of(config: RunConfig) -> str:
@@ -221,6 +241,11 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
     else:
         room = largest(plan.turned_peaks) / GIB
         lines.append(f"it does not fit; it would, with {room:.2f} GiB, with {settings}")
+    if plan.largest_models:
+        named = ", ".join(f"{gib} GiB {name or 'none'}" for gib, name in plan.largest_models.items())
+        lines.append(
+            f"largest dense model that this recipe, as it is, fits on one GPU, of those whose sizes are known: {named}"
+        )
     if not plan.phases:
         return [*lines, f"no RL stage, so there is no step to time; assumed: {ROOM:.0%} of the memory can be filled"]
     step = sum(plan.phases.values())

@@ -154,7 +154,10 @@ SHAPES = {
     "Qwen/Qwen2.5-1.5B": Shape(1536, 8960, 28, 12, 2, 128, 151936, True, qkv_bias=True),
     "Qwen/Qwen2.5-7B": Shape(3584, 18944, 28, 28, 4, 128, 152064, False, qkv_bias=True),
     "Qwen/Qwen3-0.6B": Shape(1024, 3072, 28, 16, 8, 128, 151936, True, qk_norm=True),
+    "Qwen/Qwen3-1.7B": Shape(2048, 6144, 28, 16, 8, 128, 151936, True, qk_norm=True),
+    "Qwen/Qwen3-4B": Shape(2560, 9728, 36, 32, 8, 128, 151936, True, qk_norm=True),
     "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, 8, 128, 151936, False, qk_norm=True),
+    "Qwen/Qwen3-14B": Shape(5120, 17408, 40, 40, 8, 128, 151936, False, qk_norm=True),
     "Qwen/Qwen3-32B": Shape(5120, 25600, 64, 64, 8, 128, 151936, False, qk_norm=True),
     "Qwen/Qwen3-30B-A3B": Shape(2048, 768, 48, 32, 4, 128, 151936, False, 128, 8, qk_norm=True),
     "Qwen/Qwen3-235B-A22B": Shape(4096, 1536, 94, 64, 4, 128, 151936, False, 128, 8, qk_norm=True),
@@ -164,8 +167,8 @@ SHAPES = {
         shared=2048, dense_layers=3, dense_intermediate=18432, latent=V3,
     ),
 }  # fmt: skip
-"""Models that recipes name, so that a plan needs no download. Their -Base and -Instruct forms, and Qwen2.5's -Math and
--Coder, have the same sizes.
+"""Models that recipes name, and dense ones next to them, so that a plan needs no download. Their -Base and -Instruct
+forms, and Qwen2.5's -Math and -Coder, have the same sizes.
 
 DeepSeek-V3 is counted without the layer that predicts a second token, which RL does not train.
 """
