@@ -18,9 +18,9 @@ from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
 from verizero.pipeline.train.backend import Backend, WhichModel
 from verizero.pipeline.train.collate import rank_micro_batches, sizes_of
-from verizero.pipeline.train.texts import Row, Texts, idle_texts, row_after, text_batches
+from verizero.pipeline.train.texts import Row, Texts, idle_text, row_after, text_batches
 from verizero.pipeline.train.trees import packed_paths, tree_metrics
-from verizero.pipeline.types import StepMetrics
+from verizero.pipeline.types import Path, StepMetrics
 
 Ids = tuple[int, ...]
 ABSENT = float("nan")
@@ -222,8 +222,14 @@ class _Micro(NamedTuple):
 
     rows: list[int]
     """Indices of its rows; empty for an idle one."""
-    texts: Texts
-    """Its sequences."""
+    paths: list[Path] | None
+    """The path of each of its sequences; None: they are padded."""
+
+    def texts(self, rows: Sequence[PreferenceRow]) -> Texts:
+        """Return its sequences; of an idle one the shortest row, of which nothing trains."""
+        if self.rows:
+            return [rows[i].text(side) for i, side in _sequences(rows, self.rows)], self.paths
+        return idle_text(rows[i].text(side) for i, side in _sequences(rows, range(len(rows))))
 
 
 def _micro_batches(
@@ -234,8 +240,8 @@ def _micro_batches(
     Sequences are a tree where that pays: both sides share their prompt, and so do all pairs of a prompt.
     """
     sequences = _sequences(rows, range(len(rows)))
-    texts = {(i, side): rows[i].text(side) for i, side in sequences}
-    all_paths, is_refused = packed_paths(backend, [text.ids for text in texts.values()])
+    # Every sequence in its turn: tokens of all would take as much memory as all rows.
+    all_paths, is_refused = packed_paths(backend, (rows[i].text(side).ids for i, side in sequences))
     # Padded, both sides are as wide as the longer one.
     sizes = [r.num_sides * padded_width(r.longest, backend.model.device) for r in rows]
     paths = None if all_paths is None else dict(zip(sequences, all_paths, strict=True))
@@ -243,12 +249,10 @@ def _micro_batches(
         sizes = [sum(sizes_of(*(paths[at] for at in _sequences(rows, [i]))).values()) for i in range(len(rows))]
     ranks = backend.ranks.row_ranks
     pieces, num_idle = rank_micro_batches(sizes, settings.micro_batch_tokens, ranks.rank, ranks.size)
-    micros = []
-    for piece in pieces:
-        own = _sequences(rows, piece)
-        own_paths = None if paths is None else [paths[at] for at in own]
-        micros.append(_Micro(piece, ([texts[at] for at in own], own_paths)))
-    micros += [_Micro([], idle) for idle in idle_texts(texts.values(), num_idle)]
+    micros = [
+        _Micro(piece, None if paths is None else [paths[at] for at in _sequences(rows, piece)])
+        for piece in [*pieces, *[[]] * num_idle]
+    ]
     return micros, {**tree_metrics(all_paths), **({"tree/fallbacks": 1.0} if is_refused else {})}
 
 
@@ -281,7 +285,7 @@ def _summed_logprobs(
     An idle micro-batch computes the shortest row, of which nothing trains, to keep in step with the other ranks.
     """
     most, device = settings.micro_batch_tokens, backend.model.device
-    ((ids_N_T, mask_N_T, targets),) = text_batches([micro.texts], settings.pad_id, most, device)
+    ((ids_N_T, mask_N_T, targets),) = text_batches([micro.texts(rows)], settings.pad_id, most, device)
     logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False, targets=targets)
     sums_N = logprobs_N_T.sum(1)
     weighed_N = sums_N

@@ -79,16 +79,16 @@ def _micros(
     costs = lengths if packs else [padded_width(n, device) for n in lengths]
     pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
     of_rank = [([batch[i] for i in piece], paths and [paths[i] for i in piece]) for piece in pieces]
-    return text_batches([*of_rank, *idle_texts(batch, num_idle)], pad_id, max_tokens, device)
+    return text_batches([*of_rank, *[idle_text(batch)] * num_idle], pad_id, max_tokens, device)
 
 
 Texts = tuple[Sequence[Row], Sequence[Path] | None]
 """Rows of one micro-batch, and the path of each; None: they are padded."""
 
 
-def idle_texts(rows: Iterable[Row], num: int) -> list[Texts]:
-    """Return idle micro-batches, which keep a rank in step with others: the shortest row, of which nothing trains."""
-    return [([Row(min((row.ids for row in rows), key=len), ())], None)] * num if num else []
+def idle_text(rows: Iterable[Row]) -> Texts:
+    """Return an idle micro-batch, which keeps a rank in step with others: the shortest row, of which nothing trains."""
+    return [Row(min((row.ids for row in rows), key=len), ())], None
 
 
 def text_batches(

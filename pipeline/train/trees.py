@@ -7,7 +7,7 @@ all before a fork. `train.collate` divides the tree among ranks and micro-batche
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
 
 import torch
@@ -33,7 +33,7 @@ With 1, 4 and 8 an update of 256 responses that often begin alike took the same 
 """
 
 
-def packed_paths(backend: Backend, rows: Sequence[bytes | Sequence[int]]) -> tuple[tuple[Path, ...] | None, bool]:
+def packed_paths(backend: Backend, rows: Iterable[bytes | Sequence[int]]) -> tuple[tuple[Path, ...] | None, bool]:
     """Return the path of each row if rows are packed, else None; and True if they are padded although a tree would pay.
 
     `rows`: the tokens of each (bytes: int32), on every rank those of all ranks. Every rank must call it.
@@ -100,7 +100,7 @@ def ids_of_rows(groups: Sequence[Group]) -> list[bytes]:
     ]
 
 
-def best_paths(rows: Sequence[bytes | Sequence[int]], device: torch.device | str) -> tuple[Path, ...]:
+def best_paths(rows: Iterable[bytes | Sequence[int]], device: torch.device | str) -> tuple[Path, ...]:
     """Return the path of each row of tokens (bytes: int32); rows share nothing where that would not pay."""
     min_share = MIN_SAVED_SHARE if torch.device(device).type == "cpu" else MIN_SAVED_SHARE_ON_GPU
     contents = [row if isinstance(row, bytes) else _int32(row) for row in rows]
