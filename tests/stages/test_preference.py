@@ -92,6 +92,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
     config = recipe(start, loss={"name": loss}, parts=2, sampled={**SAMPLED, "every_part": every_part})
     # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
     goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
+    assert any(step["metrics"]["tree/ratio"] > 1.1 for step in rows(tmp_path / "whole", "step")), "nothing was shared"
 
 
 @pytest.mark.integration
