@@ -33,25 +33,14 @@ def others() -> Iterator[tuple[int, str, str]]:
                 words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
             except OSError:
                 continue  # it has ended
-            yield int(entry.name), words.replace(b"\0", b" ").decode(), f"\0{environment.decode(errors='replace')}"
+            command = words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            yield int(entry.name), f"{command} ", f"\0{environment.decode(errors='replace')}"
 
 
 def marked(variable: str) -> dict[int, str]:
     """Return command lines of the live processes that have `variable` (NAME=value) in their environment."""
     # a process that has ended and is not waited for yet has an empty environment
     return {process: words for process, words, environment in others() if f"\0{variable}\0" in environment}
-
-
-def holding(folder: str) -> dict[int, str]:
-    """Return command lines of the live processes that hold the folder open, as forks of `tests.warm` do."""
-    found = {}
-    for process, words, _ in others():
-        try:
-            if any(link.readlink() == Path(folder) for link in Path(f"/proc/{process}/fd").iterdir()):
-                found[process] = words
-        except OSError:
-            continue  # it has ended
-    return found
 
 
 def family(process: int) -> set[int]:

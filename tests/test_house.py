@@ -217,6 +217,10 @@ class TestWhoImportsWhom:
         code = f"from verizero.pipeline.config.load import load_recipe\nfor p in {paths!r}: load_recipe(p)"
         assert loaded_by(code) == set()
 
+    @pytest.mark.integration
+    def test_the_flow_of_a_group_of_ranks_loads_no_torch(self) -> None:
+        assert loaded_by(WAITS) == {"prefect"}
+
     def test_verifiers_is_our_package(self) -> None:
         from verizero import verifiers
 
@@ -227,6 +231,19 @@ EXPLAINED = """
 from verizero.pipeline.commands.explain import explain_recipe
 from verizero.pipeline.config.load import load_recipe
 explain_recipe(load_recipe("configs/demo.yaml"))
+"""
+WAITS = """
+import tempfile
+from verizero.flows import forms, requests
+from verizero.pipeline.config.recipes import request_of
+
+def ended(launch, words, folder):
+    folder.mkdir()
+    (folder / "summary.json").write_text("{}")
+
+requests.launch, requests.show_result = ended, lambda *_: None
+group = {"launch.kind": "torchrun", "launch.gpus_per_node": 2, "output": tempfile.mkdtemp()}
+assert forms.run_request(request_of("demo", overrides=group), "auto", None) == {}
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import alive, until
+from tests.processes import alive, marked, until
 from tests.warm import FOLDER, ROOT, Warm
 
 PROGRAM = "import os; from tests.warm import warm; print(warm(('json',)).call(os.getppid), flush=True); input()"
@@ -82,6 +82,23 @@ def test_a_program_has_the_descriptors_that_it_is_given(tmp_path: Path, monkeypa
     monkeypatch.setenv(FOLDER, str(tmp_path))
     warm = Warm(("json",))
     assert warm.call(written_through_a_descriptor) == b"here"
+    warm.close()
+
+
+def shown_of_a_program(folder: str) -> list[str]:
+    """What /proc shows of a program that a fork starts with a variable, as long as it waits for its input."""
+    environment = {**os.environ, "MINE": folder}
+    with subprocess.Popen([sys.executable, "-m", "json.tool"], env=environment, stdin=subprocess.PIPE) as waits:
+        found = until(lambda: marked(f"MINE={folder}"), "the program")
+        assert list(found) == [waits.pid]
+        waits.communicate(b"1")
+    return list(found.values())
+
+
+def test_a_programs_command_and_variables_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    warm = Warm(("json",))
+    assert warm.call(shown_of_a_program, str(tmp_path)) == [f"{sys.executable} -m json.tool "]
     warm.close()
 
 

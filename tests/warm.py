@@ -3,8 +3,8 @@
 To import torch and transformers costs five seconds of a core, and tests start hundreds of programs that need them. Call
 `warm(MODULES).call(function, ...)`: the function runs in a fork of a process that has imported the modules, and there
 `subprocess.Popen` starts `python -m MODULE` as a fork too. Such a program has its own process id, descriptors,
-environment, session, signals and exit status. One thing differs: /proc shows the command line and the environment of
-the first process. Therefore a fork holds the folder open that MARK names (`tests.processes.holding`).
+environment, session, signals and exit status, and /proc shows its command line and its environment, after that of the
+first process.
 
 All processes of one run of the tests share the process of the same modules. Run as `python -m tests.warm DESCRIPTOR
 MODULE ...` by this module alone.
@@ -43,7 +43,10 @@ from verizero.pipeline.files import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "VERIZERO_TEST_RUN"
-"""Variable that names a folder: processes that have it, or hold the folder open, belong to one test."""
+"""Variable that names a folder: processes that have it belong to one test (`tests.processes.marked`)."""
+ROOM = "VERIZERO_TEST_ROOM"
+"""Variable of the first process whose value leaves room for the environment of a fork."""
+ROOM_BYTES = 1 << 15
 TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
 LIBRARIES = ("tests.forked_libraries",)
@@ -116,10 +119,15 @@ def start(listener: socket.socket, modules: tuple[str, ...], log: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if name != MARK}
     with log.open("ab") as written:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
+            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules, " " * ROOM_BYTES],
             cwd=ROOT,
             # a thread would be missing in every fork: those of a pool, and that of the allocator of pyarrow
-            env={**plain, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
+            env={
+                **plain,
+                "OMP_NUM_THREADS": "1",
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
+                ROOM: " " * ROOM_BYTES,
+            },
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,
@@ -174,6 +182,7 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
     subprocess.Popen = Forked if program[0] in LAUNCHERS else PLAIN  # type: ignore[misc]
     Forked.forked = LAUNCHERS.get(program[0], ())
     forget_signals()
+    show(places()[0], how["args"])
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)
@@ -206,14 +215,28 @@ def forget_signals() -> None:
 
 
 def be_in(environment: Mapping[str, str]) -> None:
-    """Take over the environment, and hold open the folder that MARK names."""
+    """Take over the environment."""
     os.environ.clear()
     os.environ.update(environment)
+    show(places()[1], ["", *(f"{name}={value}" for name, value in environment.items())])
     if "prefect.context" in sys.modules:  # it has read the environment while it was imported
         sys.modules["prefect.context"].refresh_global_settings_context()
         sys.modules["prefect.logging.configuration"].setup_logging(incremental=False)
-    if MARK in os.environ:
-        os.open(os.environ[MARK], os.O_RDONLY)
+
+
+@functools.cache
+def places() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return address and size of this process's command line, and of the value of ROOM, where /proc reads them."""
+    words, words_end, variables = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:48])
+    before, name, rest = Path("/proc/self/environ").read_bytes().partition(f"{ROOM}=".encode())
+    return (words, words_end - words), (variables + len(before + name), len(rest.partition(b"\0")[0]))
+
+
+def show(place: tuple[int, int], texts: Sequence[Any]) -> None:
+    """Write the texts where /proc reads them, each with a NUL behind it; what has no room there is left out."""
+    address, size = place
+    written = b"".join(os.fsencode(text) + b"\0" for text in texts)[: size - 1]
+    ctypes.memmove(address, written.ljust(size, b"\0"), size)
 
 
 def exit_after(work: Callable[[], None]) -> None:
@@ -270,6 +293,7 @@ def answer(connection: Connection) -> None:
 def main(descriptor: int, modules: list[str]) -> None:
     """Import the modules, then fork for each call that comes in, until the last connection closes."""
     gc.disable()
+    places()
     for module in modules:
         importlib.import_module(module)
     # Collections in forks pass over what was imported: vLLM's close alone asks for eight, a second of a core each.
@@ -319,4 +343,4 @@ def reap() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:-1])

@@ -18,7 +18,7 @@ import httpx
 
 from tests import processes
 from tests.far import FarProgram
-from tests.processes import PATIENCE_S, holding, marked
+from tests.processes import PATIENCE_S, marked
 from tests.stages.tiny import tiny
 from tests.warm import FLOWS, FOLDER, MARK, warm
 from verizero.flows.server import HEALTH, LOGIN, QUIET
@@ -59,7 +59,10 @@ def page_of(chromium: Any) -> Iterator[Any]:
 
 
 class Served:
-    """A server with its runner, working in `folder`; recipes are in `folder`/recipes."""
+    """A server with its runner, working in `folder`; recipes are in `folder`/recipes.
+
+    Server, runner and flow runs are forks of a process that has Prefect and torch.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
@@ -72,18 +75,17 @@ class Served:
         self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", LOGIN: "tests:secret"}
         self.process = self.serve()
 
-    def serve(self) -> Any:
-        """Start the command, with a log of its own, and return its process."""
+    def serve(self) -> FarProgram:
+        """Start the command on a database that is there, with a new log, and return its process."""
+        new_database(self.folder / "home")
+        self.log.unlink(missing_ok=True)
         words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
-        with self.log.open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "verizero.pipeline.cli", *words],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        return self.program(["verizero.pipeline.cli", *words], self.log)
+
+    def program(self, words: list[str], log: Path, **variables: str) -> FarProgram:
+        """Start a fork that becomes the module with these words, in the folder of its log."""
+        mine = {**self.environment, **variables, MARK: str(self.folder)}
+        return FarProgram(FLOWS, words, log, mine, log.parent)
 
     @property
     def address(self) -> str:
@@ -178,18 +180,18 @@ class Served:
 
     def processes(self, word: str = "") -> list[int]:
         """Live processes that this server started, with `word` in their command."""
-        own = marked(f"PREFECT_HOME={self.folder / 'home'}")
+        own = marked(f"{MARK}={self.folder}")
         return [process for process, words in own.items() if word in words and process != self.process.pid]
 
 
 @contextmanager
-def serving(kind: type[Served], folder: Path) -> Iterator[Served]:
+def serving(folder: Path) -> Iterator[Served]:
     """Serve two small recipes; at the end no process is left."""
     (folder / "recipes").mkdir()
     (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
     other = {**SMALL, "name": "other", "rl": {**SMALL["rl"], "algorithm": {"name": "dr_grpo"}}}
     (folder / "recipes" / "other.yaml").write_text(dump(tiny(other)))
-    server = kind(folder)
+    server = Served(folder)
     try:
         server.wait()
         yield server
@@ -221,30 +223,10 @@ def make_database(path: Path) -> None:
         asyncio.run(provide_database_interface().create_db())
 
 
-class ForkedServed(Served):
-    """The same server, but server, runner and flow runs are forks of a process that has Prefect and torch."""
-
-    def serve(self) -> Any:
-        """Start the command on a database that is there, and return its process."""
-        new_database(self.folder / "home")
-        words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
-        return self.program(["verizero.pipeline.cli", *words], self.log)
-
-    def program(self, words: list[str], log: Path, **variables: str) -> FarProgram:
-        """Start a fork that becomes the module with these words, in the folder of its log."""
-        mine = {**self.environment, **variables, MARK: str(self.folder)}
-        return FarProgram(FLOWS, words, log, mine, log.parent)
-
-    def processes(self, word: str = "") -> list[int]:
-        """Return the live processes that this server started."""
-        assert not word, "/proc shows the first process's command for all of them"
-        return [process for process in holding(str(self.folder)) if process != self.process.pid]
-
-
-class ServerAlone(ForkedServed):
+class ServerAlone(Served):
     """Prefect's server without deployments and without a runner, as somebody else has it."""
 
-    def serve(self) -> Any:
+    def serve(self) -> FarProgram:
         """Start the server and return its process."""
         home = self.folder / "home"
         new_database(home)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import holding, others, until
+from tests.processes import others, until
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 from tests.warm import MARK, warm
@@ -140,7 +140,6 @@ def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple
 
 def test_no_process_is_left(folders: tuple[Path, Path]) -> None:
     text = str(folders[1])
-    until(lambda: not holding(text), "the end of all forks", 20)
     until(lambda: not [p for p, *rest in others() if text in "".join(rest)], "the end of all processes", 20)
 
 

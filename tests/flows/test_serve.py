@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.commands.test_promote import HALF, NEAR, finished
-from tests.flows.served import PICTURES, ForkedServed, Served, page_of, serving, until
+from tests.flows.served import PICTURES, Served, page_of, serving, until
 from verizero.pipeline.commands.campaign import read_record
 from verizero.pipeline.commands.promote import champion_of
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(ForkedServed, tmp_path_factory.mktemp("served")) as server:
+    with serving(tmp_path_factory.mktemp("served")) as server:
         yield server
 
 

