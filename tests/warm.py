@@ -57,7 +57,7 @@ FOLDER = "VERIZERO_TEST_MODELS"
 """Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
 LAUNCHERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tests.launch.host", "torch.distributed.run", WATCHER), ("",)),
-    "verizero.pipeline.cli": ("flows.",),
+    "verizero.pipeline.cli": ("verizero.flows.",),
     **dict.fromkeys(("verizero.flows.serve", "prefect"), ("prefect.engine",)),
 }
 """Programs that start others as forks too, and how the names of those others begin."""

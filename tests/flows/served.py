@@ -18,9 +18,9 @@ import httpx
 
 from tests import processes
 from tests.far import FarProgram
-from tests.processes import PATIENCE_S, marked
+from tests.processes import PATIENCE_S, marked, others
 from tests.stages.tiny import tiny
-from tests.warm import FLOWS, FOLDER, MARK, warm
+from tests.warm import FLOWS, FOLDER, MARK, ROOM, warm
 from verizero.flows.server import HEALTH, LOGIN, QUIET
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import locked
@@ -194,6 +194,9 @@ def serving(folder: Path) -> Iterator[Served]:
     server = Served(folder)
     try:
         server.wait()
+        mine = server.processes()
+        assert len(mine) >= 2, "the server and the runner"
+        assert not [words for p, words, variables in others() if p in mine and f"\0{ROOM}=" not in variables], "forks"
         yield server
     finally:
         server.stop()
