@@ -38,7 +38,7 @@ from verizero.verifiers.base import VerifierParams, verifier
 @verifier
 def slow(attempt: Attempt, params: VerifierParams) -> Verdict:
     time.sleep(0.06)
-    return Verdict("graded", float(len(attempt.response)), "length")
+    return Verdict("graded", float(len(attempt.response) % 2), "length")
 """
 """A second for each step, so that a run in the background leaves the cores to others."""
 ENDLESS = {
