@@ -3,7 +3,8 @@
 The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
 question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers, accepted
 ones that differ from the reference show it; if all are equal to it, something else makes training look good. A mean
-reward says nothing here: partial credit makes it high while few responses are right.
+reward says nothing here: partial credit makes it high while few responses are right. Of grades between 0 and 1, as a
+reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
 """
 
 from __future__ import annotations
