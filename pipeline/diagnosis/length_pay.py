@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from verizero.pipeline.diagnosis.run_facts import RunFacts, by_group
 from verizero.pipeline.report.row_types import RolloutRow
 
-MIN_RESPONSES, MAX_RESPONSES = 50, 4000
+MIN_RESPONSES, MAX_RESPONSES, MAX_PAIRED = 50, 4000, 32
+"""Responses of a run, and of a group those that are compared in pairs."""
 MOST, MAX_VALUES, FEWER = 0.98, 4, 3
 """Share of the responses that few values hold, how many these may be, and by how much more the rewards have to be."""
 UNITS: tuple[Callable[[RolloutRow], int], ...] = (lambda row: row.length, lambda row: len(row.response.split()))
@@ -45,7 +46,7 @@ def length_pay(run: RunFacts) -> LengthPay | None:
     rows = [row for group in groups for row in group]
     values = len(_most([_reward(row) for row in rows]))
     for length_of in UNITS:
-        pairs = (pair for g in groups for pair in itertools.combinations(g, 2))
+        pairs = (pair for g in groups for pair in itertools.combinations(g[:MAX_PAIRED], 2))
         ratios = [
             (_reward(a) - _reward(b)) / (length_of(a) - length_of(b))
             for a, b in pairs
