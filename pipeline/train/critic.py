@@ -75,7 +75,7 @@ class TorchCritic:
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
-        self.optimizer = with_masters((model or self.head).parameters(), optimizer)
+        self.optimizer = with_masters(model or self.head, optimizer)
 
     def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where`; see `CriticBackend.values`."""

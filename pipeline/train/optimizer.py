@@ -1,6 +1,7 @@
 """AdamW by a recipe's `optimizer` section: learning-rate schedule, float32 masters, gradient norm, clipped step.
 
-Its moments are in float32, or in 8 bits by bitsandbytes (arXiv:2110.02861).
+Its moments are in float32, or in 8 bits by bitsandbytes (arXiv:2110.02861). Those of embeddings are in float32 always
+(section 2.3 there): their gradients differ too much within a block that shares a scale.
 """
 
 from __future__ import annotations
@@ -103,15 +104,17 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def with_masters(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+def with_masters(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return a fresh AdamW of the config's kind, over float32 masters where a parameter is in half precision."""
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     has_half = any(p.dtype in HALF for p in trained)
     if config.kind == "adamw":
         return MasterAdamW(trained, **_numbers(config), fused=True) if has_half else adamw(trained, config)
     kind: Any = _eight_bits()[has_half]
-    made: torch.optim.Optimizer = kind(trained, **_numbers(config), is_paged=config.kind == PAGED)
-    return made
+    made = kind(trained, **_numbers(config), is_paged=config.kind == PAGED)
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    made.in_float32 = frozenset(i for i, p in enumerate(trained) if id(p) in embeddings)
+    return made  # type: ignore[no-any-return]
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -127,8 +130,19 @@ def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.
 @cache
 def _eight_bits() -> tuple[type, type]:
     """Return AdamW with moments in 8 bits, without and with masters."""
-    plain: type = library(f"optimizer.kind={EIGHT_BITS}").optim.AdamW8bit
-    return plain, type("MasterAdamW8bit", (Masters, plain), {})
+    plain: Any = library(f"optimizer.kind={EIGHT_BITS}").optim.AdamW8bit
+
+    class AdamW8bit(plain):  # type: ignore[misc]
+        """AdamW with moments in 8 bits, but for the parameters with the numbers `in_float32`."""
+
+        in_float32: frozenset[int] = frozenset()
+
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            """Return the settings of one parameter, as the library asks for them."""
+            config: dict[str, Any] = super().get_config(gindex, pindex, group)
+            return config | {"optim_bits": 32} if pindex in self.in_float32 else config
+
+    return AdamW8bit, type("MasterAdamW8bit", (Masters, AdamW8bit), {})
 
 
 def check_kinds(kinds: Iterable[str], device: str) -> None:

@@ -176,7 +176,7 @@ class RewardModel:
         return of_rank + [(batches[0], 0.0)] * (num - len(of_rank))
 
     def _start(self) -> None:
-        self.optimizer = with_masters(self.model.parameters(), self.config)
+        self.optimizer = with_masters(self.model, self.config)
 
     def _run(self, compute: Callable[[Any], Tensor]) -> Tensor:
         return compute(self.model)

@@ -60,7 +60,7 @@ class TorchBackend(Backend):
         self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self._detach_optimizer()
-        self.optimizer = with_masters(self.model.parameters(), optimizer)
+        self.optimizer = with_masters(self.model, optimizer)
         self.discard()
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:

@@ -29,7 +29,8 @@ GRAPHS = 1 << 30
 """CUDA graphs of vLLM, which stay on the GPU while it sleeps; estimated, 0.5 to 1.5 GiB."""
 
 BLOCK = 256
-"""Moments of bitsandbytes in 8 bits that share a float32 scale. Those of tensors below 4,096 numbers stay float32."""
+"""Moments of bitsandbytes in 8 bits that share a float32 scale. Those of embeddings stay float32, and so do those of
+tensors below 4,096 numbers, which are not counted."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / BLOCK), "paged_adamw_8bit": 2 * (1 + 4 / BLOCK)}
 """Bytes of a parameter's two moments, by the kind of optimiser. Paged ones count as if they stayed on the GPU."""
 
@@ -62,13 +63,13 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     adapters = adapters_of(config, shape)
     parts = resident(config, shape, gpus)
     learns = shape.parameters if adapters is None else adapters.parameters
-    parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
+    parts["gradients"] = trained(config, shape, learns, gpus, adapters is not None)["gradients"]
     if config.train.backend == "fsdp":
         parts |= _gathered(shape, width_of(config), adapters is None)
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
-        parts["critic"] = sum(trained(config, _backbone(shape), gpus, False, "critic").values())
+        parts["critic"] = sum(trained(config, shape, _backbone(shape), gpus, False, "critic").values())
     return parts | activations(config, shape, width_of(config), adapters is None and config.train.backend != "fsdp")
 
 
@@ -97,7 +98,7 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     width = width_of(config)
     zero = divided_by(config.train)
     num, adapters = shape.parameters, adapters_of(config, shape)
-    parts = trained(config, num if adapters is None else adapters.parameters, gpus, adapters is not None)
+    parts = trained(config, shape, num if adapters is None else adapters.parameters, gpus, adapters is not None)
     if adapters is not None:
         parts["weights"] += base_of(config, shape) * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
         if config.train.backend == "deepspeed":
@@ -107,7 +108,7 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     if config.rl is not None and (size := _reference(config, num * width, adapters)):
         parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
     if _has_critic(config):
-        critic = trained(config, _backbone(shape), gpus, False, "critic")
+        critic = trained(config, shape, _backbone(shape), gpus, False, "critic")
         parts["critic"] = critic["weights"] + critic["optimizer"]
     del parts["gradients"]  # they end with the update
     return parts
@@ -125,7 +126,12 @@ def _backbone(shape: Shape) -> int:
 
 
 def trained(
-    config: RunConfig, num: int, gpus: int, adapters: bool, whose: Literal["optimizer", "critic"] = "optimizer"
+    config: RunConfig,
+    shape: Shape,
+    num: int,
+    gpus: int,
+    adapters: bool,
+    whose: Literal["optimizer", "critic"] = "optimizer",
 ) -> dict[str, float]:
     """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state.
 
@@ -138,11 +144,13 @@ def trained(
     # Of 16-bit weights the other backends keep float32 masters, in whose type moments are and gradients add up.
     optimizers = dict(config.section_of(config.stages[-1]).optimizers())
     moments = MOMENTS[(optimizers.get(whose) or optimizers.get("optimizer") or OptimizerConfig()).kind]
+    in_float32 = 0 if adapters else shape.vocab * shape.hidden
+    of_all = num * moments + in_float32 * (MOMENTS["adamw"] - moments)
     masters, sums = 4 if width == 2 else 0, 4
     return {
         "weights": 0.0 if train.offload == "all" else num * width * (share if zero == 3 else 1.0),
         "gradients": num * sums * (share if zero >= 2 else 1.0),
-        "optimizer": 0.0 if train.offload != "none" else num * (moments + masters) * (share if zero >= 1 else 1.0),
+        "optimizer": 0.0 if train.offload != "none" else (of_all + num * masters) * (share if zero >= 1 else 1.0),
     }
 
 
