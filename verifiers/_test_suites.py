@@ -19,9 +19,8 @@ _MAX_SHOWN = 120
 _RUN_TEXT = frozenset({"eval", "exec", "compile"})
 _RUN_BYTES = frozenset({"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "doctest", "runpy", "code"})
 """Modules that run what a value says."""
-
-
 _OF_ONE_PROCESS = frozenset({"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"})
+"""Methods of unittest that look at what the program's process alone has."""
 
 
 @dataclass(frozen=True, slots=True)

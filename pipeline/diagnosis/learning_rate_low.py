@@ -89,7 +89,7 @@ def _by_the_rates(run: RunFacts) -> Finding | None:
 
 
 def _has_changed(run: RunFacts, name: str, is_far_below: bool) -> bool:
-    """Return True if a number has changed by more than chance, and also by much where the rate lets it move hardly."""
+    """Return True if a number has changed by more than chance, and also by much where the rate hardly lets it move."""
     start = run.mean_at_start(name)
     least = LARGE_CHANGE * abs(start) if is_far_below and start is not None else 0.0
     return abs(run.change(name)) >= MIN_CHANGE and abs(run.gain(name)) >= least

@@ -74,27 +74,30 @@ def play_mock(patch_program: Callable[..., None]) -> None:
 
 
 class Replaced:
-    """The attributes that tests have replaced in the program's process, as they were before."""
+    """The attributes that tests have replaced in the program's process, as they were before; the last one last."""
 
     def __init__(self) -> None:
-        self.before: dict[Place, Any] = {}
+        self.before: list[tuple[Place, Any]] = []
 
     def patch(self, module: str, path: str, *value: Any) -> None:
-        """Replace an attribute; without a value, put the one from before back."""
+        """Replace an attribute; without a value, put back what it was before its last patch."""
         owner_path, _, name = path.rpartition(".")
         owner = _at(import_module(module), owner_path)
         if value:
-            self.before.setdefault((module, path), vars(owner).get(name, _MISSING))
+            self.before.append(((module, path), vars(owner).get(name, _MISSING)))
             setattr(owner, name, value[0])
-        elif (before := self.before.pop((module, path), _MISSING)) is not _MISSING:
-            setattr(owner, name, before)
-        elif hasattr(owner, name):
+            return
+        last = max(i for i, (place, _) in enumerate(self.before) if place == (module, path))
+        _, before = self.before.pop(last)
+        if before is _MISSING:
             delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
     def put_back(self) -> None:
         """Put back all that is still replaced."""
-        for place in list(self.before):
-            self.patch(*place)
+        while self.before:
+            self.patch(*self.before[-1][0])
 
 
 def _at(owner: Any, path: str) -> Any:

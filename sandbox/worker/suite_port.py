@@ -52,8 +52,8 @@ _OF_PLAIN = frozenset([*(n for n in dir(str) if n.startswith("is")), "count", "i
 """More of them, whose answers are easy to guess. An object of the program may have data of these names."""
 _OF_MOCKS = ("configure_mock", "reset_mock", "attach_mock", "mock_add_spec")
 """Methods by which a program could change what a mock of the test has recorded."""
-_OF_MOCKS_ALONE = ("__", "_mock", "_spec", "_extract", "_get", "_format", "_call", "_execute", "_increment")
-"""Beginnings of names that a mock has for itself. Others with an underscore are attributes that it plays."""
+_OF_MOCKS_ALONE = ("__", "_mock", "_spec")
+"""Beginnings of names of what a mock keeps for itself. Others with an underscore are attributes that it plays."""
 _PREPARING = ("name", "records", "patch", "seed")
 """Questions that are no calls of the program."""
 _OF_FUNCTIONS = ("__name__", "__doc__", "__qualname__", "__annotations__")
@@ -326,7 +326,7 @@ class TestsPort(Port):
             return getattr(x, name)
         if name == "__signature__" and isinstance(x, _FUNCTIONS):
             return _signature(x)
-        if _is_mock(x) and name.startswith("_") and not name.startswith(_OF_MOCKS_ALONE):
+        if _is_mock(x) and name.startswith("_") and not name.startswith(_OF_MOCKS_ALONE) and not hasattr(type(x), name):
             return getattr(x, name)
         is_closed = isinstance(x, (*_FUNCTIONS, *_HIDDEN, *_BARE)) and name not in ("send", "throw", "close")
         if is_closed or name.startswith("_") or (name in _OF_MOCKS and _is_mock(x)):
