@@ -68,7 +68,7 @@ class VllmConfig(ServerParams):
 
 
 class ParityConfig(Section):
-    """A comparison at the start: the engine's and the trainer's log-probs of some responses."""
+    """A comparison of the engine's and the trainer's log-probs: of some responses at the start, then of each step's."""
 
     action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
         "auto",

@@ -10,7 +10,7 @@ from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
 from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.generation_ahead import is_out_of_tokens, start_later_batches
 from verizero.pipeline.loop.metrics import HOW_TO_FIX_GRADERS, first_failure, record_step
-from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.loop.parity import check_parity, watch_parity
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
@@ -49,9 +49,8 @@ def open_round(session: Session, item: Item, phases: Phases) -> bool:
     begin_round(session, item)
     if state.step == 0 and item.round == 1 and rollouts.engine.version != state.policy_version:
         phases.publish()  # else an evaluation has published this policy
-    if not rollouts.parity_checked:
+    if rollouts.parity == "unchecked":
         check_parity(session.run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
-        rollouts.parity_checked = True
     recorder.progress.begin(item.label, state.step, item.num_steps)
     return True
 
@@ -106,10 +105,12 @@ def take_opinions(session: Session, batch: Batch) -> None:
 def end_step(session: Session, item: Item, batch: Batch) -> StepRow:
     """Write the step's metrics and samples, count it, and move the reference; return the row of metrics.
 
-    Raise GradersFailed if graders failed in too many steps in a row.
+    Raise GradersFailed if graders failed in too many steps in a row; RunError if engine and trainer differ now, and the
+    recipe says stop.
     """
     workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
     row = record_step(workers, setup, state, recorder, item, batch)
+    watch_parity(session.run, workers, setup.config.rollout, recorder, row.metrics)
     is_lost = failed_to_grade(row.metrics)
     state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if is_lost else []
     stop_if_grading_fails(state, recorder, setup.rounds.max_bad_steps)

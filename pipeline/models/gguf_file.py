@@ -130,11 +130,16 @@ def _digest(file: Path, size: int, changed_ns: int) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _reader(file: Path, path: str) -> Any:
-    """Return the gguf package's reader of a file, all of whose weights are there."""
+def require_packages(what: str) -> None:
+    """Raise ConfigError, which begins with `what`, if a package for GGUF files is not installed."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"model.path={path!r} needs the package {' and '.join(missing)}: {INSTALL}")
+        raise ConfigError(f"{what} needs the package {' and '.join(missing)}: {INSTALL}")
+
+
+def _reader(file: Path, path: str) -> Any:
+    """Return the gguf package's reader of a file, all of whose weights are there."""
+    require_packages(f"model.path={path!r}")
     import gguf
 
     size = file.stat().st_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import EndedResponse, Prompt, Rollout
 
 WEIGHTS_FILE = "published.pt"
+Parity = Literal["unchecked", "equal", "differs"]
 
 
 class EarlyReader(Protocol):
@@ -34,8 +35,8 @@ class RolloutSource(Protocol):
 
     generation: Generation
     """The engine, and all else that responses are generated with."""
-    parity_checked: bool
-    """True once this process has compared the engine's log-probs with the trainer's."""
+    parity: Parity
+    """The result of this process's comparisons of log-probs of engine and trainer."""
 
     @property
     def engine(self) -> Engine:
@@ -130,7 +131,7 @@ class SynchronousSource:
     def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
         """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
         self.generation, self.ranks = generation, ranks
-        self.parity_checked = False
+        self.parity: Parity = "unchecked"
         self._keeps_weights = keeps_weights
         self._published: dict[str, Any] = {}
 

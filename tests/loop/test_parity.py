@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.stages.recorded import CUT, EXPERTS, V32
-from tests.stages.sessions import Heard, display, session_of
+from tests.stages.sessions import Heard, display, rows, session_of, train_round
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.quantized import quantize
 from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.rollout.hf_decoder import HfDecoder
+from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.session import Session
@@ -61,6 +67,75 @@ class TestTheGate:
             gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
+
+
+class MergedAndRoundedAgain(TorchEngine):
+    """The fault: the adapters go into the base's numbers, and these back into 4 bits, which are other ones."""
+
+    def __init__(self, adapted: Adapted, right: TorchEngine) -> None:
+        self._adapted, self._how = adapted, (sorted(right.eos_ids), right.pad_id)
+        self.publish(right.version)
+
+    def publish(self, version: int) -> None:
+        super().__init__(quantize(self._adapted.plain_model(), "cpu"), *self._how)
+        super().publish(version)
+
+    def _choose(self) -> HfDecoder:
+        return HfDecoder(self.model, self.pad_id)  # the other decoder takes 4 bits with adapters only
+
+
+FOUR_BITS = [
+    "model.quantize=nf4",
+    "train.lora={rank: 4, alpha: 8}",
+    "stages=[rl]",
+    "rl.optimizer.learning_rate=0.02",
+    "rl.select.keep=all",
+    "rl.algorithm.entropy_coef=0.1",  # a gradient where all rewards are equal
+    "rollout.max_response_tokens=8",
+    "data.evaluation=[]",
+]
+
+
+@contextmanager
+def in_four_bits(folder: Path, action: str, is_planted: bool) -> Iterator[Session]:
+    config = tiny(overrides=[*FOUR_BITS, f"rollout.parity.action={action}"])
+    with open_run(config, folder, folder / "run", "auto", Heard()) as session:
+        generation = session.workers.rollouts.generation
+        if is_planted:
+            generation.engine = MergedAndRoundedAgain(session.workers.backend.adapted, generation.engine)
+        yield session
+
+
+class TestAMergeIntoABaseInFourBits:
+    """Fresh adapters are zero, so nothing differs before the first update; the steps' own differences show it."""
+
+    @pytest.mark.parametrize("is_planted", [True, False])
+    def test_it_is_said_once_and_the_right_engine_is_silent(self, tmp_path: Path, is_planted: bool) -> None:
+        with in_four_bits(tmp_path, "warn", is_planted) as session:
+            train_round(session)
+            found = [row["metrics"]["mismatch/abs"] for row in rows(session)]
+            said = [line for line in display(session).lines if "differ" in line]
+            is_seen = session.workers.rollouts.parity == "differs"
+        assert json.loads((tmp_path / "run" / "parity.json").read_text())["differs"] is False
+        assert found[0] < 1e-5
+        if is_planted:
+            assert min(found[1:]) > 1e-3, "two steps are past the tolerance, and one line says so"
+            assert [line.split(" nats")[0] for line in said] == [
+                f"round 1 step 2: engine and trainer differ by {found[1]:.2e}"
+            ]
+            assert is_seen
+        else:
+            assert max(found) < 1e-5
+            assert not said
+            assert not is_seen
+
+    def test_it_ends_the_run_where_the_recipe_says_so_and_the_step_is_written(self, tmp_path: Path) -> None:
+        with in_four_bits(tmp_path, "stop", True) as session:
+            with pytest.raises(
+                RunError, match=r"round 1 step 2: engine and trainer differ by .*parity.tolerance is 0\.001"
+            ):
+                train_round(session)
+            assert len(rows(session)) == 2
 
 
 def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:

@@ -48,6 +48,21 @@ def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path, one: Pat
     assert not (torch_run / "parity.json").exists()
 
 
+@pytest.mark.integration
+def test_with_a_base_in_four_bits_vllm_computes_what_the_trainer_does_over_the_whole_run(base: Path) -> None:
+    """A merge of the adapters into the four bits would end the run: see the tests of the parity check."""
+    changes = {
+        "model": {"quantize": "nf4"},
+        "train": {"lora": {"rank": 4}},
+        "rollout": {"parity": {"action": "stop"}},
+        "rl": {"optimizer": {"learning_rate": 0.05}},
+    }
+    folder = trained(recipe("vllm", 4, **changes), base / "four_bits")
+    assert json.loads((folder / "parity.json").read_text())["differs"] is False
+    assert [row["mismatch/abs"] < 1e-4 for row in rows(folder)] == 4 * [True]
+    assert all(row["publish/bytes"] > 0 for row in rows(folder))
+
+
 class Cut(Exception):
     """Ends a run."""
 
