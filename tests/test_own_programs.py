@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.source import code_files, relative
-from tests.stages.test_graders_down import CHECK
-from tests.stages.test_stale import SHORT, rows
-from tests.stages.tiny import TREE
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
 
 NAMES = ("flows", "pipeline", "verifiers", "sandbox", "json", "random", "typing", "logging", "prefect", "torch", "yaml")
@@ -54,21 +48,3 @@ def test_programs_of_the_user_import_what_lies_next_to_them(monkeypatch: pytest.
     (tmp_path / "parts.py").write_text("X = 3")
     done = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "3\n"
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_commands_run_among_files_of_any_name(folder: Path) -> None:
-    """Training with a server, a grader process and a verifier in a file."""
-    rows(folder)
-    (folder / "judge.py").write_text(CHECK)
-    source = {"file": "rows.jsonl", "verifier": {"path": "judge.py:judge"}}
-    tree = merge(merge(TREE, SHORT), {"name": "odd", "scoring": {"overlap": True}, "sft": {"steps": 3}})
-    tree |= {"stages": ["sft", "rl"], "data": {"train": [source], "evaluation": TREE["data"]["evaluation"]}}
-    (folder / "odd.yaml").write_text(yaml.safe_dump(tree))
-    program = str(Path(sys.executable).with_name("verizero"))
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "PYTHON"))}
-    command = [program, "train", "odd.yaml"]
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "working folder was imported" not in done.stderr

@@ -22,6 +22,9 @@ from benchmarks.diagnose.in_trl.score import RECORDED
 from benchmarks.diagnose.recorded import unpack
 from tests.environments.packages import venv_with
 from tests.source import CODE, PACKAGE, ROOT
+from tests.stages.test_graders_down import CHECK
+from tests.stages.test_stale import rows
+from tests.test_own_programs import NAMES
 from verizero.pipeline.errors import TRAIN_EXTRA, TRAINING
 
 PARTS = (*CODE, "configs")
@@ -194,14 +197,25 @@ def test_the_library_plays_an_episode_in_the_same_interpreter(python: Path, ther
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_the_installed_program_trains(python: Path, there: Path) -> None:
-    command = [python.with_name("verizero"), "train", "demo_short", "--no-prefect"]
-    fewer = ("sft.steps=4", "rl.steps_per_round=2", "rl.rounds=1", "rl.prompts_per_step=4")
-    fewer += ("evaluation.before_training=false", "evaluation.limit=4", "evaluation.k=2")
-    command += [word for change in fewer for word in ("--set", change)]
-    done = subprocess.run(command, cwd=there, capture_output=True, text=True, timeout=300)
+def test_the_installed_program_trains_among_files_of_any_name(python: Path, there: Path) -> None:
+    """With a server, a grader process and a verifier in a file, and none of the files that cannot be imported."""
+    for name in NAMES:
+        (there / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")
+    rows(there)
+    (there / "judge.py").write_text(CHECK)
+    source = {"file": str(there / "rows.jsonl"), "verifier": {"path": str(there / "judge.py:judge")}}
+    changes = [
+        *("sft.steps=4", "rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.select.keep=all"),
+        *("evaluation.before_training=false", "evaluation.limit=4", "evaluation.k=2", "scoring.overlap=true"),
+        f"data.train={json.dumps([source])}",
+        "data.sampling.weights=null",
+    ]
+    command = [python.with_name("verizero"), "train", "demo_short", *(w for c in changes for w in ("--set", c))]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHON"))}
+    done = subprocess.run(command, cwd=there, env=own, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
+    assert "working folder was imported" not in done.stderr
     (report,) = there.glob("runs/*/report.html")
     ask = f"import verizero as vz; run = vz.TrainedRun({str(report.parent)!r}); print(len(run.metrics), run.results)"
-    done = subprocess.run([python, "-c", ask], cwd=there, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-P", "-c", ask], cwd=there, capture_output=True, text=True, timeout=120)
     assert re.match(r"6 .*pass@1", done.stdout, re.DOTALL), done.stderr
