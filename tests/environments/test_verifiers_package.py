@@ -55,9 +55,9 @@ def runners() -> list[int]:
     return [process for process, words, _ in others() if str(RUNNER) in words]
 
 
-def test_a_scripted_player_gets_its_known_score_for_the_same_task(python: str) -> None:
+def test_a_wrong_answer_gets_its_known_score(python: str) -> None:
+    """A right one, in tests/test_wheel.py."""
     asked = [[("system", "be short"), ("user", "twice 4?")]]
-    assert play(made(python), "8") == (asked, Verdict("graded", 1.0, "reward 2: agent_completed"))
     assert play(made(python), "9") == (asked, Verdict("graded", 0.0, "reward 0: agent_completed"))
 
 
