@@ -40,7 +40,7 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
         for which in (("bfloat16", 80), ("float32", 80), ("bfloat16", 90), ("bfloat16", 100))
     }
     # Programs of their own for one token, for numbers that 16 divides and for others, with entropies and without.
-    assert len([m for m in made if (m["dtype"], m["capability"]) == ("bfloat16", 80)]) >= 20
+    assert len([m for m in made if (m["dtype"], m["capability"]) == ("bfloat16", 80)]) >= 12
     for m in made:
         assert m["shared"] <= SHARED[m["capability"]], m
         assert m["stack"] <= STACK, m
