@@ -13,6 +13,7 @@ import pytest
 from benchmarks.presets import on_job
 from tests.data.rows import write_rows
 from tests.stages.parity import VERIFIER
+from tests.stages.sessions import train_model
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
@@ -24,9 +25,7 @@ from verizero.pipeline.config.load import load_recipe, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.types import Prompt
-from verizero.pipeline.whole_run import train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
@@ -215,7 +214,7 @@ class TestAlgorithms:
                 "evaluation.before_training=false",
             ],
         )
-        train(config, tmp_path, tmp_path, "auto", Silent())
+        train_model(config, tmp_path, tmp_path)
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         steps = [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "rl"]
         assert len(steps) == 2

@@ -46,7 +46,7 @@ REFUSED = {
 }
 """Family -> a template that it does not fit, the end token, and the reason."""
 MERGES = ["Ċ Ċ", "Ċ ĊĊ", "> Ċ", "t h", "th e", "Ġ a", "Ġ the", ": Ċ", ". Ċ", "} Ċ", '" :']
-NUM = int(os.environ.get("VERIZERO_FAMILY_CONVERSATIONS", "50"))
+NUM = int(os.environ.get("VERIZERO_FAMILY_CONVERSATIONS", "25"))
 """`VERIZERO_FAMILY_CONVERSATIONS=1000 pytest tests/data/test_family_turns.py` plays a thousand a family."""
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|>|<\|[a-z_]+>|</?[a-z_]+>|<[a-z_]+\|>|\[[a-zA-Z]+\]|<\|\"\|>")
 MORE = ("<bos>", "<eos>", "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>", "<|user|>", "<|assistant|>",

@@ -111,14 +111,28 @@ DOWN: dict[str, tuple[set[int] | range, int | None]] = {
 }
 
 
+NINE_STEPS: dict[str, Any] = {
+    "rl": {"rounds": 1, "steps_per_round": 9, "select": {"keep": "all", "carry_over": False}},
+    "scoring": {"retries": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
+    """The weights after the nine steps with graders that never fail."""
+    with session_of(tmp_path_factory.mktemp("up"), **NINE_STEPS) as session:
+        train_round(session)
+        return weights(session)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("case", list(DOWN))
-def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(case: str, tmp_path: Path) -> None:
+def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(
+    case: str, tmp_path: Path, undisturbed: list[torch.Tensor]
+) -> None:
     """After three steps of nothing in a row, or at the end of the stage."""
     steps, stops_after = DOWN[case]
-    select = {"keep": "all", "carry_over": False}
-    changes: dict[str, Any] = {"rl": {"rounds": 1, "steps_per_round": 9, "select": select}, "scoring": {"retries": 0}}
-    with session_of(tmp_path / "down", **changes) as session:
+    with session_of(tmp_path, **NINE_STEPS) as session:
         graders_down(session, steps)
         if stops_after is None:
             train_round(session)
@@ -129,14 +143,11 @@ def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(cas
         ):
             train_round(session)
         assert len([r for r in rows(session) if r["kind"] == "step"]) == stops_after
-    with session_of(tmp_path / "down", **changes) as session:
+    with session_of(tmp_path, **NINE_STEPS) as session:
         assert session.state.rl_step == min(steps)
         session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)
         train_round(session)
-        mended = weights(session)
-    with session_of(tmp_path / "up", **changes) as session:
-        train_round(session)
-        assert all(torch.equal(a, b) for a, b in zip(mended, weights(session), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(undisturbed, weights(session), strict=True))
 
 
 SHORT = [

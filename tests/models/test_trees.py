@@ -14,7 +14,7 @@ from tests.train.trees import paths_of, rows_of_tree
 from verizero.pipeline.models.forward import can_pack
 
 FAMILIES = [name for name in [*FAST, *SLOW] if name != "gemma2 with softcapping"]
-NUM_TREES = 140
+NUM_TREES = 70
 """Over all families, in the test that is slow."""
 
 

@@ -104,7 +104,6 @@ KINDS: list[list[str]] = [
     ["train.lora={rank: 4}", "rl.select.keep=all"],
     ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
     ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
-    ["rollout.max_staleness=1"],
     ["train.backend=fsdp"],
     ["rollout.max_staleness=2", "rl.select.keep=all"],
     ["rollout.max_staleness=2", "rollout.in_flight=interrupt", "rollout.interrupt_tokens=4"],

@@ -109,6 +109,7 @@ def test_updates_are_those_of_rows_alone(name: str, tokens: int) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.parametrize("tokens", [60], indirect=True)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FEW])
 def test_updates_of_each_preset_are_those_of_rows_alone(name: str, tokens: int) -> None:
     check(name, tokens)
