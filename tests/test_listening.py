@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
+from tests.listening_rank import listened, said_by_ranks
+from tests.warm import warm
 from verizero.pipeline.listening import address_towards, answers, free_port, listen_at
 from verizero.pipeline.rollout.weight_group import join_group, rendezvous
 
 OWN, OTHER, UNREACHABLE = "127.0.0.1", "127.0.0.2", "203.0.113.9"
-RANK = """
-import json, os
-from verizero.pipeline.train.ranks import join, leave
-from tests.test_listening import listened
-ranks = join(60.0)
-print(json.dumps([listened(), ranks.gather(ranks.rank)]))
-ranks.barrier()
-leave()
-"""
 
 
 def reaches(host: str, port: int) -> bool:
@@ -34,15 +23,6 @@ def reaches(host: str, port: int) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-def listened() -> list[str]:
-    """The addresses at which this process listens, as the kernel writes them: bytes in hexadecimal, the last first."""
-    own = {os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.is_symlink() and os.path.lexists(f)}
-    lines = [
-        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()
-    ]
-    return sorted({f[1].split(":")[0] for f in lines if f[3] == "0A" and f"socket:[{f[9]}]" in own})
 
 
 LOOPBACK = ["0100007F"]
@@ -113,16 +93,4 @@ def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
 @pytest.mark.integration
 def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    root = Path(__file__).parents[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK],
-            cwd=root,
-            env={**os.environ, **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        out, _ = process.communicate(timeout=120)
-        assert out.decode() == '[["0100007F"], [0, 1]]\n'
+    assert warm().call(said_by_ranks, place) == ['[["0100007F"], [0, 1]]\n'] * 2
