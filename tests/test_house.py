@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -315,16 +316,11 @@ class TestSizesAndNames:
 
 
 class TestRecipes:
-    @pytest.mark.parametrize("path", recipes(), ids=relative)
-    def test_a_recipe_opens_with_what_it_shows_and_the_hardware(self, path: Path) -> None:
-        opening = []
-        for line in path.read_text().splitlines():
-            if not line.startswith("#"):
-                break
-            opening.append(line)
-        said = "\n".join(opening)
-        assert re.search(r"^# Shows:\s+\S", said, re.MULTILINE)
-        assert re.search(r"^# Hardware:\s+\S", said, re.MULTILINE)
+    def test_a_recipe_opens_with_what_it_shows_and_the_hardware(self) -> None:
+        for path in recipes():
+            said = "\n".join(takewhile(lambda line: line.startswith("#"), path.read_text().splitlines()))
+            assert re.search(r"^# Shows:\s+\S", said, re.MULTILINE), path
+            assert re.search(r"^# Hardware:\s+\S", said, re.MULTILINE), path
 
     def test_there_are_recipes_and_each_mapping_is_one(self) -> None:
         from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping

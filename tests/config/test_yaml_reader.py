@@ -35,10 +35,10 @@ def read(text: str, loader: Any) -> Any:
         return "refused"
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "configs")))
-def test_shipped_recipes_are_read_the_same(path: Path) -> None:
-    text = path.read_text()
-    assert read(text, FastLoader) == read(text, SlowLoader) != "refused"
+def test_shipped_recipes_are_read_the_same() -> None:
+    for path in RECIPES:
+        text = path.read_text()
+        assert read(text, FastLoader) == read(text, SlowLoader) != "refused", path
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))

@@ -29,37 +29,37 @@ def prefixes(sequences: list[Ids]) -> set[Ids]:
     return {ids[:n] for ids in sequences for n in range(1, len(ids) + 1)}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_what_is_held_is_every_beginning_until_the_oldest_go(seed: int) -> None:
+def test_what_is_held_is_every_beginning_until_the_oldest_go() -> None:
     """Each held sequence reads back the numbers that were written for its tokens, also after others have gone."""
-    rng = random.Random(seed)
-    most = rng.choice([30, 60, 1000])
-    prefix = PrefixCache(torch.empty(1, 0, 1, 1, dtype=torch.float64))
-    prefix.allow(most)
-    numbers: dict[Ids, float] = {}
-    known: list[Ids] = []
-    last_used: dict[Ids, int] = {}
-    for call in range(12):
-        entered = sequences_of(rng, known[-6:], 3)
-        there = {ids for ids in last_used if len(prefix.find(ids)) == len(ids)}
-        assert there == prefixes(list(there)), "what stays is a trie: with a sequence all its beginnings are there"
-        for ids, path in zip(entered, prefix.enter(entered), strict=True):
-            assert path.num_held == max([n for n in range(len(ids) + 1) if ids[:n] in there or n == 0])
-            for n in range(path.num_held, len(ids)):
-                numbers[ids[: n + 1]] = rng.random()
-                prefix.keys[0, path.places[n]] = numbers[ids[: n + 1]]
-            there |= prefixes([ids])
-        last_used |= dict.fromkeys(prefixes(entered), call)
-        known += entered
-        held = {ids for ids in last_used if len(prefix.find(ids)) == len(ids)}
-        assert len(held) == len(prefix) <= prefix.keys.shape[1] <= most
-        assert prefixes(entered) <= held
-        gone = set(last_used) - held
-        assert max([last_used[ids] for ids in gone], default=-1) <= min(last_used[ids] for ids in held)
-        for ids in held:
-            values = [float(prefix.keys[0, place]) for place in prefix.find(ids)]
-            assert values == [numbers[ids[: n + 1]] for n in range(len(ids))]
-        last_used = {ids: last_used[ids] for ids in held}
+    for seed in range(40):
+        rng = random.Random(seed)
+        most = rng.choice([30, 60, 1000])
+        prefix = PrefixCache(torch.empty(1, 0, 1, 1, dtype=torch.float64))
+        prefix.allow(most)
+        numbers: dict[Ids, float] = {}
+        known: list[Ids] = []
+        last_used: dict[Ids, int] = {}
+        for call in range(12):
+            entered = sequences_of(rng, known[-6:], 3)
+            there = {ids for ids in last_used if len(prefix.find(ids)) == len(ids)}
+            assert there == prefixes(list(there)), "what stays is a trie: with a sequence all its beginnings are there"
+            for ids, path in zip(entered, prefix.enter(entered), strict=True):
+                assert path.num_held == max([n for n in range(len(ids) + 1) if ids[:n] in there or n == 0])
+                for n in range(path.num_held, len(ids)):
+                    numbers[ids[: n + 1]] = rng.random()
+                    prefix.keys[0, path.places[n]] = numbers[ids[: n + 1]]
+                there |= prefixes([ids])
+            last_used |= dict.fromkeys(prefixes(entered), call)
+            known += entered
+            held = {ids for ids in last_used if len(prefix.find(ids)) == len(ids)}
+            assert len(held) == len(prefix) <= prefix.keys.shape[1] <= most
+            assert prefixes(entered) <= held
+            gone = set(last_used) - held
+            assert max([last_used[ids] for ids in gone], default=-1) <= min(last_used[ids] for ids in held)
+            for ids in held:
+                values = [float(prefix.keys[0, place]) for place in prefix.find(ids)]
+                assert values == [numbers[ids[: n + 1]] for n in range(len(ids))]
+            last_used = {ids: last_used[ids] for ids in held}
 
 
 def grown(rng: random.Random, rows: list[list[int]]) -> list[list[int]]:

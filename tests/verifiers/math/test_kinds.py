@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from verizero.verifiers.mathematics import grade
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "kinds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['gold']} <- {row['response'][-60:]}")
-def test_each_kind_is_graded_as_it_is_labelled(row: dict[str, Any]) -> None:
-    assert grade(row["response"], row["gold"]).is_correct == row["right"]
+def test_each_kind_is_graded_as_it_is_labelled() -> None:
+    assert [row for row in ROWS if grade(row["response"], row["gold"]).is_correct != row["right"]] == []
