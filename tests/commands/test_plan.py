@@ -78,10 +78,11 @@ PLAIN = [
     # The plan counts the type and checkpointing apart: one size tries all pairs of the two, the others try two pairs.
     if size == "wide" or checkpointing == (dtype == "bfloat16")
 ]  # fmt: skip
+# The plan counts options apart from sizes and types: each option is tried with one pair of the two.
+PAIRS = (("wide", "bfloat16"), ("vocabulary", "float32"), ("deep", "float32"))
 WITH_OPTIONS = [
-    (size, dtype, {"micro_batch_tokens": 512, **train}, 64)
-    for i, train in enumerate(OPTIONS.values())
-    for size, dtype in (("wide", "bfloat16"), (("deep", "vocabulary")[i % 2], "float32"))
+    (*pair, {"micro_batch_tokens": 512, **train}, 64)
+    for train, pair in zip(OPTIONS.values(), (PAIRS[i] for i in (0, 1, 2, 0, 2, 1, 0)), strict=True)
 ]
 
 
