@@ -22,13 +22,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, PACKED_LENGTH, CONTEXT = 64, 512, 512
 Texts = list[tuple[int, ...]]
+Packing = Literal["auto", "off"]
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=30, help="of each way in each turn; default: 30")
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--micro-batch-tokens", type=int, default=4096, help="ours")
-    options.add_argument("--profile", action="store_true", help="only ours, packed: where its time goes")
+    options.add_argument("--profile", action="store_true", help="only ours: where its time goes")
     asked = options.parse_args()
 
     from verizero.pipeline.models.load import quiet, save_folder
@@ -61,8 +62,8 @@ def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name
     speeds_of: dict[str, list[float]] = {}
     for turn in range(turns):
         speeds = {
-            "ours packed": our_speed(folder, texts, True, micro_batch_tokens),
-            "ours": our_speed(folder, texts, False, micro_batch_tokens),
+            "ours": our_speed(folder, texts, "auto", micro_batch_tokens),
+            "ours padded": our_speed(folder, texts, "off", micro_batch_tokens),
             "trl packed": max(trl_speed(folder, texts, s, n, rows) for s, n in packings),
             "trl": max(trl_speed(folder, texts, None, n, BATCH) for n in (16, BATCH)),
         }
@@ -70,9 +71,9 @@ def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name
         for way, speed in speeds.items():
             speeds_of.setdefault(way, []).append(speed)
     ratios = {
-        "packed / trl packed": ("ours packed", "trl packed"),
-        "packed / trl": ("ours packed", "trl"),
-        "unpacked / trl": ("ours", "trl"),
+        "ours / trl packed": ("ours", "trl packed"),
+        "ours / trl": ("ours", "trl"),
+        "padded / trl": ("ours padded", "trl"),
     }
     by_turn = {k: [a / b for a, b in zip(speeds_of[x], speeds_of[y], strict=True)] for k, (x, y) in ratios.items()}
     result = {
@@ -124,26 +125,28 @@ def padding_share(lengths: Sequence[int]) -> float:
     return 1 - sum(lengths) / sum(len(b) * max(b) for b in batches)
 
 
-def our_steps(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> Iterator[int]:
+def our_steps(folder: str, texts: Texts, packing: Packing, micro_batch_tokens: int) -> Iterator[int]:
     """Take the steps; yield after each the number of tokens that it trained on."""
-    from verizero.pipeline.config.sections import OptimizerConfig
+    from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
     from verizero.pipeline.models.load import load_model
     from verizero.pipeline.train.texts import row_after, text_gradient
     from verizero.pipeline.train.torch_backend import TorchBackend
 
-    backend = TorchBackend(load_model(folder))
+    backend = TorchBackend(
+        load_model(folder), config=TrainConfig(packing=packing, micro_batch_tokens=micro_batch_tokens)
+    )
     backend.start(OptimizerConfig(learning_rate=1e-4), len(texts) // BATCH)
     for first in range(0, len(texts), BATCH):
         batch = [row_after(ids, 1) for ids in texts[first : first + BATCH]]
-        text_gradient(backend, batch, 1.0, 0, micro_batch_tokens, packs)
+        text_gradient(backend, batch, 1.0, 0, micro_batch_tokens)
         backend.step()
         yield sum(len(ids) for ids, *_ in batch)
 
 
-def our_speed(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> float:
+def our_speed(folder: str, texts: Texts, packing: Packing, micro_batch_tokens: int) -> float:
     """Return real tokens a second, without the first step."""
     tokens, begin = 0, 0.0
-    for number, count in enumerate(our_steps(folder, texts, packs, micro_batch_tokens)):
+    for number, count in enumerate(our_steps(folder, texts, packing, micro_batch_tokens)):
         if number == 0:
             begin = time.perf_counter()
         else:
@@ -189,8 +192,8 @@ def trl_speed(folder: str, texts: Texts, packing: str | None, micro_rows: int, r
 
 
 def profile(folder: str, texts: Texts, micro_batch_tokens: int) -> None:
-    """Print which operations ours, packed, spends its time in."""
-    steps = our_steps(folder, texts, True, micro_batch_tokens)
+    """Print which operations ours spends its time in."""
+    steps = our_steps(folder, texts, "auto", micro_batch_tokens)
     next(steps)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         for _ in steps:

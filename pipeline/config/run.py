@@ -172,15 +172,6 @@ class RunConfig(Section):
         check_backend(self.train, self.model, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes, bool(self.sections_of(RlConfig)))
-        ranks_per_sequence = self.train.sequence_parallel
-        for stage in self.stages if ranks_per_sequence > 1 else ():
-            if getattr(self.section_of(stage), "packing", False):
-                raise ValueError(
-                    f"{stage.kind}.packing=true in stage {stage.name!r} with "
-                    f"train.sequence_parallel={ranks_per_sequence}, which "
-                    f"shares out rows with their padding; set {stage.kind}.packing: false, or "
-                    "train.sequence_parallel: 1"
-                )
 
     @property
     def stage_names(self) -> tuple[str, ...]:

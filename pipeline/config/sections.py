@@ -147,10 +147,10 @@ class TrainConfig(Section):
     )
     packing: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="RL: rows one after another without padding between them, on a GPU in micro-batches of one fixed "
+        description="rows one after another without padding between them, on a GPU in micro-batches of one fixed "
         "number of tokens, and tokens with which several rows begin computed once; auto: where they are a tenth of all "
-        "tokens, on a GPU a quarter, and on CUDA in bfloat16 always, if the policy passes a test; not with "
-        "sequence_parallel",
+        "tokens, on a GPU a quarter, for texts also where padding is, and on CUDA in bfloat16 always, if the policy "
+        "passes a test; not with sequence_parallel",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",

@@ -234,7 +234,6 @@ class PretrainConfig(StageSection):
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0, description="passes over the texts, instead of steps")
     batch_size: int = Field(64, ge=1, description="texts in a step")
-    packing: bool = Field(False, description="skip padding: the same loss and gradient in less time")
     text: tuple[TextSource, ...] = Field(
         (), description="files; texts longer than the context are cut into pieces; empty: lines of the generators"
     )
@@ -260,7 +259,6 @@ class SftConfig(StageSection):
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0, description="passes over the demonstrations, instead of steps")
     batch_size: int = Field(64, ge=1, description="demonstrations in a step")
-    packing: bool = Field(False, description="skip padding: the same loss and gradient in less time")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
     demonstrations: str | None = Field(
         None, description="earlier stage whose demonstrations are trained on; null: those of `data`"

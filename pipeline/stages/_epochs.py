@@ -144,7 +144,7 @@ def next_token_update(session: Session, batch: Sequence[Row], section: SftConfig
     rows = [(len(row.ids), row.num_trained) for row in batch]
     session.recorder.work.add("update", sum(n for n, _ in rows), update_flops(backend.model, rows))
     try:
-        metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, section.packing)
+        metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most)
     except NonFiniteError:
         backend.discard()
         raise

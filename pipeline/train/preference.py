@@ -253,7 +253,7 @@ def _micro_batches(
         _Micro(piece, None if paths is None else [paths[at] for at in _sequences(rows, piece)])
         for piece in [*pieces, *[[]] * num_idle]
     ]
-    return micros, {**tree_metrics(all_paths), **({"tree/fallbacks": 1.0} if is_refused else {})}
+    return micros, tree_metrics(all_paths, is_refused)
 
 
 def _sequences(rows: Sequence[PreferenceRow], micro_rows: Sequence[int]) -> list[tuple[int, int]]:

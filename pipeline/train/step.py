@@ -21,7 +21,7 @@ from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
 from verizero.pipeline.train.replay import replay_at
 from verizero.pipeline.train.texts import text_gradient
-from verizero.pipeline.train.trees import packs_rows, tree_metrics
+from verizero.pipeline.train.trees import tree_metrics
 from verizero.pipeline.types import Group, StepMetrics
 
 
@@ -63,8 +63,6 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     if stale is not None:
         stale_responses = stale if prepared.shares is None else stale & prepared.shares.counts
         metrics["rows/off_policy"] = float(stale_responses.sum())
-    if prepared.is_tree_refused:
-        metrics["tree/fallbacks"] = 1.0
     if batch.episode_ids is not None:
         metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
     if parts.kl.where != "none":
@@ -87,7 +85,7 @@ def _optimizer_step(
     micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.row_ranks)
     is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
     paths = prepared.batch.paths
-    metrics = tree_metrics(paths and [paths[i] for i in rows])
+    metrics = tree_metrics(paths and [paths[i] for i in rows], prepared.is_tree_refused)
     try:
         if not is_warming_up:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)
@@ -190,7 +188,7 @@ def _ptx_gradient(backend: Backend, parts: Parts, number: int, settings: Setting
         )
     draw = stream(settings.seed, "ptx", settings.step, number)
     texts = [draw.choice(settings.texts) for _ in range(settings.texts_per_update)]
-    metrics = text_gradient(backend, texts, coef, settings.pad_id, settings.micro_batch_tokens, packs_rows(backend))
+    metrics = text_gradient(backend, texts, coef, settings.pad_id, settings.micro_batch_tokens)
     return {"loss/ptx": coef * metrics["loss"], "ptx/tokens": metrics["tokens"]}
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verizero.pipeline.errors import ConfigError, NonFiniteError
+from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import padded_width
@@ -17,8 +17,8 @@ from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.train.micros import span_indices
-from verizero.pipeline.train.trees import best_paths
-from verizero.pipeline.types import Path
+from verizero.pipeline.train.trees import packed_paths, tree_metrics
+from verizero.pipeline.types import Path, StepMetrics
 
 
 class Row(NamedTuple):
@@ -43,18 +43,19 @@ def row_after(ids: tuple[int, ...], skip: int) -> Row:
 
 
 def text_gradient(
-    backend: Backend, batch: Sequence[Row], coef: float, pad_id: int, micro_batch_tokens: int, packs: bool = False
-) -> dict[str, float]:
+    backend: Backend, batch: Sequence[Row], coef: float, pad_id: int, micro_batch_tokens: int
+) -> StepMetrics:
     """Accumulate `coef` times the gradient of the mean negative log-likelihood of all trained tokens of the batch.
 
-    Return that mean without `coef`, and the number of tokens. Every rank gets the whole batch and takes its share of
-    the rows. `packs`: rows are packed, without padding; the loss and its gradient are the same.
+    Return that mean without `coef`, the number of tokens, and metrics of the rows' tree. Every rank gets the whole
+    batch and takes its share of the rows.
 
-    Raises: NonFiniteError if the loss is not finite; ConfigError for `packs` with a policy that cannot be packed.
+    Raises: NonFiniteError if the loss is not finite.
     """
     device, total = backend.model.device, float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64, device=device)
-    for ids, mask, targets in _micros(backend, batch, pad_id, micro_batch_tokens, packs):
+    paths, is_refused = packed_paths(backend, (row.ids for row in batch), texts=True)
+    for ids, mask, targets in _micros(backend, batch, paths, pad_id, micro_batch_tokens):
         logprobs, _ = backend.logprobs(ids, mask, 1.0, targets=targets)
         share = ptx_loss(logprobs, mask, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
@@ -62,21 +63,15 @@ def text_gradient(
     mean = float(backend.ranks.row_ranks.all_reduce(loss.cpu())[0])
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss of texts is {mean}; the update was refused, lower the learning rate")
-    return {"loss": mean, "tokens": total}
+    return {"loss": mean, "tokens": total, **tree_metrics(paths, is_refused)}
 
 
 def _micros(
-    backend: Backend, batch: Sequence[Row], pad_id: int, max_tokens: int, packs: bool
+    backend: Backend, batch: Sequence[Row], paths: Sequence[Path] | None, pad_id: int, max_tokens: int
 ) -> list[tuple[Tensor, Tensor, Targets]]:
     """Return this rank's micro-batches, as `text_batches` does."""
     device, ranks, lengths = backend.model.device, backend.ranks.row_ranks, [len(row.ids) for row in batch]
-    if packs and not backend.can_pack():  # every rank must ask
-        raise ConfigError(
-            f"packing: model type {backend.model.config.model_type!r} has a head that is more than a product, or its "
-            "packed texts would not be what they are alone; set packing: false"
-        )
-    paths = best_paths([row.ids for row in batch], device) if packs else None
-    costs = lengths if packs else [padded_width(n, device) for n in lengths]
+    costs = [padded_width(n, device) for n in lengths] if paths is None else lengths
     pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
     of_rank = [([batch[i] for i in piece], paths and [paths[i] for i in piece]) for piece in pieces]
     return text_batches([*of_rank, *[idle_text(batch)] * num_idle], pad_id, max_tokens, device)

@@ -24,11 +24,11 @@ CALM = {"learning_rate": 1e-3}
 SAMPLED = {"prompts": 16, "samples": 6}
 SECTIONS: dict[str, Any] = {
     "stages": [
-        {"name": "packed", "kind": "sft", "with": {"packing": True}},
+        {"name": "first", "kind": "sft"},
         "preference",
         "reward_model",
         "sample",
-        {"name": "last", "kind": "sft", "from": "packed", "with": {"demonstrations": "sample"}},
+        {"name": "last", "kind": "sft", "from": "first", "with": {"demonstrations": "sample"}},
     ],
     "sft": {"steps": 3, "batch_size": 16, "optimizer": CALM},
     "preference": {"loss": {"name": "kto"}, "steps": 3, "batch_size": 5, "sampled": SAMPLED, "optimizer": CALM},
@@ -45,7 +45,7 @@ def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     folder = tmp_path_factory.mktemp("ranks")
     tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": tiny(overrides=[start()]).model.path}}
     tree["data"] = {**TREE["data"], "evaluation": []}
-    tree["train"] = {**TREE["train"], "micro_batch_tokens": 256}  # several micro-batches on each rank
+    tree["train"] = {**TREE["train"], "micro_batch_tokens": 256, "packing": "on"}  # several micro-batches on each rank
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())
@@ -74,7 +74,7 @@ def assert_close(one: Path, two: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stage", ["packed", "preference", "reward_model", "sample", "last"])
+@pytest.mark.parametrize("stage", ["first", "preference", "reward_model", "sample", "last"])
 def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs: tuple[Path, Path], stage: str) -> None:
     rows = [[r for r in lines_of(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
     assert len(rows[0]) == len(rows[1]) > 0

@@ -36,9 +36,9 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.integration
 def test_packing_trains_the_same(tmp_path: Path) -> None:
     found = []
-    for packing in (True, False):
-        run(sft({"packing": packing}), tmp_path / str(packing))
-        found.append([row["metrics"] for row in rows(tmp_path / str(packing), "step")])
+    for packing in ("on", "off"):
+        run(sft({}, train={"packing": packing}), tmp_path / packing)
+        found.append([row["metrics"] for row in rows(tmp_path / packing, "step")])
     assert len(found[0]) == 6
     for ours, plain in zip(*found, strict=True):
         assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-4)
@@ -98,7 +98,7 @@ def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -
 
 @pytest.mark.integration
 def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
-    config = sft({"steps": 7, "evaluate_every": 3, "packing": True})
+    config = sft({"steps": 7, "evaluate_every": 3}, train={"packing": "on"})
     goes_on_as_if_never_broken(config, tmp_path, [("evaluate", 2), ("train", 2), ("evaluate", 1)])
     labels = [row["label"] for row in rows(tmp_path / "whole", "evaluation")]
     assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]

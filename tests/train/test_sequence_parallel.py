@@ -35,18 +35,6 @@ def test_a_recipe_whose_ranks_cannot_be_grouped_is_refused_while_loading() -> No
         parse(tree)
 
 
-def test_rows_in_pieces_are_not_packed() -> None:
-    """In whichever stage that is asked for."""
-    tree = {**TREE, "train": {"sequence_parallel": 2}, "launch": {"kind": "local", "gpus_per_node": 2}}
-    parse(tree)
-    said = r"sft\.packing=true in stage '{}' with train\.sequence_parallel=2.*set sft\.packing: false, or train\.seq"
-    with pytest.raises(ConfigError, match=said.format("sft")):
-        parse(tree, ["sft.packing=true"])
-    with pytest.raises(ConfigError, match=said.format("more")):
-        parse(tree, ["stages=[sft, {name: more, kind: sft, with: {packing: true}}, rl]"])
-    parse(tree, ["sft.packing=true", "train.sequence_parallel=1"])
-
-
 def test_rows_are_dealt_to_those_that_hold_sequences() -> None:
     assert Ranks(2, 4).row_ranks == Ranks(2, 4)
     assert dataclasses.replace(Ranks(2, 4), columns=Ranks(1, 2)).row_ranks == Ranks(1, 2)

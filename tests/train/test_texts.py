@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.models.families import VOCAB, build, tiny
 from tests.oracles.varlen import varlen_attn
 from tests.train.trees import lone
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.forward import Targets, logits_at
@@ -21,6 +22,9 @@ from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs
 from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.train.texts import Row, row_after, text_gradient
 from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.trees import packed_paths
+
+Packing = Literal["auto", "on", "off"]
 
 
 def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
@@ -48,10 +52,10 @@ def one_by_one(model: Any, rows: list[Row]) -> tuple[float, dict[str, Tensor]]:
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def ours(model: Any, rows: list[Row], packs: bool, tokens: int) -> tuple[float, dict[str, Tensor]]:
-    backend = TorchBackend(model)
+def ours(model: Any, rows: list[Row], packing: Packing, tokens: int) -> tuple[float, dict[str, Tensor]]:
+    backend = TorchBackend(model, config=TrainConfig(packing=packing))
     backend.discard()
-    seen = text_gradient(backend, rows, 1.0, 0, tokens, packs)
+    seen = text_gradient(backend, rows, 1.0, 0, tokens)
     return seen["loss"], {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -69,10 +73,10 @@ def test_models_of_transformers_in_float32(name: str) -> None:
     assert sum(len(ids) for ids, _ in rows) > MIN_CALL_TOKENS, "attention has several calls"
     wanted_loss, wanted = one_by_one(model, rows)
     for tokens in (200, 100_000):
-        loss, found = ours(model, rows, True, tokens)
+        loss, found = ours(model, rows, "on", tokens)
         assert loss == pytest.approx(wanted_loss, rel=1e-5)
         assert worst(found, wanted) <= 1e-4  # float32 against float64
-        plain_loss, plain = ours(model, rows, False, tokens)
+        plain_loss, plain = ours(model, rows, "off", tokens)
         assert loss == pytest.approx(plain_loss, rel=1e-5)
         assert worst(found, plain) <= 1e-5 * 10  # two orders of summing, both in float32
 
@@ -80,13 +84,27 @@ def test_models_of_transformers_in_float32(name: str) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied"])
 def test_models_of_transformers_in_float64(name: str) -> None:
+    """Some texts begin alike, so that they are a tree."""
     model = tiny(name, dtype=torch.float64)
     rows = texts(count=12)
+    rows += [Row((*rows[-1].ids, *row.ids), row.spans) for row in rows[:6]]
     wanted_loss, wanted = one_by_one(model, rows)
-    for tokens, packs in itertools.product((100, 100_000), (True, False)):
-        loss, found = ours(model, rows, packs, tokens)
+    of_first_forward = ours(model, rows, "off", 100)
+    for tokens, packing in itertools.product((100, 100_000), get_args(Packing)):
+        loss, found = ours(model, rows, packing, tokens)
         assert loss == pytest.approx(wanted_loss, rel=1e-9)
         assert worst(found, wanted) <= 1e-6
+        assert loss == pytest.approx(of_first_forward[0], rel=1e-12)
+        assert worst(found, of_first_forward[1]) <= 1e-12
+
+
+@pytest.mark.parametrize(("longest", "packs"), [(60, True), (9, False)])
+def test_texts_are_packed_where_much_would_be_padding(longest: int, packs: bool) -> None:
+    rows = [row_after(tuple(range(3, 3 + n)), 1) for n in range(8, longest + 1)]
+    rows = [row_after((i, *row.ids), 1) for i, row in enumerate(rows)]  # that begin differently
+    backend = TorchBackend(tiny("qwen2 tied"))
+    assert (packed_paths(backend, [row.ids for row in rows], texts=True)[0] is not None) is packs
+    assert packed_paths(backend, [row.ids for row in rows])[0] is None, "rows of an update"
 
 
 @pytest.mark.parametrize("name", ["qwen2 tied", "mistral with a sliding window"])
@@ -107,7 +125,7 @@ def test_where_a_kernel_attends_to_texts_of_different_lengths(
     model = tiny(name, dtype=torch.float64)
     rows = texts(count=12)
     wanted_loss, wanted = one_by_one(model, rows)
-    loss, found = ours(model, rows, True, tokens)
+    loss, found = ours(model, rows, "on", tokens)
     assert loss == pytest.approx(wanted_loss, rel=1e-9)
     assert worst(found, wanted) <= 1e-6
     shapes = {packed_width(n, tokens, "cuda") for n in range(1, sum(len(row.ids) for row in rows))}
@@ -128,7 +146,10 @@ def test_a_text_does_not_see_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2 with softcapping", "mamba"])
-def test_a_model_that_cannot_be_packed_is_refused(name: str) -> None:
+def test_texts_of_a_model_that_cannot_be_packed_are_padded_and_counted(name: str) -> None:
     model = build("mamba", {"num_hidden_layers": 1, "state_size": 4}) if name == "mamba" else tiny(name)
-    with pytest.raises(ConfigError, match=rf"'{name.split()[0]}'.*packing: false"):
-        text_gradient(TorchBackend(model), texts(count=3), 1.0, 0, 100, packs=True)
+    for packing, fallbacks in (("auto", 1.0), ("off", None)):
+        backend = TorchBackend(model, config=TrainConfig(packing=packing))
+        assert text_gradient(backend, texts(count=3), 1.0, 0, 100).get("tree/fallbacks") == fallbacks
+    with pytest.raises(ConfigError, match=rf"train\.packing=on: model type '{name.split()[0]}"):
+        text_gradient(TorchBackend(model, config=TrainConfig(packing="on")), texts(count=3), 1.0, 0, 100)
