@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.models.chunked_logprobs import call_as_forward
-from verizero.pipeline.models.forward import logits_at, states_at
+from verizero.pipeline.models.forward import Targets, logits_at, states_at
 from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
@@ -40,14 +40,16 @@ class Readout:
         return _logits(self.states[rows], self.weight, self.bias)
 
 
-def readout(model: Any, input_ids: Tensor, where: Tensor, *, whole: bool = False) -> Readout:
+def readout(
+    model: Any, input_ids: Tensor, where: Tensor, targets: Targets | None = None, *, whole: bool = False
+) -> Readout:
     """Return the model's output for the tokens at `where` (bool [B, T], False at column 0).
 
-    `whole`: as logits, for a model whose output layer will not stay in memory.
+    `targets`: as in `Layout`. `whole`: as logits, for a model whose output layer will not stay in memory.
     """
-    states = None if whole else states_at(model, input_ids, where)
+    states = None if whole else states_at(model, input_ids, where, targets)
     if states is None:
-        return Readout(logits_at(model, input_ids, where))
+        return Readout(logits_at(model, input_ids, where, targets=targets))
     head = model.get_output_embeddings()
     return Readout(states, head.weight, head.bias)
 
@@ -59,20 +61,22 @@ def compare_at(
     teacher: Readout | ServedLogprobs,
     objective: Objective,
     chunk_tokens: int | None = None,
+    targets: Targets | None = None,
 ) -> Compared:
     """Return the divergences of the policy `model` from the teacher at the N tokens of `where`, row by row.
 
     At most `chunk_tokens` rows of logits of each model exist at once; None: as many as take 128 MiB in float32.
+    `targets`: as in `Layout`.
     """
-    targets = input_ids[where]
-    states = states_at(model, input_ids, where)
+    tokens = input_ids[where] if targets is None else input_ids.flatten().index_select(0, targets.at)
+    states = states_at(model, input_ids, where, targets)
     if states is None:
-        whole = logits_at(model, input_ids, where)
-        return _in_chunks(whole, None, None, targets, teacher, objective, chunk_tokens)
+        whole = logits_at(model, input_ids, where, targets=targets)
+        return _in_chunks(whole, None, None, tokens, teacher, objective, chunk_tokens)
     head = model.get_output_embeddings()
 
     def compute(own: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_in_chunks(own, head.weight, head.bias, targets, teacher, objective, chunk_tokens))
+        return tuple(_in_chunks(own, head.weight, head.bias, tokens, teacher, objective, chunk_tokens))
 
     return Compared(*call_as_forward(head, compute, states))
 

@@ -187,12 +187,12 @@ def logits_at(
         return whole
 
 
-def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
+def states_at(model: Any, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor | None:
     """Return hidden states [N, H] whose product with the output embeddings are the logits that predict `where`.
 
-    None for a model whose head is more than a product; `logits_at` has its logits.
+    None for a model whose head is more than a product; `logits_at` has its logits, and the arguments.
     """
-    return states_before(model, input_ids, where) if _has_plain_head(model) else None
+    return states_before(model, input_ids, where, targets) if _has_plain_head(model) else None
 
 
 def can_pack(model: Any) -> bool:

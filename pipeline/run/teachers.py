@@ -98,7 +98,9 @@ def _made(
 ) -> Teacher:
     backend, config = workers.backend, setup.config
     if teacher.is_policy:
-        return ReferenceTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
+        train = config.train
+        whole = train.lora is not None or train.offload != "none" or train.backend == "fsdp"
+        return ReferenceTeacher(backend, whole)
     if teacher.url is not None and teacher.model is not None:
         limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
         return ServedTeacher(Server(teacher.url, teacher.model, **limits), top_k, backend.model.config.vocab_size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.comparison import Readout, compare_at
 from verizero.pipeline.models.forward import spread
-from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.distillation import (
     Compared,
     ServedLogprobs,
@@ -23,9 +23,10 @@ from verizero.pipeline.rl.distillation import (
 )
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
 from verizero.pipeline.train.teachers import ResponseBatch, Teacher
-from verizero.pipeline.types import StepMetrics
+from verizero.pipeline.train.texts import Row, laid_out, pieces_of_rank, row_after
+from verizero.pipeline.train.trees import best_paths, packed_paths, tree_metrics
+from verizero.pipeline.types import Path, StepMetrics
 
 Ids = tuple[int, ...]
 SUMS = ("divergence", "kl", "entropy", "outside", "tokens", "stale_tokens", "stale_weight", "stale_clamped")
@@ -47,6 +48,11 @@ class DistillRow:
     def longest(self) -> int:
         """Tokens of the response with the longer prompt."""
         return max(len(self.prompt_ids), len(self.teacher_prompt_ids)) + len(self.response_ids)
+
+    def text(self, of_teacher: bool) -> Row:
+        """Return one of the prompts with the response, on which it trains."""
+        prompt = self.teacher_prompt_ids if of_teacher else self.prompt_ids
+        return row_after((*prompt, *self.response_ids), len(prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +130,15 @@ def distill_gradient(
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = float(sum(len(r.response_ids) for r in rows))
     names = sorted({r.teacher for r in rows})
+    of_step = _Rows.of(backend, rows)
     stats = torch.zeros(len(names), len(SUMS), dtype=torch.float64)
     for number, name in enumerate(names):
-        rows_of_teacher = [r for r in rows if r.teacher == name]
-        for batch, answer in _with_answers(backend, teachers[name], rows_of_teacher, settings):
+        chosen = [i for i, r in enumerate(rows) if r.teacher == name]
+        for batch, answer in _with_answers(backend, teachers[name], of_step, chosen, settings):
             compared = _compared(backend, batch, answer, objective, settings.chunk_tokens)
-            divergences, logprobs = (spread(x, batch.mask) for x in (compared.divergence, compared.logprobs))
+            divergences, logprobs = (
+                spread(x, batch.mask, batch.targets.at) for x in (compared.divergence, compared.logprobs)
+            )
             divergences, sums = _weighted(divergences, logprobs, batch, objective)
             loss = distillation_loss(divergences, logprobs, batch.mask, objective.discount, total)
             backend.backward(coef * loss)
@@ -141,7 +150,7 @@ def distill_gradient(
         raise NonFiniteError(
             f"the divergence to the teacher is {loss_of_step}; the update was refused, lower the learning rate"
         )
-    return _summary(stats, names, objective)
+    return {**_summary(stats, names, objective), **tree_metrics(of_step.joint, of_step.is_refused)}
 
 
 def _weighted(
@@ -171,49 +180,74 @@ def _compared(
 
     def compute(model: Any) -> tuple[Tensor, ...]:
         # A plain tuple, which the hooks of sharded modules can take apart and put together again.
-        return tuple(compare_at(model, batch.input_ids, batch.mask, answer, objective, chunk_tokens))
+        return tuple(compare_at(model, batch.input_ids, batch.mask, answer, objective, chunk_tokens, batch.targets))
 
     return Compared(*backend.compute(compute))
 
 
+class _Rows(NamedTuple):
+    """The rows of a step, and how both forwards compute them."""
+
+    rows: Sequence[DistillRow]
+    texts: tuple[list[Row], list[Row]]
+    """With the prompts of the policy, and with those of the teachers."""
+    joint: Sequence[Path] | None
+    """The path of each row in the tree of what both its prompts share, by which micro-batches are cut. The tree of
+    either forward shares at least that, so a micro-batch that fits in it fits in both. None: rows are padded."""
+    paths: tuple[Sequence[Path], Sequence[Path]] | tuple[None, None]
+    """The path of each row in the tree of either forward."""
+    is_refused: bool
+
+    @classmethod
+    def of(cls, backend: Backend, rows: Sequence[DistillRow]) -> _Rows:
+        """Lay the rows out. Every rank must call it."""
+        texts = [row.text(False) for row in rows], [row.text(True) for row in rows]
+        numbers: dict[tuple[str, int, int], int] = {}
+
+        def joint(row: DistillRow, policy: Row, teacher: Row) -> list[int]:
+            pairs = zip_longest(policy.ids, teacher.ids, fillvalue=-1)
+            return [numbers.setdefault((row.teacher, *pair), len(numbers)) for pair in pairs]
+
+        shared, is_refused = packed_paths(backend, map(joint, rows, *texts))
+        if shared is None:
+            return cls(rows, texts, None, (None, None), is_refused)
+        policy, teacher = (best_paths((text.ids for text in own), backend.model.device) for own in texts)
+        return cls(rows, texts, shared, (policy, teacher), is_refused)
+
+
 def _with_answers(
-    backend: Backend, teacher: Teacher, rows: Sequence[DistillRow], settings: DistillSettings
+    backend: Backend, teacher: Teacher, of_step: _Rows, chosen: Sequence[int], settings: DistillSettings
 ) -> Iterator[tuple[ResponseBatch, Readout | ServedLogprobs]]:
-    """Yield this rank's micro-batches of the rows, each with the teacher's answer for it.
+    """Yield this rank's micro-batches of the chosen rows, each with the teacher's answer for it.
 
     All ranks have as many; the last may be idle, a row of which nothing trains.
     """
-    ranks = backend.ranks.row_ranks
-    widths = [padded_width(r.longest, backend.model.device) for r in rows]
-    pieces, num_idle = rank_micro_batches(widths, settings.micro_batch_tokens, ranks.rank, ranks.size)
-    pieces += [[]] * num_idle
-    shortest = min(rows, key=lambda r: r.longest)
+    rows, most, device = of_step.rows, settings.micro_batch_tokens, backend.model.device
+    joint = of_step.joint and [of_step.joint[i] for i in chosen]
+    pieces = pieces_of_rank(backend, [rows[i].longest for i in chosen], joint, most)
+    pieces = [[chosen[k] for k in piece] for piece in pieces]
+    of_policy, of_teacher = (
+        laid_out(texts, paths, pieces, settings.pad_id, most, device)
+        for texts, paths in zip(of_step.texts, of_step.paths, strict=True)
+    )
+    batches = [
+        ResponseBatch(*layout, *_of_stale_rows([rows[i] for i in piece], layout[0]))
+        for piece, layout in zip(pieces, of_policy, strict=True)
+    ]
+    yield from zip(batches, teacher.read([ResponseBatch(*layout) for layout in of_teacher]), strict=True)
 
-    def batches(of_teacher: bool) -> list[ResponseBatch]:
-        return [_batch(backend, [rows[i] for i in piece], shortest, of_teacher, settings.pad_id) for piece in pieces]
 
-    yield from zip(batches(False), teacher.read(batches(True)), strict=True)
-
-
-def _batch(
-    backend: Backend, rows: Sequence[DistillRow], shortest: DistillRow, of_teacher: bool, pad_id: int
-) -> ResponseBatch:
-    """Return the rows with the policy's prompts or the teacher's; without rows an idle micro-batch."""
-    device = backend.model.device
-    prompts = [r.teacher_prompt_ids if of_teacher else r.prompt_ids for r in rows or [shortest]]
-    responses = [r.response_ids for r in rows or [shortest]]
-    ids = padded_ids([(*p, *y) for p, y in zip(prompts, responses, strict=True)], pad_id, device)
-    mask = torch.zeros(ids.shape, dtype=torch.bool, device=device)
-    logprobs = stale = None
-    if not of_teacher and any(r.rollout_logprobs is not None for r in rows):
-        logprobs = torch.zeros(ids.shape, dtype=torch.float64)
-        stale = torch.tensor([r.rollout_logprobs is not None for r in rows], device=device)
-    for k, row in enumerate(rows):
-        where = slice(len(prompts[k]), len(prompts[k]) + len(responses[k]))
-        mask[k, where] = True
-        if logprobs is not None and row.rollout_logprobs is not None:
-            logprobs[k, where] = torch.tensor(row.rollout_logprobs, dtype=torch.float64)
-    return ResponseBatch(ids, mask, None if logprobs is None else logprobs.to(device), stale)
+def _of_stale_rows(rows: Sequence[DistillRow], ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return `rollout_logprobs` and `stale` of the micro-batch with those rows and `ids` [B, T]."""
+    if all(row.rollout_logprobs is None for row in rows):
+        return None, None
+    logprobs = torch.zeros(ids.shape, dtype=torch.float64)
+    for out_T, row in zip(logprobs, rows, strict=True):
+        if row.rollout_logprobs is not None:
+            values = torch.tensor(row.rollout_logprobs, dtype=torch.float64)
+            out_T[len(row.prompt_ids) :][: len(values)] = values
+    stale = torch.tensor([row.rollout_logprobs is not None for row in rows])
+    return logprobs.to(ids.device), stale.to(ids.device)
 
 
 def _sums(divergences: Tensor, compared: Compared) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError, EngineError, GradingError
 from verizero.pipeline.models.comparison import Readout, readout
+from verizero.pipeline.models.forward import Targets, can_pack
 from verizero.pipeline.models.strictness import given_away
 from verizero.pipeline.rl.distillation import ServedLogprobs
 from verizero.pipeline.train.backend import Backend
@@ -29,6 +30,8 @@ class ResponseBatch:
     """int64 [B, T], right-padded."""
     mask: Tensor
     """bool [B, T]: the response tokens; none in an idle micro-batch."""
+    targets: Targets
+    """Their places, and how the rows are packed."""
     rollout_logprobs: Tensor | None = None
     """float64 [B, T], of the tokens of stale rows; None where no weights need them, and for teachers."""
     stale: Tensor | None = None
@@ -50,10 +53,13 @@ class ModelTeacher(Teacher):
         self.model = model.eval().requires_grad_(False)
 
     def read(self, batches: Sequence[ResponseBatch]) -> Iterator[Readout | ServedLogprobs]:
-        """Yield hidden states and the output layer."""
+        """Yield hidden states and the output layer. Rows are padded if this model cannot be packed."""
         for batch in batches:
+            targets = batch.targets
+            if targets.runs is not None and not can_pack(self.model):
+                targets = replace(targets, runs=None)
             with torch.no_grad():
-                answer = readout(self.model, batch.input_ids, batch.mask)
+                answer = readout(self.model, batch.input_ids, batch.mask, targets)
             yield answer
 
 
@@ -61,7 +67,7 @@ class ReferenceTeacher(Teacher):
     """The backend's reference: an earlier state of the policy, with other prompts than the policy."""
 
     def __init__(self, backend: Backend, whole: bool) -> None:
-        """`whole`: yield logits, because the reference's output layer may not stay in memory (LoRA, offload)."""
+        """`whole`: yield logits, because the reference's output layer may not stay in memory (LoRA, offload, FSDP)."""
         self._backend, self._whole = backend, whole
 
     def read(self, batches: Sequence[ResponseBatch]) -> Iterator[Readout | ServedLogprobs]:
@@ -69,7 +75,7 @@ class ReferenceTeacher(Teacher):
         for batch in batches:
 
             def compute(model: Any, batch: ResponseBatch = batch) -> Readout:
-                return readout(model, batch.input_ids, batch.mask, whole=self._whole)
+                return readout(model, batch.input_ids, batch.mask, batch.targets, whole=self._whole)
 
             with torch.no_grad():
                 answer = self._backend.compute(compute, "reference")

@@ -55,7 +55,8 @@ def text_gradient(
     device, total = backend.model.device, float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64, device=device)
     paths, is_refused = packed_paths(backend, (row.ids for row in batch), texts=True)
-    for ids, mask, targets in _micros(backend, batch, paths, pad_id, micro_batch_tokens):
+    pieces = pieces_of_rank(backend, [len(row.ids) for row in batch], paths, micro_batch_tokens)
+    for ids, mask, targets in laid_out(batch, paths, pieces, pad_id, micro_batch_tokens, device):
         logprobs, _ = backend.logprobs(ids, mask, 1.0, targets=targets)
         share = ptx_loss(logprobs, mask, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
@@ -66,15 +67,30 @@ def text_gradient(
     return {"loss": mean, "tokens": total, **tree_metrics(paths, is_refused)}
 
 
-def _micros(
-    backend: Backend, batch: Sequence[Row], paths: Sequence[Path] | None, pad_id: int, max_tokens: int
-) -> list[tuple[Tensor, Tensor, Targets]]:
-    """Return this rank's micro-batches, as `text_batches` does."""
-    device, ranks, lengths = backend.model.device, backend.ranks.row_ranks, [len(row.ids) for row in batch]
+def pieces_of_rank(
+    backend: Backend, lengths: Sequence[int], paths: Sequence[Path] | None, max_tokens: int
+) -> list[list[int]]:
+    """Return this rank's micro-batches, as indices of rows; an empty one keeps it in step with others."""
+    device, ranks = backend.model.device, backend.ranks.row_ranks
     costs = [padded_width(n, device) for n in lengths] if paths is None else lengths
     pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
-    of_rank = [([batch[i] for i in piece], paths and [paths[i] for i in piece]) for piece in pieces]
-    return text_batches([*of_rank, *[idle_text(batch)] * num_idle], pad_id, max_tokens, device)
+    return [*pieces, *[[]] * num_idle]
+
+
+def laid_out(
+    texts: Sequence[Row],
+    paths: Sequence[Path] | None,
+    pieces: Sequence[list[int]],
+    pad_id: int,
+    max_tokens: int,
+    device: torch.device,
+) -> list[tuple[Tensor, Tensor, Targets]]:
+    """Return the micro-batches of the texts at those indices, as `text_batches` does; without any an idle one."""
+    micros = [
+        ([texts[i] for i in piece], paths and [paths[i] for i in piece]) if piece else idle_text(texts)
+        for piece in pieces
+    ]
+    return text_batches(micros, pad_id, max_tokens, device)
 
 
 Texts = tuple[Sequence[Row], Sequence[Path] | None]

@@ -1,4 +1,4 @@
-"""One rank of two that distil with torch and with DeepSpeed; prints the distance from one process.
+"""One rank of two that distil with torch, FSDP and DeepSpeed; prints the distance from one process.
 
 Run by `test_distillation.py` as `python -m tests.train.distill_rank`; the place is in RANK and WORLD_SIZE.
 """
@@ -22,6 +22,7 @@ from verizero.pipeline.train.torch_backend import TorchBackend
 
 OBJECTIVES = [Objective("jsd", beta=0.3), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
 CONFIGS: dict[str, dict[str, Any]] = {f"zero {n}": {"zero": n} for n in (0, 2, 3)}
+CONFIGS["fsdp"] = {"backend": "fsdp"}
 CONFIGS["zero 3, offloaded"] = {"zero": 3, "offload": "all"}
 
 
@@ -29,7 +30,8 @@ def taught(backend: Backend, whole: bool = False) -> dict[str, torch.Tensor]:
     """The weights after some updates by a teacher that is held and by the policy's own reference."""
     teachers = {"a": ModelTeacher(two_layers(50)), "b": ReferenceTeacher(backend, whole)}
     for step in range(3):
-        distill_update(backend, teachers, rows_of(7, step), OBJECTIVES[step % 2], settings(60))
+        metrics = distill_update(backend, teachers, rows_of(7, step), OBJECTIVES[step % 2], settings(60))
+        assert metrics["tree/ratio"] > 1.1
     return weights(backend)
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     found = {"torch": distance(taught(begun(TorchBackend(two_layers(), ranks))), wanted)}
     for name, config in CONFIGS.items():
         backend = begun(divided(config, two_layers(), ranks))
-        found[name] = distance(taught(backend, "offload" in config), wanted)
+        found[name] = distance(taught(backend, "offload" in config or name == "fsdp"), wanted)
     leave()
     print("found " + json.dumps(found))
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.models.families import VOCAB
+from tests.models.families import VOCAB, tiny, with_exact_norms
 from tests.train.batches import OPTIMIZER, distance, policy, weights
 from tests.train.rank_group import installed, run
 from tests.train.served_logprobs import Served, serving
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import DataError, EngineError, NonFiniteError
+from verizero.pipeline.models import runs
 from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.rl.distillation import compare
 from verizero.pipeline.rl.divergences import Objective
@@ -24,6 +26,7 @@ from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
 from verizero.pipeline.train.torch_backend import TorchBackend
 
+Packing = Literal["auto", "off"]
 OBJECTIVES = [
     Objective(temperature=0.8),
     Objective("jsd", beta=0.3, discount=0.9),
@@ -40,13 +43,14 @@ SERVABLE = [
 
 
 def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRow]:
-    """Responses to prompts that the teachers read differently."""
+    """Responses to prompts that the teachers read differently; up to four rows have the same prompts."""
     rng = random.Random(seed)
 
-    def text(most: int) -> tuple[int, ...]:
-        return tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, most)))
+    def text(least: int, most: int) -> tuple[int, ...]:
+        return tuple(rng.choices(range(2, VOCAB), k=rng.randint(least, most)))
 
-    rows = [DistillRow(teachers[i % len(teachers)], text(4), text(9), text(8)) for i in range(num)]
+    prompts = [(text(4, 7), text(4, 9)) for _ in range(0, num, 4)]
+    rows = [DistillRow(teachers[i % len(teachers)], *prompts[i // 4], text(1, 8)) for i in range(num)]
     # Every third is of an older policy, where weights ask for it.
     return [
         replace(r, rollout_logprobs=tuple(rng.uniform(-4, -2) for _ in r.response_ids)) if i % 3 == 1 else r
@@ -54,37 +58,73 @@ def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRo
     ]
 
 
+def exact(seed: int = 0) -> Any:
+    """A policy or teacher whose numbers differ by float64's rounding alone, however its rows are laid out."""
+    return with_exact_norms(policy(seed))
+
+
 def settings(tokens: int = 4096) -> DistillSettings:
     return DistillSettings(pad_id=0, micro_batch_tokens=tokens)
 
 
-def backend_of(ranks: Ranks | None = None, dtype: torch.dtype = torch.float64) -> TorchBackend:
-    backend = TorchBackend(policy(dtype=dtype), ranks or Ranks())
+def backend_of(ranks: Ranks | None = None, packing: Packing = "auto") -> TorchBackend:
+    backend = TorchBackend(exact(), ranks or Ranks(), TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 
 
-def held(dtype: torch.dtype = torch.float64) -> dict[str, Teacher]:
-    return {"a": ModelTeacher(policy(50, dtype)), "b": ModelTeacher(policy(60, dtype))}
+def held() -> dict[str, Teacher]:
+    return {"a": ModelTeacher(exact(50)), "b": ModelTeacher(exact(60))}
 
 
 def updated(
-    rows: list[DistillRow], objective: Objective, tokens: int = 4096, teachers: Mapping[str, Teacher] | None = None
+    rows: list[DistillRow],
+    objective: Objective,
+    tokens: int = 4096,
+    teachers: Mapping[str, Teacher] | None = None,
+    packing: Packing = "auto",
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    backend = backend_of()
+    backend = backend_of(packing=packing)
     metrics = distill_update(backend, teachers or held(), rows, objective, settings(tokens))
     return metrics, weights(backend)
 
 
 @pytest.mark.parametrize("objective", [*OBJECTIVES, ZEROED], ids=str)
-def test_micro_batches_padding_and_order_change_nothing(objective: Objective) -> None:
+def test_micro_batches_padding_packing_and_order_change_nothing(objective: Objective) -> None:
     rows = rows_of()
-    whole, after = updated(rows, objective)
+    whole, after = updated(rows, objective, packing="off")
+    assert (whole.pop("tree/ratio"), whole.pop("tree/tokens_saved")) == (1, 0)
     assert distance(after, weights(backend_of())) > 1e-4
-    for tokens in (1, 30, 60):
-        cut, others = updated(rows[::-1], objective, tokens)
-        assert cut == pytest.approx(whole, rel=1e-9)
+    for tokens, packing in ((1, "auto"), (30, "auto"), (60, "auto"), (4096, "auto"), (30, "off")):
+        cut, others = updated(rows[::-1], objective, tokens, packing=packing)
+        assert (cut.pop("tree/ratio") > 1.1) is (packing == "auto")
+        assert (cut.pop("tree/tokens_saved") >= 4) is (packing == "auto")
+        assert cut == pytest.approx(whole, rel=1e-12)
         assert distance(after, others) < 1e-12
+
+
+def test_either_forward_is_a_tree_that_a_micro_batch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own: prompts of the teacher differ in rows that share the policy's, and the other way round."""
+    first, other, end = (10,) * 20, (11,) * 20, (12, 2)
+    alike = [DistillRow("a", first, first, (i, 2)) for i in range(3, 7)]
+    of_teacher = [DistillRow("a", (i, *first), other, end) for i in range(3, 7)]
+    of_policy = [DistillRow("a", other, (i, *first), end) for i in range(3, 7)]
+    sizes = []
+    monkeypatch.setattr(runs, "states", lambda *x, states=runs.states: (sizes.append(len(x[1])), states(*x))[1])
+    rows, objective = [*alike, *of_teacher, *of_policy], OBJECTIVES[0]
+    found, after = updated(rows, objective, 60)
+    of_flat_rows = updated(rows, objective, packing="off")[1]
+    assert distance(after, of_flat_rows) < 1e-12
+    assert found["tree/ratio"] == pytest.approx(sum(r.longest for r in rows) / (28 + 8 * 23))
+    assert max(sizes) <= 60
+    assert sum(sizes) < 1.25 * sum(r.longest for r in rows), "of both forwards"
+
+
+def test_a_teacher_that_cannot_be_packed_pads() -> None:
+    teachers = {name: ModelTeacher(tiny("gemma2 with softcapping", dtype=torch.float64)) for name in "ab"}
+    seen = [updated(rows_of(), OBJECTIVES[0], 60, teachers, packing) for packing in ("auto", "off")]
+    assert seen[0][0]["tree/ratio"] > 1.1
+    assert distance(seen[0][1], seen[1][1]) < 1e-8  # the teacher's norms are in float32
 
 
 def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
@@ -95,7 +135,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
         teacher = held()[row.teacher].model  # type: ignore[attr-defined]
         each = [torch.tensor([[*p, *row.response_ids]]) for p in (row.prompt_ids, row.teacher_prompt_ids)]
         where = [torch.arange(x.shape[1])[None] >= x.shape[1] - len(row.response_ids) for x in each]
-        mine, theirs = (logits_at(m, x, w) for m, x, w in zip((policy(), teacher), each, where, strict=True))
+        mine, theirs = (logits_at(m, x, w) for m, x, w in zip((exact(), teacher), each, where, strict=True))
         found = compare(mine, torch.tensor(row.response_ids), theirs, objective).divergence
         total, tokens = total + float(found.detach().sum()), tokens + len(found)
         by_teacher.setdefault(row.teacher, []).extend(found.tolist())
@@ -127,7 +167,7 @@ def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:
     rows = [replace(r, teacher_prompt_ids=r.prompt_ids) for r in rows_of(teachers="a")]
     for objective in OBJECTIVES:
         backend = backend_of()
-        metrics = distill_update(backend, {"a": ModelTeacher(policy())}, rows, objective, settings(30))
+        metrics = distill_update(backend, {"a": ModelTeacher(exact())}, rows, objective, settings(30))
         assert metrics["loss"] == pytest.approx(0.0, abs=1e-14)
         assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-13)
 
@@ -167,7 +207,7 @@ def test_the_gradients_of_two_ranks_add_up_to_that_of_one(num: int) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> None:
     backend, rows = backend_of(), rows_of(teachers="a")
-    backend.reference = policy(50).requires_grad_(False)
+    backend.reference = exact(50).requires_grad_(False)
     own = {"a": ReferenceTeacher(backend, whole)}
     metrics = distill_update(backend, own, rows, OBJECTIVES[0], settings(30))
     wanted, after = updated(rows, OBJECTIVES[0])
@@ -179,7 +219,7 @@ def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> No
 def test_a_server_teaches_what_its_model_would(objective: Objective) -> None:
     rows = rows_of(teachers="a")
     wanted, after = updated(rows, objective)
-    with serving(Served(policy(50), refusals=2)) as served:
+    with serving(Served(exact(50), refusals=2)) as served:
         teacher = ServedTeacher(Server(served.url, "big", backoff_s=0.0), objective.top_k, VOCAB)
         found, others = updated(rows, objective, 30, {"a": teacher})
     assert found == pytest.approx(wanted, rel=1e-9)
@@ -193,7 +233,7 @@ def test_a_server_teaches_what_its_model_would(objective: Objective) -> None:
 
 def test_what_a_server_cannot_give_is_said() -> None:
     rows, objective = rows_of(teachers="a"), Objective(over="top_k", top_k=5)
-    with serving(Served(policy(50), max_logprobs=4)) as served:
+    with serving(Served(exact(50), max_logprobs=4)) as served:
         server = Server(served.url, "big", retries=1, backoff_s=0.0)
         with pytest.raises(EngineError, match=r"greater than max allowed.*prompt_logprobs=5.*--max-logprobs"):
             updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
@@ -205,7 +245,7 @@ def test_what_a_server_cannot_give_is_said() -> None:
 
 
 def test_a_loss_that_is_no_number_is_refused_and_the_policy_stays() -> None:
-    teacher = policy(50)
+    teacher = exact(50)
     with torch.no_grad():
         next(teacher.parameters()).fill_(float("nan"))
     backend = backend_of()
@@ -218,7 +258,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_policy_stays() -> None:
 
 @pytest.mark.integration
 @installed
-def test_ranks_with_deepspeed_learn_what_one_process_learns() -> None:
+def test_ranks_that_divide_the_policy_learn_what_one_process_learns() -> None:
     for found in run("tests.train.distill_rank", 2):
         for case, differs in found.items():
             assert differs < 2e-5, (case, found)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.families import VOCAB, build, tiny
+from tests.models.families import VOCAB, build, tiny, with_exact_norms
 from tests.oracles.varlen import varlen_attn
 from tests.train.trees import lone
 from verizero.pipeline.config.sections import TrainConfig
@@ -85,9 +85,10 @@ def test_models_of_transformers_in_float32(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied"])
 def test_models_of_transformers_in_float64(name: str) -> None:
     """Some texts begin alike, so that they are a tree."""
-    model = tiny(name, dtype=torch.float64)
-    rows = texts(count=12)
-    rows += [Row((*rows[-1].ids, *row.ids), row.spans) for row in rows[:6]]
+    model = with_exact_norms(tiny(name, dtype=torch.float64))
+    rows = texts(count=12, longest=40)
+    prompt = max((row.ids for row in rows), key=len)[:12]
+    rows += [Row((*prompt, *row.ids), row.spans) for row in rows[:6]]
     wanted_loss, wanted = one_by_one(model, rows)
     of_first_forward = ours(model, rows, "off", 100)
     for tokens, packing in itertools.product((100, 100_000), get_args(Packing)):
