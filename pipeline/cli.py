@@ -23,6 +23,7 @@ from verizero.pipeline.commands import (
     eval,
     evaluate,
     explain,
+    gguf,
     new,
     plan,
     promote,
@@ -42,7 +43,7 @@ GROUPS = {
     "train": (train, campaign, compare, promote, new),
     "check before a run": (check, try_out, plan, explain, doctor, verify, audit, environment, rate),
     "inspect a run or a model": (diagnose, report, eval, evaluate, replay, chat),
-    "serve": (serve, deploy, endpoint, sandbox),
+    "serve": (serve, deploy, endpoint, gguf, sandbox),
 }
 """The commands in the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
 HELP_WIDTH = 100

@@ -159,6 +159,19 @@ def recipe_of(path: str) -> RunConfig | None:
     return load_recipe(folder / "recipe.yaml") if is_run else None
 
 
+def folder_of_model(path: str) -> str:
+    """Return the folder of a run's model, of a model, or of what a GGUF file was made into; or a hub id.
+
+    Raises: ConfigError for a folder without a model.
+    """
+    folder = Path(path)
+    if (folder / "model").is_dir():
+        path = str(folder / "model")
+    elif folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has neither model/ nor config.json; give a run's folder, or a model's")
+    return model_folder(path, Path(HOME), field="model")
+
+
 def load_served(
     path: str, template: str | Template | None, sampling: Sampling, device: str, dtype: str = "float32"
 ) -> Served:
@@ -167,13 +180,9 @@ def load_served(
     `template` replaces the run's; without either it is the tokenizer's chat template, if it has one.
     Raises: ConfigError for a folder without a model; DataError for a template that the tokenizer cannot write.
     """
-    folder, recipe = Path(path), recipe_of(path)
+    recipe = recipe_of(path)
     how = None if recipe is None else recipe.data.template
-    if (folder / "model").is_dir():
-        path = str(folder / "model")
-    elif folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has neither model/ nor config.json; give a run's folder, or a model's")
-    path = model_folder(path, Path(HOME), field="model")
+    path = folder_of_model(path)
     tokenizer = load_tokenizer(path)
     if template is not None or how is None:
         how = Template.model_validate(template or ("chat" if tokenizer.chat_template else "plain"))
