@@ -110,11 +110,11 @@ def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
         sizes = [int(math.exp(draw.uniform(low, high))) for _ in range(count)]
         ids = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
         return model, tokenizer, [(*draw.choices(ids, k=n - 1), tokenizer.eos_token_id) for n in sizes]
-    from verizero.pipeline.data.prompts import load_demonstrations
+    from verizero.pipeline.data.prompts import read_demonstrations
     from verizero.pipeline.data.render import Renderer
 
     renderer = Renderer(tokenizer, config.data.template)
-    shown = load_demonstrations((), config.data.train, 0, path.parent)
+    shown = read_demonstrations((), config.data.train, 0, path.parent).prompts
     texts = [(*renderer.prompt_ids(p), *renderer.demonstration_ids(p)) for p in shown]
     return model, tokenizer, draw.choices(texts, k=count)
 

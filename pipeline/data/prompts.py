@@ -116,13 +116,6 @@ def read_demonstrations(
     return Demonstrations(found_prompts, counts, left_out)
 
 
-def load_demonstrations(
-    demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
-) -> list[Prompt]:
-    """Return the prompts of `read_demonstrations` alone."""
-    return read_demonstrations(demonstrations, train, seed, base_dir).prompts
-
-
 def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]:
     """Return `num_lines` lines of text: equal shares of the generators among the sources, shuffled by the seed.
 

@@ -30,11 +30,6 @@ class Diagnosis:
     """Lines about files that were not read and causes that were not judged, with the reasons."""
 
     @property
-    def has_problem(self) -> bool:
-        """True if a finding is a problem."""
-        return any(f.level == "problem" for f in self.findings)
-
-    @property
     def looked(self) -> str:
         """Return a line that says in what was looked for causes."""
         steps = len(self.facts.steps)

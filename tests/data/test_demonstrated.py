@@ -14,7 +14,7 @@ from tests.data.chat_templates import ADD, TEMPLATES, THINKING, TOOLS, chat_turn
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.demonstrated_episodes import as_value, demonstration_of, episode_rows
-from verizero.pipeline.data.prompts import load_demonstrations
+from verizero.pipeline.data.prompts import read_demonstrations
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.source_rows import row_of
 from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
@@ -100,7 +100,7 @@ def test_rows_are_read_and_written_back(tmp_path: Path) -> None:
         {"id": "b", "question": "1+1=", "answer": "2", "verifier": "math", "demonstration": "2"},
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = load_demonstrations([Source(file="rows.jsonl")], (), 0, tmp_path)
+    prompts = read_demonstrations([Source(file="rows.jsonl")], (), 0, tmp_path).prompts
     assert prompts[0].demonstration == (
         Message("assistant", "so ", (Call("0-0", "add", {"a": 27, "b": 58}),)),
         Message("tool", "85", answers="0-0", name="add"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from verizero.pipeline.config.data import OverlapConfig, Source
 from verizero.pipeline.data.overlap import check_overlap, find_overlap, normalise
-from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.data.prompts import load_prompts, read_demonstrations
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
 
@@ -117,7 +117,7 @@ def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed: i
         return [Source.model_validate({"generator": {"name": n, "split": split, "params": params[n]}}) for n in DOMAINS]
 
     train, evaluation = load_prompts(sources("train"), seed), load_prompts(sources("evaluation"), seed)
-    demonstrations = load_demonstrations([], sources("train"), seed)
+    demonstrations = read_demonstrations([], sources("train"), seed).prompts
     assert (len(train), len(evaluation), len(demonstrations)) == (9450, 420, 6000)
     for seen in (train, demonstrations):
         assert not find_overlap(seen, evaluation).matches

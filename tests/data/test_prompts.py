@@ -14,9 +14,9 @@ from verizero.pipeline.data.prompts import (
     _split,
     check_lengths,
     forget_generated,
-    load_demonstrations,
     load_prompts,
     load_text,
+    read_demonstrations,
     read_prompts,
 )
 from verizero.pipeline.errors import ConfigError, DataError
@@ -230,14 +230,14 @@ def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path: Pa
     params = {"num_train": 40, "num_evaluation": 10, "num_demonstrations": 100}
     made = Source.model_validate({"generator": {"name": "induction", "params": params}})
     file = Source(file=jsonl(tmp_path, PLAIN))
-    shown = load_demonstrations([], [made, file], 0, tmp_path)
+    shown = read_demonstrations([], [made, file], 0, tmp_path).prompts
     assert len(shown) == 101
     assert shown[-1].id == "b"
     assert len({p.question for p in shown[:-1]}) == 40
     assert {p.question for p in shown[:-1]} == {p.question for p in load_prompts([made], 0)}
-    assert [p.id for p in load_demonstrations([file], [made], 0, tmp_path)] == ["b"]
+    assert [p.id for p in read_demonstrations([file], [made], 0, tmp_path).prompts] == ["b"]
     with pytest.raises(DataError, match=r"none.jsonl.*mapping.demonstration"):
-        load_demonstrations([], [Source(file=jsonl(tmp_path, PLAIN[:1], "none.jsonl"))], 0, tmp_path)
+        read_demonstrations([], [Source(file=jsonl(tmp_path, PLAIN[:1], "none.jsonl"))], 0, tmp_path)
 
 
 def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_generator_makes_its_rows_once_for_all_that_read_them() -> None:
     reads = (
         lambda seed: load_prompts(train, seed),
         lambda seed: load_prompts(held_out, seed),
-        lambda seed: load_demonstrations((), train, seed),
+        lambda seed: read_demonstrations((), train, seed).prompts,
     )
     made = {}
     for seed in (3, 4):

@@ -16,7 +16,7 @@ from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.data.demonstrated_episodes import as_value
 from verizero.pipeline.data.pairs import read_pairs
-from verizero.pipeline.data.prompts import load_demonstrations, part_of, read_prompts
+from verizero.pipeline.data.prompts import part_of, read_demonstrations, read_prompts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.library.columns import guess
 from verizero.pipeline.library.given import first_rows, place_of
@@ -65,7 +65,7 @@ def test_programs(name: str, tmp_path: Path) -> None:
 def test_demonstrations(layout: Callable[[int], Row], tmp_path: Path) -> None:
     some = rows(layout)
     assert guess(some, "rows").kind == "demonstrations"
-    shown = load_demonstrations((), [source(tmp_path, some, graded=False)], 0, tmp_path)
+    shown = read_demonstrations((), [source(tmp_path, some, graded=False)], 0, tmp_path).prompts
     said = as_value(shown[3].demonstration)
     texts = [said] if isinstance(said, str) else [m["content"] for m in said]
     assert sum("5" in text for text in texts) == (2 if layout is layouts.openai_tools else 1)

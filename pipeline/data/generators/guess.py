@@ -71,11 +71,6 @@ def floor(numbers: int, tries: int) -> float:
     return sum(1 + way for way in ways) / numbers**2
 
 
-def ceiling(numbers: int, tries: int) -> float:
-    """Return the chance of a player that halves the interval: no other does better."""
-    return float(min(1.0, (2**tries - 1) / numbers))
-
-
 def _row(params: Params, number: int, ending: str) -> Row:
     return {
         "id": f"guess/{params.low}-{params.high}/{number}{ending}",

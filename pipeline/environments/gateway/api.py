@@ -1,11 +1,14 @@
-"""The parts that the three APIs share: requests, answers, and checks of fields whose errors name the field."""
+"""The parts that the three APIs share: requests, answers, and checks of fields whose errors name the field.
+
+Each API is a module with the functions `read`, `write`, `events` and `error`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic_core import from_json
@@ -79,26 +82,6 @@ class Answer:
     prompt_tokens: int
     sampled_tokens: int
     was_cut: bool
-
-
-class Api(Protocol):
-    """One of the three APIs; its module has these functions."""
-
-    def read(self, body: Body) -> TurnRequest:
-        """Return the request. Raises: Refused naming the field that is wrong or not supported."""
-        ...
-
-    def write(self, request: TurnRequest, answer: Answer) -> dict[str, Any]:
-        """Return the answer as one JSON object."""
-        ...
-
-    def events(self, request: TurnRequest, answer: Answer) -> Iterator[Event]:
-        """Yield the answer as events of a stream."""
-        ...
-
-    def error(self, refused: Refused) -> dict[str, Any]:
-        """Return an error in the form of this API."""
-        ...
 
 
 def sampling_options(

@@ -13,7 +13,7 @@ import yaml
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.environments.scaffold import GAMES, LETTERS, TRIES, new_environment
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.data.prompts import load_prompts, read_demonstrations
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.types import Message, Prompt
@@ -72,7 +72,7 @@ def test_its_recipe_loads_with_its_rows(folder: Path) -> None:
     assert {p.verifier for p in train} == {"environment"}
     (choice,) = config.data.environments.values()
     assert {p.environment for p in train} == {choice.key}
-    shown = load_demonstrations(config.data.demonstrations, config.data.train, config.seed, folder)
+    shown = read_demonstrations(config.data.demonstrations, config.data.train, config.seed, folder).prompts
     assert len(shown) == GAMES * len(LETTERS)
 
 

@@ -16,7 +16,7 @@ from verizero.pipeline.commands.verifiers.check import check
 from verizero.pipeline.commands.verifiers.labelled_rows import good_rows
 from verizero.pipeline.commands.verifiers.scaffold import EVALUATION, new_verifier
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.data.prompts import load_demonstrations, load_prompts
+from verizero.pipeline.data.prompts import load_prompts, read_demonstrations
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.scoring.score import bind_verifiers
 from verizero.pipeline.types import Attempt
@@ -60,7 +60,7 @@ def test_its_recipe_loads_and_its_data_is_graded_by_it(folder: Path) -> None:
     assert len(held_out) == EVALUATION
     assert not {p.question for p in train} & {p.question for p in held_out}
     bound = bind_verifiers([*train, *held_out], config.data.verifiers, folder)
-    shown = load_demonstrations(config.data.demonstrations, config.data.train, config.seed, folder)
+    shown = read_demonstrations(config.data.demonstrations, config.data.train, config.seed, folder).prompts
     scores = [bound[p.verifier].score([Attempt(p.demonstration or "", p.reference)])[0].score for p in shown]
     assert 0.6 < sum(scores) / len(scores) < 0.8
     gold = [bound[p.verifier].score([Attempt("".join(sorted(p.reference)), p.reference)])[0] for p in held_out]

@@ -1,4 +1,4 @@
-"""Tasks in turns: floors and ceilings by arithmetic and by play, and demonstrations against the environments."""
+"""Tasks in turns: floors by arithmetic and by play, and demonstrations against the environments."""
 
 from __future__ import annotations
 
@@ -106,11 +106,10 @@ def near(observed: float, exact: float) -> bool:
 
 
 @pytest.mark.integration
-def test_the_floor_and_ceiling_of_guess() -> None:
+def test_the_floor_of_guess() -> None:
     params = guess.Params()
     exact = guess.floor(32, 5)
     assert round(exact, 4) == 0.5326
-    assert guess.ceiling(32, 5) == 31 / 32
     won = share("guess", lambda rng: guess.play(params, rng.randint(1, 32), rng)[1].is_correct)
     assert near(won, exact)
     assert [guess.floor(n, 1) for n in (1, 2, 4)] == [1.0, 0.5, 0.25]
