@@ -20,6 +20,7 @@ from verizero.pipeline.whole_run import train
 
 SFT = ("stages=[sft]", "sft.steps=4")
 RL = ("stages=[rl]", "sft=null", "rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all", "data.evaluation=[]")
+RL += ("rollout.max_response_tokens=8",)  # a policy that was not trained answers at full length
 
 
 def go(config: RunConfig, base: Path) -> list[str]:
