@@ -44,6 +44,21 @@ def test_the_table_of_model_sizes_is_what_a_plan_says() -> None:
     assert not plan(config, 2, "rtx4090").largest_models
 
 
+def test_the_bytes_of_a_publish_are_those_of_the_adapters_that_a_plan_counts() -> None:
+    page = " ".join((ROOT / "docs/models.md").read_text().split())
+    said = re.findall(r"(\d+) MB of (Qwen3-[\d.]+B) \(([\d.]+)%[^)]*?, ([\d.]+)%[^)]*\)", page)
+    assert len(said) == 4
+    config = load_recipe(ROOT / "configs/gsm8k_four_bits.yaml", ["train.lora={rank: 16}"])
+    for size, name, of_float32, of_bfloat16 in said:
+        shape = SHAPES[f"Qwen/{name}"]
+        counted = adapters_of(config, shape)
+        assert counted is not None
+        num_bytes = 4 * counted.parameters
+        assert f"{num_bytes / 1e6:.0f}" == size
+        for width, share in ((4, of_float32), (2, of_bfloat16)):
+            assert f"{num_bytes / (width * shape.parameters):.1%}" == f"{share}%"
+
+
 @pytest.mark.parametrize(
     ("model_type", "targets"),
     [*((name, ()) for name in MODELS), *(("deepseek_v3", some) for some in SOME), ("qwen3_moe", SOME[1])],
