@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -14,8 +15,8 @@ from tests.train.trees import paths_of, rows_of_tree
 from verizero.pipeline.models.forward import can_pack
 
 FAMILIES = [name for name in [*FAST, *SLOW] if name != "gemma2 with softcapping"]
-NUM_TREES = 70
-"""Over all families, in the test that is slow."""
+NUM_TREES = int(os.environ.get("VERIZERO_RANDOM_TREES", "70"))
+"""Over all families; `VERIZERO_RANDOM_TREES=500 pytest tests/models/test_trees.py` tries 500."""
 
 
 def tree(seed: int) -> Batch:
