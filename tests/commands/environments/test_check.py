@@ -32,7 +32,9 @@ class Bad:
         if params.fault == "thread":
             self.held = threading.Event()
             threading.Thread(target=self.held.wait, daemon=True).start()
-        if params.fault == "process": self.held = subprocess.Popen(["sleep", "60"])
+        if params.fault == "process":
+            silent = subprocess.DEVNULL  # the test waits for whatever holds its pipes
+            self.held = subprocess.Popen(["sleep", "60"], stdout=silent, stderr=silent)
         if params.fault == "admits": self.deterministic = False
     def start(self): return Start()
     def step(self, message):
