@@ -16,6 +16,7 @@ from typing import Any
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.files import locked, replace_folder
 from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.text_splits import split_as
 from verizero.pipeline.near import near_path
 
 PACKAGE, SUFFIX = "package:", ".gguf"
@@ -175,6 +176,7 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     with boundary(ConfigError, f"model.path={path!r} cannot be made into a Hugging Face folder ({remedy})"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=name)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    split_as(tokenizer, _text(_reader(file, path), "tokenizer.ggml.pre"))
     # The weights are plain numbers now; transformers refuses to save what it takes for quantised.
     model.config.__dict__.pop("quantization_config", None)
     for mark in ("hf_quantizer", "is_quantized"):

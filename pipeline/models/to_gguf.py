@@ -21,6 +21,7 @@ from verizero.pipeline.files import disk_errors
 from verizero.pipeline.models.gguf_file import require_packages
 from verizero.pipeline.models.load import load_model, load_tokenizer
 from verizero.pipeline.models.sizes import head_size, settings_of
+from verizero.pipeline.models.text_splits import SPLITS, split_of
 
 NumberType = Literal["f32", "f16", "bf16", "q8_0"]
 FILE_TYPES: Mapping[NumberType, str] = {
@@ -37,18 +38,6 @@ PAIRED = "llama"
 """The architecture whose rotary pairs are neighbours; in transformers they are half a head apart."""
 BLOCK = 32
 """Numbers of a matrix's row that share a scale in Q8_0."""
-
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_DIGITS = ("Digits", True)
-_OWN_SPLIT, _BYTES = ("ByteLevel", True), ("ByteLevel", False)
-SPLITS: Mapping[tuple[tuple[str, Any], ...], str] = {
-    (_OWN_SPLIT,): "gpt-2",
-    (_DIGITS, _OWN_SPLIT): "smollm",
-    (("Split", _WORDS + _REST), _BYTES): "qwen2",
-    (("Split", _WORDS + "{1,3}" + _REST), _BYTES): "llama-bpe",
-}
-"""The ways of splitting a text before merges -> llama.cpp's names of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,29 +160,13 @@ def _type_of(gguf: Any, tensor: Tensor, number_type: NumberType) -> Any:
 
 def _split_of(tokenizer: Any) -> str:
     """Return llama.cpp's name of how the tokenizer splits texts. Raises: ConfigError if it has none that we know."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    made: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
-    before = made.get("pre_tokenizer") or {}
-    steps = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
-    ways = tuple(_step(step) for step in steps)
-    if made.get("model", {}).get("type") != "BPE" or ways not in SPLITS:
+    name = split_of(tokenizer)
+    if name is None:
         raise ConfigError(
-            f"the tokenizer ({type(tokenizer).__name__}, before merges: {list(ways)}) is none of those that are "
-            f"written as GGUF here, which split texts as {', '.join(SPLITS.values())} in llama.cpp; {ELSE}"
+            f"the tokenizer ({type(tokenizer).__name__}) is none of those that are written as GGUF here, which split "
+            f"texts as {', '.join(SPLITS.values())} in llama.cpp; {ELSE}"
         )
-    return SPLITS[ways]
-
-
-def _step(step: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the kind of a step of a pre-tokenizer and what it does; another place of spaces makes another kind."""
-    kind, how = str(step.get("type")), None
-    if kind == "ByteLevel" and not step["add_prefix_space"]:
-        how = step["use_regex"]
-    elif kind == "Digits":
-        how = step["individual_digits"]
-    elif kind == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
-        how = step["pattern"].get("Regex")
-    return kind, how
+    return name
 
 
 def _write_tokenizer(writer: Any, tokenizer: Any, split: str, vocab_size: int) -> None:

@@ -15,10 +15,12 @@ from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.gguf_file import model_folder, provenance_of
 from verizero.pipeline.models.load import load_model, load_tokenizer, save_folder
+from verizero.pipeline.models.text_splits import SPLITS, split_of
 from verizero.pipeline.models.to_gguf import write_gguf
 
 gguf = pytest.importorskip("gguf")
 
+(LLAMA_3,) = (ways[0][1] for ways, name in SPLITS.items() if name == "llama-bpe")
 TEXT = 'Write {"a": 12345} \\ for Ann.  x\n\né'
 SIZES = {
     "hidden_size": 64,
@@ -123,6 +125,18 @@ def test_llama_cpp_is_told_how_texts_are_split_and_which_numbers_are_no_tokens(t
             ],
             "smollm",
         ),
+        (
+            [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": LLAMA_3},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+            "llama-bpe",
+        ),
         ([{"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}], None),
         ([{"type": "Digits", "individual_digits": False}], None),
     ],
@@ -147,6 +161,7 @@ def test_each_way_of_splitting_has_its_name_or_is_refused(
     else:
         write_gguf(str(tmp_path / "model"), tmp_path / "x.gguf", "f32", "Tiny")
         assert field(tmp_path / "x.gguf", "tokenizer.ggml.pre") == wanted
+        assert split_of(load_tokenizer(model_folder(str(tmp_path / "x.gguf"), tmp_path))) == wanted
 
 
 @pytest.mark.parametrize(
