@@ -266,7 +266,7 @@ def text_waits(folder: Path) -> dict[str, float]:
     """The waits of one micro-batch more in an optimiser step on the same texts."""
     config = tiny("demo", folder, LAYERS_OF_WAITS)
     backend = build_backend(config, load_policy(config, build_tokenizer(config), None))
-    rows = [row_after(tuple(range(3, 13)), 4)] * 8
+    rows = [row_after(tuple(range(n, n + 10)), 4) for n in range(3, 11)]  # which share nothing
 
     def waits(tokens: int) -> Counter[tuple[str, str]]:
         return fake_device.waits_of(lambda: [text_gradient(backend, rows, 1.0, 0, tokens)])
