@@ -34,7 +34,7 @@ EXTRAS = {
     "vllm": ("rollout.engine: vllm and vllm_server", "make install-gpu on a GPU, else make install-engines"),
     "deepspeed": ("DeepSpeed training", "make install-gpu, or pip install 'verizero[gpu]'"),
     "gguf": ("model.path: a GGUF file", "pip install 'verizero[real]'"),
-    "bitsandbytes": ("model.quantize, and optimizer.kind: adamw_8bit", "pip install 'verizero[quantized]'"),
+    "bitsandbytes": ("model.quantize: nf4, and optimizer.kind: adamw_8bit", "pip install 'verizero[quantized]'"),
 }
 LOCK = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
 """Versions that fit each other on a GPU, in a checkout."""
@@ -144,7 +144,7 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
         "vllm": config.rollout.engine == "vllm",
         "deepspeed": config.train.backend == "deepspeed",
         "gguf": is_gguf(config.model.path),
-        "bitsandbytes": config.model.quantize is not None
+        "bitsandbytes": config.model.quantize == "nf4"
         or any(optimizer.kind != "adamw" for s in config.stages for _, optimizer in config.section_of(s).optimizers()),
         "datasets": any(s.hub is not None for s in sources),
     }

@@ -1,4 +1,4 @@
-"""The rules for a base in 4 bits: what it needs, and what does not go together with it."""
+"""The rules for a base in bits: what it needs, and what does not go together with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verizero.pipeline.config.stages import POLICY, Recipe
 
 
 def check_quantized(recipe: Recipe) -> None:
-    """Raise ValueError, with the reason and the remedy, for a recipe that a base in 4 bits does not allow."""
+    """Raise ValueError, with the reason and the remedy, for a recipe that a base in bits does not allow."""
     if recipe.model.quantize is None:
         return
     for reason in _against(recipe):
@@ -19,11 +19,13 @@ def check_quantized(recipe: Recipe) -> None:
 def _against(recipe: Recipe) -> Iterator[str]:
     """Yield what follows the field and its value in messages."""
     train = recipe.train
+    if recipe.model.quantize == "gguf" and not (recipe.model.path or "").endswith(".gguf"):
+        yield f" keeps the blocks of a GGUF file, and model.path is {recipe.model.path!r}; take nf4, or name a file"
     if train.lora is None:
         yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
     if train.backend not in ("auto", "torch"):
         yield (
-            f" with train.backend={train.backend}, whose ranks divide weights by rows, which blocks of 4 bits do not "
+            f" with train.backend={train.backend}, whose ranks divide weights by rows, which blocks do not "
             "follow; set train.backend: torch"
         )
     if recipe.rollout.engine not in ("auto", "torch", "vllm"):

@@ -57,9 +57,10 @@ class ModelConfig(Section):
         "bfloat16 on a GPU, but float32 with reference.schedule: ema or with deepspeed's zero: 0",
     )
 
-    quantize: Literal["nf4"] | None = Field(
+    quantize: Literal["nf4", "gguf"] | None = Field(
         None,
-        description="nf4: linear layers, but the output layer, in 4 bits by bitsandbytes, frozen under train.lora",
+        description="linear layers, but the output layer, as bits, frozen under train.lora; nf4: 4 of them, by "
+        "bitsandbytes; gguf: the blocks of the file that `path` names, with the numbers that they stand for",
     )
 
     @model_validator(mode="after")

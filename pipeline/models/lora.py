@@ -71,12 +71,14 @@ class Adapted:
         seed: int,
         twin: MergedTwin = "empty",
         quantize_on: str | None = None,
+        file: Path | None = None,
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
         `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers and of
         experts' parameters; none means all but the output layer and routers. An empty twin only has names and shapes
-        for `merged`. `quantize_on`: a device, on which the base is put in 4 bits; None leaves it as it is.
+        for `merged`. `quantize_on`: a device, on which the base is put in 4 bits; None leaves it as it is. `file`: the
+        GGUF file whose blocks the base keeps instead.
         Raises: ConfigError where peft is not installed or the model has no such weights.
         """
         prepare()
@@ -97,7 +99,7 @@ class Adapted:
         self.twin.eval().requires_grad_(False)
         self.is_quantized = quantize_on is not None
         if quantize_on is not None:
-            ready(quantize(model, quantize_on))
+            ready(quantize(model, quantize_on, file))
             trim_heap()
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"

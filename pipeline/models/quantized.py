@@ -1,8 +1,8 @@
-"""The package bitsandbytes: linear layers in 4 bits, and AdamW with moments in 8.
+"""Linear layers in bits: 4 by the package bitsandbytes, or those of a GGUF file; and AdamW with moments in 8.
 
 A frozen layer in NF4 keeps 4 bits of each weight and a scale of each 64, itself in 8 bits (arXiv:2305.14314, section
 3); it computes with the numbers that these stand for, in the type of the weights that it was made from. This is the one
-module that imports the package.
+module that imports bitsandbytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import logging
 import sys
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.gguf_blocks import FileBlocks, blocks_of, numbers
 from verizero.pipeline.models.routing import num_experts
 
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
@@ -55,11 +57,12 @@ def library(field: str) -> Any:
         ) from exc
 
 
-def quantize(model: Any, device: str) -> Any:
+def quantize(model: Any, device: str, file: Path | None = None) -> Any:
     """Make the model's linear layers ones in NF4, but the output layer, move all of it to `device`, and return it.
 
-    The layers are made one by one, so that their weights are never all on the device as they were.
-    Raises: ConfigError for a mixture, whose experts are no linear layers.
+    `file`: the GGUF file that the model was read from, whose blocks they keep in place of NF4. The layers are made one
+    by one, so that their weights are never all on the device as they were.
+    Raises: ConfigError for a mixture, whose experts are no linear layers, and for a file that does not allow it.
     """
     if num_experts(model.config) is not None:
         raise ConfigError(
@@ -68,13 +71,16 @@ def quantize(model: Any, device: str) -> Any:
         )
     head = model.get_output_embeddings()
     layers = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head]
+    make = _in_4_bits if file is None else FileBlocks(file, model.config).layer
     for name in layers:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, _in_4_bits(model.get_submodule(name), device))
+        setattr(model.get_submodule(parent), own, make(name, model.get_submodule(name), device))
+    if not any(map(is_quantized, model.parameters())):
+        raise ConfigError(f"model.quantize=gguf: {file} has no linear layer in blocks; take nf4, or drop it")
     return model.to(device)
 
 
-def _in_4_bits(linear: torch.nn.Linear, device: str) -> Any:
+def _in_4_bits(name: str, linear: torch.nn.Linear, device: str) -> Any:
     nn, weight = library("model.quantize").nn, linear.weight.detach()
     made = nn.Linear4bit(
         linear.in_features, linear.out_features, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta"
@@ -87,24 +93,29 @@ def _in_4_bits(linear: torch.nn.Linear, device: str) -> Any:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True if the weight is one in 4 bits."""
-    return getattr(weight, "quant_state", None) is not None
+    """True if the weight is bits of which its numbers are made."""
+    return getattr(weight, "quant_state", None) is not None or blocks_of(weight) is not None
 
 
 def dense(weight: Any) -> Tensor:
-    """Return the numbers [O, I] that a weight in 4 bits stands for, in the type it was made from; others unchanged."""
+    """Return the numbers [O, I] that a weight's bits stand for, in the type it was made from; others unchanged."""
     if not is_quantized(weight):
         return weight  # type: ignore[no-any-return]
-    numbers: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
-    return numbers
+    if blocks_of(weight) is not None:
+        return numbers(weight)
+    made: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
+    return made
 
 
 def num_weights(weight: Any) -> int:
-    """Return the number of weights, of which one in 4 bits has two to a byte."""
+    """Return the number of weights, of which a tensor in bits has another number of elements."""
+    blocks = blocks_of(weight)
+    if blocks is not None:
+        return blocks.shape.numel()
     return int(weight.quant_state.shape.numel() if is_quantized(weight) else weight.numel())
 
 
 def sharing(weights: list[Any]) -> dict[int, Any]:
     """Return the memo of a `copy.deepcopy` whose copy holds these very weights."""
-    states = [weight.quant_state for weight in weights if is_quantized(weight)]
+    states = [weight.quant_state for weight in weights if hasattr(weight, "quant_state")]
     return {id(x): x for x in (*weights, *states)}

@@ -15,7 +15,7 @@ from verizero.pipeline.config.servers import load_servers
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models import liger
 from verizero.pipeline.models.flops import peak_flops
-from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.gguf_file import located, model_folder
 from verizero.pipeline.models.load import DTYPES, eos_ids, load_tokenizer
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.sizes import num_parameters, settings_of, settings_of_new
@@ -128,7 +128,9 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
         zero_3 = config.train.zero == 3
         twin: MergedTwin = "empty" if config.train.backend != "deepspeed" else "copies" if zero_3 else "shares"
         quantize_on = None if config.model.quantize is None else device_of(config)
-        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin, quantize_on)
+        file = located(config.model.path) if config.model.quantize == "gguf" and config.model.path else None
+        seed = derive(config.seed, "lora")
+        adapted = Adapted(model, how.rank, how.alpha, how.targets, seed, twin, quantize_on, file)
     if config.train.backend == "fsdp":
         from verizero.pipeline.train.fsdp_backend import FsdpBackend
 

@@ -72,8 +72,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         if config.train.kernels == "liger":
             liger.check(device)
             stack.callback(liger.restore)
-        if config.model.quantize is not None:
-            library(f"model.quantize={config.model.quantize}")
+        if config.model.quantize == "nf4":
+            library("model.quantize=nf4")
         sections = map(config.section_of, config.stages)
         check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))

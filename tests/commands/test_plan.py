@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
+from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.peak import Memory
 from tests.stages.tiny import TREE
 from verizero.pipeline.commands.plan.devices import DEVICES
 from verizero.pipeline.commands.plan.estimate import plan, plan_lines, plans
-from verizero.pipeline.commands.plan.memory import generating, memory, peaks, sampling_memory
+from verizero.pipeline.commands.plan.memory import base_of, generating, memory, peaks, sampling_memory
 from verizero.pipeline.commands.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
@@ -25,8 +26,10 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.cpu import Decoder, habits_of
+from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import NF4_BITS
+from verizero.pipeline.models.quantized import NF4_BITS, quantize
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.sampling import pick
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
@@ -160,6 +163,14 @@ def measured(model: Any, recipe: RunConfig, rows: int, length: int) -> int:
 def recipe_of(name: str, **changes: Any) -> RunConfig:
     tree = {**TREE, "model": {"path": name, "dtype": "bfloat16"}, "stages": ["rl"]}
     return parse(merge(merge(tree, {"rollout": {"max_response_tokens": 8192, "engine": "torch"}}), changes))
+
+
+def test_a_base_in_the_blocks_of_a_file_takes_their_bytes(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), quantized=True)
+    in_blocks = {"model": {"quantize": "gguf", "dtype": "float32"}, "train": {"backend": "torch", "lora": {"rank": 4}}}
+    config = recipe_of(str(file), output=str(tmp_path), **in_blocks)
+    model = quantize(load_model(model_folder(str(file), tmp_path)), "cpu", file)
+    assert base_of(config, shape_of(config)) == sum(p.nbytes for p in model.parameters())
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -97,6 +97,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         (stages, merge({"model": {"quantize": "nf4"}, "train": {"lora": {"rank": 2}}}, changes), words)
         for stages, changes, words in (
             (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
+            (["rl"], {"model": {"quantize": "gguf"}}, ["model.quantize=gguf keeps the blocks of a GGUF file", "nf4"]),
             (["rl"], {"train": {"backend": "fsdp"}}, ["divide weights by rows", "train.backend: torch"]),
             (["rl"], {"rollout": {"engine": "vllm_server"}}, ["=vllm_server, which takes", "rollout.engine: torch"]),
             (["reward_model"], {}, ["stage 'reward_model'", "trains all weights of a copy"]),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.stages.recorded import EXPERTS
 from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
@@ -27,17 +28,20 @@ LORA = [
     "data.evaluation=[]",
 ]
 
-NF4 = ("model.quantize=nf4",)
+NF4, BLOCKS = ("model.quantize=nf4",), ("model.quantize=gguf", "model.create=null")
 ADAPTER = "adapter/adapter_model.safetensors"
 EXPERT, ROUTER = "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight"
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("policy", [(), EXPERTS, NF4], ids=["dense", "mixture", "four bits"])
+@pytest.mark.parametrize("policy", [(), EXPERTS, NF4, BLOCKS], ids=["dense", "mixture", "four bits", "blocks"])
 def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(
     tmp_path: Path, policy: tuple[str, ...]
 ) -> None:
-    config = tiny(overrides=[*LORA, *policy, "checkpoint.keep=99"])
+    file = []
+    if policy == BLOCKS:
+        file = [f"model.path={write_gguf(tmp_path / 'tiny.gguf', tiny_llama(), quantized=True)}", f"output={tmp_path}"]
+    config = tiny(overrides=[*LORA, *policy, *file, "checkpoint.keep=99"])
     whole = tmp_path / "whole"
     train_model(config, tmp_path, whole, "never")
     wanted = dict(load_model(str(whole / "model")).named_parameters())
@@ -54,7 +58,7 @@ def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(
         train_model(config, tmp_path, other, "must")
         ends = dict(load_model(str(other / "model")).named_parameters())
         assert all(torch.equal(ends[name], w) for name, w in wanted.items())
-    if policy == NF4:
+    if policy in (NF4, BLOCKS):
         assert not any((step / "model").exists() for step in steps), "the base stays where it was"
         return
     first = dict(load_model(str(steps[0] / "model")).named_parameters())

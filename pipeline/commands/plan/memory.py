@@ -20,6 +20,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.cpu import habits_of, room_of
 from verizero.pipeline.models.forward import CHUNK_ON_GPU
+from verizero.pipeline.models.gguf_blocks import mean_bits
+from verizero.pipeline.models.gguf_file import located
 from verizero.pipeline.models.quantized import NF4_BITS
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 from verizero.pipeline.rollout.sampling import BLOCKS_FROM
@@ -154,11 +156,16 @@ def trained(
     }
 
 
+def bits_of(config: RunConfig) -> float:
+    """Return the bits of a weight in the linear layers of a base in bits, scales included."""
+    return NF4_BITS if config.model.quantize == "nf4" else mean_bits(located(str(config.model.path)))
+
+
 def base_of(config: RunConfig, shape: Shape) -> float:
-    """Return bytes of all weights as they are before training, those in 4 bits with their scales."""
+    """Return bytes of all weights as they are before training, those in bits with their scales."""
     width = width_of(config)
-    in_four_bits = 0 if config.model.quantize is None else linear_weights(shape)
-    return (shape.parameters - in_four_bits) * width + in_four_bits * NF4_BITS / 8
+    in_bits = 0 if config.model.quantize is None else linear_weights(shape)
+    return (shape.parameters - in_bits) * width + (in_bits and in_bits * bits_of(config) / 8)
 
 
 def _reference(config: RunConfig, size: float, adapters: Adapters | None) -> float:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from verizero.pipeline.commands.plan.adapters import adapters_of, linear_weights
 from verizero.pipeline.commands.plan.devices import Device, decode_seconds
-from verizero.pipeline.commands.plan.memory import divided_by, longest_of, prompt_tokens, width_of
+from verizero.pipeline.commands.plan.memory import bits_of, divided_by, longest_of, prompt_tokens, width_of
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.models.quantized import NF4_BITS
 
 OWN_TOKEN_S = 0.05e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""
@@ -144,7 +143,7 @@ def decoding(work: Work) -> float:
     def step(running: float) -> float:
         weights = shape.touched(running) * width / over
         if config.model.quantize is not None:  # a layer's numbers are made of its bits, written and read
-            weights += linear_weights(shape) * (NF4_BITS / 8 + width)
+            weights += linear_weights(shape) * (bits_of(config) / 8 + width)
         computing = shape.forward_flops(running, cached) / (over * device.rate(width))
         bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
         return bound / work.share("decode").value + meeting
