@@ -115,8 +115,8 @@ def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool |
     if not trials:
         return []
     with ThreadPoolExecutor(min(pool_to_use.size, len(trials)), "sandbox") as threads:
-        results = [threads.submit(_result, trial, pool_to_use, tools) for trial in trials]
         try:
+            results = [threads.submit(_result, trial, pool_to_use, tools) for trial in trials]
             return [result.result() for result in results]
         except BaseException:  # Ctrl-C, or walls that are too low: nobody waits for the others
             threads.shutdown(wait=False, cancel_futures=True)
