@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.to_gguf import PAIRED
+from verizero.pipeline.models.to_gguf import names_in_file, paired_heads
 
 INSTEAD = "take model.quantize: nf4, or drop it"
 
@@ -157,6 +158,7 @@ class BlockLinear(torch.nn.Linear):
         return out if self.bias is None else out + self.bias
 
 
+@cache
 def mean_bits(file: Path) -> float:
     """Return the bits of a weight of the matrices in a GGUF file, the embedding and the output layer left out."""
     import gguf
@@ -174,12 +176,11 @@ class FileBlocks:
         import gguf
 
         reader: Any = gguf.GGUFReader(file)
-        self.file, self.heads = file, {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        self.file, self.config = file, config
         self.architecture = str(reader.get_field("general.architecture").contents())
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.sizes = {kind.name: size for kind, (_, size) in gguf.GGML_QUANT_SIZES.items()}
-        arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == self.architecture)
-        self.names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+        self.names = names_in_file(self.architecture, config)
 
     def layer(self, name: str, linear: torch.nn.Linear, device: str) -> torch.nn.Linear:
         """Return the linear layer of this name with the file's blocks, or itself if the file has plain numbers.
@@ -197,8 +198,8 @@ class FileBlocks:
                 f"{', '.join(NUMBERS)}; {INSTEAD}"
             )
         rows = torch.from_numpy(tensor.data.copy())
-        num_heads = self.heads.get(name.split(".")[-1])
-        if self.architecture == PAIRED and num_heads is not None:
+        num_heads = paired_heads(self.architecture, f"{name}.weight", self.config)
+        if num_heads is not None:
             rows = rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
         kind = tensor.tensor_type.name
         made = BlockLinear(linear, rows, kind, self.sizes[kind])

@@ -64,8 +64,7 @@ def write_gguf(folder: str, file: Path, number_type: NumberType, name: str) -> W
     config, tokenizer = settings_of(folder), load_tokenizer(folder)
     architecture, split = _architecture_of(config), _split_of(tokenizer)
     model = load_model(folder, "bfloat16" if config.dtype == torch.bfloat16 else "float32", copies=False)
-    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    names = names_in_file(architecture, config)
     partial = file.with_name(f".{file.name}-partial")
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(f"writing {file}"):
@@ -128,18 +127,31 @@ def _write_settings(writer: Any, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
+def names_in_file(architecture: str, config: Any) -> Any:
+    """Return the package's map from transformers' names of weights to those in files of llama.cpp's architecture."""
+    import gguf
+
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+
+
+def paired_heads(architecture: str, name: str, config: Any) -> int | None:
+    """Return the heads of a weight, by transformers' name, whose rows a file has as rotary pairs; None for others."""
+    heads: dict[str, int] = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    return heads.get(name.split(".")[-2]) if architecture == PAIRED else None
+
+
 def _weights(model: Any, names: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
     """Yield each weight of the model under its name in the file. Raises: ConfigError for one that has none."""
     config, tied = model.config, model.config.tie_word_embeddings
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if written is None:
             raise ConfigError(f"the weight {name} has no name in GGUF files of the architecture {architecture}")
-        num_heads = heads.get(name.split(".")[-2])
-        if architecture == PAIRED and num_heads is not None:
+        num_heads = paired_heads(architecture, name, config)
+        if num_heads is not None:
             halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
             tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
         yield written, tensor

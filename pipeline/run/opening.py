@@ -14,6 +14,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.files import locked
 from verizero.pipeline.models import liger
+from verizero.pipeline.models.gguf_file import require_packages
 from verizero.pipeline.models.quantized import library
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.exposition import exposed
@@ -74,6 +75,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
             stack.callback(liger.restore)
         if config.model.quantize == "nf4":
             library("model.quantize=nf4")
+        if config.model.quantize == "gguf":  # where the file has been converted, nothing else asks for the package
+            require_packages("model.quantize=gguf")
         sections = map(config.section_of, config.stages)
         check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))

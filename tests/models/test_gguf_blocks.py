@@ -11,13 +11,13 @@ import torch
 
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.models.test_lora import logits, taught
+from tests.models.test_quantized import computes_what_the_trainer_does
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.gguf_blocks import NUMBERS, mean_bits
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import dense, is_quantized, num_weights, quantize, sharing
-from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -79,13 +79,7 @@ def test_adapters_learn_as_on_the_numbers_and_the_engine_computes_with_the_train
     engine = TorchEngine(backend.engine_module(), [1], 0)
     assert engine.is_fast
     engine.publish(0)
-    (answers,) = engine.generate([Request((3, 4, 5), tuple(range(8)))], Sampling(12))
-    for answer in answers:
-        row = torch.tensor([[3, 4, 5, *answer.token_ids]])
-        where = torch.arange(row.shape[1])[None] >= 3
-        with torch.no_grad():
-            found = backend.logprobs(row, where, 1.0)[0][0, 3:]
-        assert torch.allclose(torch.tensor(answer.logprobs), found, rtol=0, atol=1e-5)
+    computes_what_the_trainer_does(engine, backend)
     assert torch.allclose(logits(ours.plain_model()), logits(theirs.plain_model()), rtol=0, atol=1e-5)
     base = [p for p in ours.model.parameters() if not p.requires_grad]
     assert sharing(base).keys() == {id(p) for p in base}

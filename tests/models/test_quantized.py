@@ -97,13 +97,7 @@ def test_an_engine_computes_with_the_base_of_the_trainer_and_its_last_adapters(
     assert held <= base
 
 
-def test_each_token_has_the_logprob_that_the_trainer_computes() -> None:
-    a = adapted("qwen2 tied", "cpu")
-    backend = TorchBackend(a.model, adapted=a)
-    engine = TorchEngine(backend.engine_module(), [1], 0)
-    assert engine.is_fast
-    taught(a)
-    engine.publish(1)
+def computes_what_the_trainer_does(engine: TorchEngine, backend: TorchBackend) -> None:
     (answers,) = engine.generate([Request((3, 4, 5), tuple(range(40)))], Sampling(12))
     for answer in answers:
         ids = torch.tensor([[3, 4, 5, *answer.token_ids]])
@@ -111,6 +105,16 @@ def test_each_token_has_the_logprob_that_the_trainer_computes() -> None:
         with torch.no_grad():
             found = backend.logprobs(ids, where, 1.0)[0][0, 3:]
         assert torch.allclose(torch.tensor(answer.logprobs), found, rtol=0, atol=1e-5)
+
+
+def test_each_token_has_the_logprob_that_the_trainer_computes() -> None:
+    a = adapted("qwen2 tied", "cpu")
+    backend = TorchBackend(a.model, adapted=a)
+    engine = TorchEngine(backend.engine_module(), [1], 0)
+    assert engine.is_fast
+    taught(a)
+    engine.publish(1)
+    computes_what_the_trainer_does(engine, backend)
     assert engine.counts() == {"publish/bytes": sum(p.nbytes for p in a.model.parameters() if p.requires_grad)}
 
 

@@ -164,8 +164,10 @@ def bits_of(config: RunConfig) -> float:
 def base_of(config: RunConfig, shape: Shape) -> float:
     """Return bytes of all weights as they are before training, those in bits with their scales."""
     width = width_of(config)
-    in_bits = 0 if config.model.quantize is None else linear_weights(shape)
-    return (shape.parameters - in_bits) * width + (in_bits and in_bits * bits_of(config) / 8)
+    if config.model.quantize is None:
+        return shape.parameters * width
+    in_bits = linear_weights(shape)
+    return (shape.parameters - in_bits) * width + in_bits * bits_of(config) / 8
 
 
 def _reference(config: RunConfig, size: float, adapters: Adapters | None) -> float:

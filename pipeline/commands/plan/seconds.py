@@ -140,10 +140,11 @@ def decoding(work: Work) -> float:
     reduce_s = NODE_REDUCE_S if over <= device.per_node else NETWORK_REDUCE_S
     meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
 
+    # The numbers of layers in bits are made again in each step, written and read.
+    made = 0.0 if config.model.quantize is None else linear_weights(shape) * (bits_of(config) / 8 + width)
+
     def step(running: float) -> float:
-        weights = shape.touched(running) * width / over
-        if config.model.quantize is not None:  # a layer's numbers are made of its bits, written and read
-            weights += linear_weights(shape) * (bits_of(config) / 8 + width)
+        weights = shape.touched(running) * width / over + made
         computing = shape.forward_flops(running, cached) / (over * device.rate(width))
         bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
         return bound / work.share("decode").value + meeting
