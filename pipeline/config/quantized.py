@@ -1,4 +1,4 @@
-"""The rules for a base in bits: what it needs, and what does not go together with it."""
+"""The rules for a quantised base: what it needs, and what does not go together with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verizero.pipeline.config.stages import POLICY, Recipe
 
 
 def check_quantized(recipe: Recipe) -> None:
-    """Raise ValueError, with the reason and the remedy, for a recipe that a base in bits does not allow."""
+    """Raise ValueError, with the reason and the remedy, for a recipe that a quantised base does not allow."""
     if recipe.model.quantize is None:
         return
     for reason in _against(recipe):

@@ -59,8 +59,8 @@ class ModelConfig(Section):
 
     quantize: Literal["nf4", "gguf"] | None = Field(
         None,
-        description="linear layers, but the output layer, as bits, frozen under train.lora; nf4: 4 of them, by "
-        "bitsandbytes; gguf: the blocks of the file that `path` names, with the numbers that they stand for",
+        description="quantises linear layers, but not the output layer, and freezes them under train.lora; nf4: 4 "
+        "bits, by bitsandbytes; gguf: the blocks of the file that `path` names, so that no number changes",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Linear layers in bits: 4 by the package bitsandbytes, or those of a GGUF file; and AdamW with moments in 8.
+"""Quantised linear layers, in 4 bits by bitsandbytes or in blocks of a GGUF file, and AdamW with moments in 8 bits.
 
 A frozen layer in NF4 keeps 4 bits of each weight and a scale of each 64, itself in 8 bits (arXiv:2305.14314, section
 3); it computes with the numbers that these stand for, in the type of the weights that it was made from. This is the one
@@ -93,12 +93,12 @@ def _in_4_bits(name: str, linear: torch.nn.Linear, device: str) -> Any:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True if the weight is bits of which its numbers are made."""
+    """True if the weight is a quantised one."""
     return getattr(weight, "quant_state", None) is not None or blocks_of(weight) is not None
 
 
 def dense(weight: Any) -> Tensor:
-    """Return the numbers [O, I] that a weight's bits stand for, in the type it was made from; others unchanged."""
+    """Return the numbers [O, I] of a quantised weight, in the type it was made from; others unchanged."""
     if not is_quantized(weight):
         return weight  # type: ignore[no-any-return]
     if blocks_of(weight) is not None:
@@ -108,7 +108,7 @@ def dense(weight: Any) -> Tensor:
 
 
 def num_weights(weight: Any) -> int:
-    """Return the number of weights, of which a tensor in bits has another number of elements."""
+    """Return the number of weights; the tensor of quantised ones has another number of elements."""
     blocks = blocks_of(weight)
     if blocks is not None:
         return blocks.shape.numel()

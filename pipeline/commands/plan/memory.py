@@ -157,17 +157,17 @@ def trained(
 
 
 def bits_of(config: RunConfig) -> float:
-    """Return the bits of a weight in the linear layers of a base in bits, scales included."""
+    """Return the bits of a weight in the linear layers of a quantised base, scales included."""
     return NF4_BITS if config.model.quantize == "nf4" else mean_bits(located(str(config.model.path)))
 
 
 def base_of(config: RunConfig, shape: Shape) -> float:
-    """Return bytes of all weights as they are before training, those in bits with their scales."""
+    """Return bytes of all weights as they are before training, quantised ones with their scales."""
     width = width_of(config)
     if config.model.quantize is None:
         return shape.parameters * width
-    in_bits = linear_weights(shape)
-    return (shape.parameters - in_bits) * width + in_bits * bits_of(config) / 8
+    quantized = linear_weights(shape)
+    return (shape.parameters - quantized) * width + quantized * bits_of(config) / 8
 
 
 def _reference(config: RunConfig, size: float, adapters: Adapters | None) -> float:

@@ -140,7 +140,7 @@ def decoding(work: Work) -> float:
     reduce_s = NODE_REDUCE_S if over <= device.per_node else NETWORK_REDUCE_S
     meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
 
-    # The numbers of layers in bits are made again in each step, written and read.
+    # In each step the numbers of quantised layers are made again, written and read.
     made = 0.0 if config.model.quantize is None else linear_weights(shape) * (bits_of(config) / 8 + width)
 
     def step(running: float) -> float:
