@@ -126,6 +126,8 @@ class _Process:
         self.owner = os.getpid()
         self.why = ""
         """The reason why it ended; empty while it lives."""
+        self._is_dumping = False
+        """True once its stack is asked for. A stack that is read while threads run may end the process (SIGSEGV)."""
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, SimpleQueue[tuple[str, Any]]] = {}
@@ -189,6 +191,7 @@ class _Process:
     def _last_place(self, outside: ExternalVerifier, what: str, asks: bool = False) -> str:
         """Return `what`, and the line of the verifier's file at which its process is, or was when it died."""
         if asks:
+            self._is_dumping = True
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGUSR1)
         end = time.monotonic() + DUMP_S
@@ -221,7 +224,7 @@ class _Process:
         child.end(self._child, grace_s=1.0, first=0)  # it has ended, or has closed its files
         status = self._child.wait()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        self._lose(f"the code ended its process ({how})", "ended")
+        self._lose(f"the code ended its process ({how})", "disturbed" if self._is_dumping else "ended")
 
     def _show(self) -> None:
         """Show the first prints, and throw the others away: a process whose prints nobody reads would wait for ever."""

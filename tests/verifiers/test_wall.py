@@ -150,8 +150,10 @@ def test_the_operator_is_told_what_is_waited_for(
     assert "1.5 s at most" in told
 
 
-def test_a_neighbour_that_hangs_costs_other_threads_nothing(write: Callable[..., str]) -> None:
-    grader = bound(write("import time; time.sleep(1e6)"), 2.0)
+@pytest.mark.parametrize("before", ["", "import faulthandler, signal; faulthandler.unregister(signal.SIGUSR1); "])
+def test_a_neighbour_that_hangs_costs_other_threads_nothing(before: str, write: Callable[..., str]) -> None:
+    """Also where the process dies of being asked for its stack."""
+    grader = bound(write(f"{before}import time; time.sleep(1e6)"), 2.0)
     hung: list[Verdict] = []
     thread = threading.Thread(target=lambda: hung.extend(grader.score([Attempt("bad", "a")])))
     thread.start()
