@@ -202,7 +202,7 @@ def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folde
     begin = time.monotonic()
     with pytest.raises(EnvironmentFailed, match="took more than 1 s to step"):
         tell(stuck, "sleep 60")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     fresh = begun(place, 3)
     assert pids(place)[0] == pid
     assert len(pids(place)) == 2

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,12 +255,11 @@ def _sleeps(pid: int) -> bool:
 def test_calls_of_different_sessions_do_not_wait_for_each_other(pool: sandbox.Pool) -> None:
     with open_session(pool) as slow, open_session(pool) as quick:
         quick.python("1")
-        thread = threading.Thread(target=lambda: slow.python("import time; time.sleep(2)"))
+        thread = threading.Thread(target=lambda: slow.python("import time; time.sleep(6)"))
         thread.start()
-        begun = time.monotonic()
         for _ in range(5):
             assert quick.python("print(1)").passed
-        assert time.monotonic() - begun < 1.5
+        assert thread.is_alive()
         thread.join()
 
 
