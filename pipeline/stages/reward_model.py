@@ -55,9 +55,8 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     for last_step in last_steps_of_chunks(session, item, total):
         wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, last_step)
     del workers.extra_models[FOLDER]
-    most = session.setup.config.train.micro_batch_tokens
     rows = [ids for e in pairs.trained for ids in ([e.ids] if isinstance(e, LabelledSteps) else e)]
-    keep_model(run, item, section, model, model.spread(rows, most))
+    keep_model(run, item, section, model, model.spread(rows))
 
 
 def open_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
@@ -168,15 +167,14 @@ def train_until(
     session: Session, item: Item, section: RewardModelConfig, model: RewardModel, pairs: Divided, last_step: int
 ) -> None:
     """Do the steps up to `last_step`. The metrics of the last step have the measures on held-out pairs."""
-    most = session.setup.config.train.micro_batch_tokens
 
     def update(indices: list[int]) -> StepMetrics:
-        return model.update([pairs.trained[i] for i in indices], most)
+        return model.update([pairs.trained[i] for i in indices])
 
     for metrics in train_steps(session, item, last_step, len(pairs.trained), section.batch_size, update):
         if session.state.step == item.num_steps:
             with session.recorder.timed("held out"):
-                metrics |= model.held_out(pairs.held_out, most)
+                metrics |= model.held_out(pairs.held_out)
             session.recorder.say(
                 f"{item.label}: {metrics['held_out/accuracy']:.3f} of {len(pairs.held_out)} held-out pairs in the "
                 f"right order, calibration error {metrics['held_out/calibration_error']:.3f}"

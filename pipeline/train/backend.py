@@ -196,10 +196,10 @@ class Backend(Protocol):
         Raises: ConfigError if transformers has no such classifier; CheckpointError.
         """
         if start is not None:
-            return RewardModel.continued(start, optimizer, total_steps, self.model.device)
+            return RewardModel.continued(start, optimizer, total_steps, self.train_config, self.model.device)
         if folder is None:
-            return RewardModel.of(self.whole_model(), optimizer, total_steps)
-        return RewardModel.restored(folder, optimizer, total_steps, self.model.device)
+            return RewardModel.of(self.whole_model(), optimizer, total_steps, self.train_config)
+        return RewardModel.restored(folder, optimizer, total_steps, self.train_config, self.model.device)
 
     def shard(self) -> None:
         """Divide the weights among ranks now, for a backend that divides them, to free memory for what is made next."""

@@ -155,7 +155,8 @@ class FsdpBackend(Backend):
         self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None, start: Path | None = None
     ) -> RewardModel:
         """Return a divided reward model; see `Backend.reward_model`."""
-        model = FsdpRewardModel(self.sharded, self._divided, self._copy_to, self.dtype, optimizer, total_steps)
+        divide, fill, config = self._divided, self._copy_to, self.train_config
+        model = FsdpRewardModel(self.sharded, divide, fill, self.dtype, optimizer, total_steps, config)
         if start is not None:
             model.take(start)
         if folder is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models.saved_names import as_saved, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
@@ -72,18 +72,24 @@ class FsdpRewardModel(RewardModel):
         dtype: torch.dtype,
         optimizer: OptimizerConfig,
         total_steps: int,
+        train: TrainConfig,
     ) -> None:
-        """`dtype`: the number type of saved weights.
+        """`dtype`: the number type of forward, backward and saved weights.
 
         Raises: ConfigError if transformers has no sequence classifier of this architecture.
         """
         model = on_blocks(policy, "SequenceClassification", no_reward_model_message(policy.model))
-        self.dtype = dtype
+        self._dtype = dtype
         self.ranks = policy.ranks
         self._empty = without_memory(model)
         self.sharded = divide(NORM, model)
         begin(self.sharded, fill)
-        super().__init__(self.sharded.model, optimizer, total_steps)
+        super().__init__(self.sharded.model, optimizer, total_steps, train)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of forward and backward; the shards are float32."""
+        return self._dtype
 
     def take(self, folder: Path) -> None:
         """Set the weights to those of a Hugging Face folder; the optimiser is fresh. Raises: CheckpointError."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, NonFiniteError, boundary
 from verizero.pipeline.models.load import ready, save_folder
+from verizero.pipeline.models.proof import packs
+from verizero.pipeline.models.runs import Runs, moved, states
 from verizero.pipeline.models.scalar_head import score_of, with_scalar_head
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
-from verizero.pipeline.train.collate import micro_batches, padded_ids
+from verizero.pipeline.train.collate import micro_batches, padded_ids, sizes_of
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.trees import packed_paths, tree_metrics
+from verizero.pipeline.types import Path as RowPath
+from verizero.pipeline.types import StepMetrics
 
 NORM = "reward model's gradient norm"
 Ids = tuple[int, ...]
@@ -41,6 +46,17 @@ class LabelledSteps(NamedTuple):
 Example = Sides | LabelledSteps
 
 
+class _Micro(NamedTuple):
+    """A micro-batch of a rank."""
+
+    indices: list[int]
+    """Indices of its examples."""
+    paths: list[tuple[RowPath, ...]] | None
+    """The paths of each example's rows; None: they are padded."""
+    weight: float
+    """In the sum over ranks: 1, or 0 for one that only keeps this rank in step with the others."""
+
+
 class RewardModel:
     """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
 
@@ -50,7 +66,8 @@ class RewardModel:
     ranks: Ranks = ALONE
     """The ranks among which rows are divided."""
 
-    def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int) -> None:
+    def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> None:
+        self.train_config = train
         self.model = model.eval()  # no dropout: held-out numbers are of the same function
         self.config = optimizer
         self.total_steps = total_steps
@@ -58,19 +75,23 @@ class RewardModel:
         self._start()
 
     @classmethod
-    def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
+    def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> RewardModel:
         """Return an untrained reward model with the policy's blocks."""
-        return cls(classifier_of(policy), optimizer, total_steps)
+        return cls(classifier_of(policy), optimizer, total_steps, train)
 
     @classmethod
-    def continued(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
+    def continued(
+        cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig, device: Any
+    ) -> RewardModel:
         """Return the reward model of a Hugging Face folder, with a fresh optimiser. Raises: CheckpointError."""
-        return cls(ready(classifier_in(folder)).to(device), optimizer, total_steps)
+        return cls(ready(classifier_in(folder)).to(device), optimizer, total_steps, train)
 
     @classmethod
-    def restored(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
+    def restored(
+        cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig, device: Any
+    ) -> RewardModel:
         """Return the reward model that `save` wrote. Raises: CheckpointError if it does not load."""
-        reward_model = cls.continued(folder / "model", optimizer, total_steps, device)
+        reward_model = cls.continued(folder / "model", optimizer, total_steps, train, device)
         with boundary(CheckpointError, f"the optimiser of the reward model of {folder} does not load"):
             state = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
             reward_model.optimizer.load_state_dict(state["optimizer"])
@@ -90,33 +111,63 @@ class RewardModel:
         if is_first:
             save_folder(self.model, tokenizer, folder)
 
-    def rewards(self, rows: Sequence[Ids], ends: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Return the rewards [N] at those tokens of each row, by default [B] at its last token, with gradient."""
-        ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of forward and backward."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def can_pack(self) -> bool:
+        """True if the model computes packed rows exactly, tried on its weights. Every rank must call it."""
+        return bool(self._run(lambda model: torch.tensor(packs(model))))
+
+    def rewards(
+        self,
+        rows: Sequence[Ids],
+        ends: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[RowPath] | None = None,
+    ) -> Tensor:
+        """Return the rewards [N] at those tokens of each row, by default [B] at its last token, with gradient.
+
+        `paths`: of the rows, if what they share is computed once.
+        """
+        device = self.model.device
         # Rows are padded on the right, which causal attention does not show to their own tokens.
+        ids = padded_ids(rows, self.model.config.pad_token_id, device)
         ends = [[len(r) - 1] for r in rows] if ends is None else ends
-        at = torch.tensor([(i, end) for i, own in enumerate(ends) for end in own], device=ids.device)
+        at = torch.tensor([(i, end) for i, own in enumerate(ends) for end in own], device=device).T
+        runs = None
+        if paths is not None:
+            most = self.train_config.micro_batch_tokens
+            cut = Runs.of(paths, ids.shape[1], ends=True, most=most, device=device)
+            runs = cut.with_tensors(moved(cut.tensors(), device))
 
         def compute(model: Any) -> Tensor:
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            scores: Tensor = score_of(model)(hidden[at[:, 0], at[:, 1]])
+            if runs is None:
+                hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[at[0], at[1]]
+            else:
+                hidden = states(model, ids.flatten()[runs.source], runs)[runs.place[at[0], at[1]]]
+            scores: Tensor = score_of(model)(hidden)
             return scores[:, 0]
 
         return self._run(compute)
 
-    def update(self, batch: Sequence[Example], micro_batch_tokens: int) -> dict[str, float]:
+    def update(self, batch: Sequence[Example]) -> StepMetrics:
         """Take one optimiser step on the mean loss of the batch's pairs or steps, and return its metrics.
 
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
         loss, places = 0.0, _places(batch)
         margins = torch.zeros(places[-1].stop, dtype=torch.float64)
-        for indices, weight in self._of_rank(_micro_batches(batch, micro_batch_tokens, self.model.device)):
+        micros, metrics_of_tree = self._micro_batches(batch)
+        for micro in micros:
+            chosen, rejected = self._both(batch, micro)
             # A share of the mean loss: the gradients add up.
-            share, micro_margins = self._loss([batch[i] for i in indices], len(margins))
-            self._backward(share * weight)
-            loss += weight * float(share.detach())
-            margins[_joined(places, indices)] += weight * micro_margins
+            share = bradley_terry_loss(chosen, rejected, len(margins))
+            self._backward(share * micro.weight)
+            loss += micro.weight * float(share.detach())
+            own_margins = (chosen.detach() - rejected.detach()).double().cpu()
+            margins[_joined(places, micro.indices)] += micro.weight * own_margins
         loss = float(self.ranks.all_reduce(torch.tensor([loss], dtype=torch.float64)))
         rate = schedule(self.config, self.num_updates, self.total_steps)
         try:
@@ -133,21 +184,22 @@ class RewardModel:
             "margin": float(margins.mean()),
             "grad_norm": norm,
             "learning_rate": rate,
+            **metrics_of_tree,
         }
 
     @torch.no_grad()
-    def margins(self, examples: Sequence[Example], micro_batch_tokens: int) -> Tensor:
+    def margins(self, examples: Sequence[Example]) -> Tensor:
         """Return r_w - r_l of each pair, or r of each right step and -r of each wrong one, float64 [N], in order."""
         places = _places(examples)
         out = torch.zeros(places[-1].stop if places else 0, dtype=torch.float64)
-        for indices, weight in self._of_rank(_micro_batches(examples, micro_batch_tokens, self.model.device)):
-            chosen, rejected = self._both([examples[i] for i in indices])
-            out[_joined(places, indices)] += weight * (chosen - rejected).double().cpu()
+        for micro in self._micro_batches(examples)[0]:
+            chosen, rejected = self._both(examples, micro)
+            out[_joined(places, micro.indices)] += micro.weight * (chosen - rejected).double().cpu()
         return self.ranks.all_reduce(out)
 
-    def held_out(self, examples: Sequence[Example], micro_batch_tokens: int) -> dict[str, float]:
+    def held_out(self, examples: Sequence[Example]) -> dict[str, float]:
         """Return accuracy, calibration error and loss on pairs or steps that were not trained on."""
-        margins = self.margins(examples, micro_batch_tokens)
+        margins = self.margins(examples)
         zero = torch.zeros_like(margins)
         return {
             "held_out/pairs": float(len(examples)),
@@ -156,24 +208,29 @@ class RewardModel:
             "held_out/loss": float(bradley_terry_loss(margins, zero, max(1, len(margins)))),
         }
 
-    @torch.no_grad()
-    def spread(self, rows: Sequence[Ids], micro_batch_tokens: int) -> tuple[float, float]:
+    def spread(self, rows: Sequence[Ids]) -> tuple[float, float]:
         """Return mean and standard deviation of the rewards of rows."""
-        rewards = torch.zeros(len(rows), dtype=torch.float64)
-        widths = [padded_width(len(r), self.model.device) for r in rows]
-        for indices, weight in self._of_rank(micro_batches(widths, micro_batch_tokens)):
-            rewards[torch.tensor(indices)] += weight * self.rewards([rows[i] for i in indices]).double().cpu()
-        rewards = self.ranks.all_reduce(rewards)
+        rewards = self.margins([LabelledSteps(row, (len(row) - 1,), (True,)) for row in rows])
         return float(rewards.mean()), float(rewards.std(correction=0))
 
-    def _of_rank(self, batches: Sequence[list[int]]) -> list[tuple[list[int], float]]:
-        """Return this rank's micro-batches, each with its weight in the sum over ranks.
-
-        The weight is 1, or 0 for one that only keeps this rank in step with the others.
-        """
-        of_rank = [(indices, 1.0) for indices in batches[self.ranks.rank :: self.ranks.size]]
+    def _micro_batches(self, examples: Sequence[Example]) -> tuple[list[_Micro], StepMetrics]:
+        """Return this rank's micro-batches, of which all ranks have as many, and metrics of the tree of all rows."""
+        rows_of = [(e.ids,) if isinstance(e, LabelledSteps) else e for e in examples]
+        all_paths, is_refused = packed_paths(self, (row for rows in rows_of for row in rows), texts=True)
+        if all_paths is None:
+            # All rows of an example are as wide as its longest.
+            costs = [len(rows) * padded_width(max(map(len, rows)), self.model.device) for rows in rows_of]
+            paths = None
+        else:
+            in_order = iter(all_paths)
+            paths = [tuple(islice(in_order, len(rows))) for rows in rows_of]
+            costs = [sum(sizes_of(*own).values()) for own in paths]
+        batches = micro_batches(costs, self.train_config.micro_batch_tokens)
+        of_rank = [(batch, 1.0) for batch in batches[self.ranks.rank :: self.ranks.size]]
         num = -(-len(batches) // self.ranks.size)  # of the rank with the most
-        return of_rank + [(batches[0], 0.0)] * (num - len(of_rank))
+        of_rank += [(batches[0], 0.0)] * (num - len(of_rank))
+        micros = [_Micro(batch, None if paths is None else [paths[i] for i in batch], w) for batch, w in of_rank]
+        return micros, tree_metrics(all_paths, is_refused)
 
     def _start(self) -> None:
         self.optimizer = with_masters(self.model, self.config)
@@ -195,24 +252,21 @@ class RewardModel:
         for p in trained_by(self.optimizer):
             p.grad = None
 
-    def _loss(self, rows: Sequence[Example], total: int) -> tuple[Tensor, Tensor]:
-        chosen, rejected = self._both(rows)
-        margins = (chosen.detach() - rejected.detach()).double().cpu()
-        return bradley_terry_loss(chosen, rejected, total), margins
-
-    def _both(self, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    def _both(self, examples: Sequence[Example], micro: _Micro) -> tuple[Tensor, Tensor]:
         """Return two rewards [N] of each pair, the better side's first.
 
         A step's are r and 0 if it is right, else -r and 0: -log sigmoid of their difference is its cross-entropy.
         """
-        steps = [row for row in rows if isinstance(row, LabelledSteps)]
+        own = [examples[i] for i in micro.indices]
+        # All better sides, then all worse ones.
+        paths = None if micro.paths is None else [path for side in zip(*micro.paths, strict=True) for path in side]
+        steps = [row for row in own if isinstance(row, LabelledSteps)]
         if steps:
-            rewards = self.rewards([row.ids for row in steps], [row.ends for row in steps])
+            rewards = self.rewards([row.ids for row in steps], [row.ends for row in steps], paths)
             right = torch.tensor([is_right for row in steps for is_right in row.right], device=rewards.device)
             return torch.where(right, rewards, -rewards), torch.zeros_like(rewards)
-        # One forward for both sides: all better ones, then all worse ones.
-        rewards = self.rewards([*(row[0] for row in rows), *(row[1] for row in rows)])
-        return rewards[: len(rows)], rewards[len(rows) :]
+        rewards = self.rewards([*(sides[0] for sides in own), *(sides[1] for sides in own)], paths=paths)
+        return rewards[: len(own)], rewards[len(own) :]
 
 
 def classifier_in(folder: Path) -> Any:
@@ -234,17 +288,6 @@ def classifier_of(policy: Any) -> Any:
 def no_reward_model_message(policy: Any) -> str:
     """Return the beginning of the error message for a policy that has no sequence classifier."""
     return f"a reward model of model type {policy.config.model_type!r} (use a policy that has a sequence classifier)"
-
-
-def _micro_batches(examples: Sequence[Example], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
-    """Divide examples, as indices, into micro-batches; a pair counts as two rows of its longer side."""
-
-    def num_tokens(example: Example) -> int:
-        if isinstance(example, LabelledSteps):
-            return padded_width(len(example.ids), device)
-        return 2 * padded_width(max(map(len, example)), device)
-
-    return micro_batches([num_tokens(example) for example in examples], micro_batch_tokens)
 
 
 def _places(examples: Sequence[Example]) -> list[range]:

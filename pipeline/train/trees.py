@@ -9,15 +9,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
+from typing import Any, Protocol
 
 import torch
 
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import varlen
 from verizero.pipeline.models.sizes import head_size
 from verizero.pipeline.rows import rows as rows_of_rollout
-from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import micro_batches, sizes_of
+from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Group, Path, Run, StepMetrics
 
 MIN_SAVED_SHARE, MIN_SAVED_SHARE_ON_GPU = 0.1, 0.25
@@ -35,8 +37,25 @@ With 1, 4 and 8 an update of 256 responses that often begin alike took the same 
 """
 
 
+class Packer(Protocol):
+    """A model that trains on rows: a backend's policy, or a reward model."""
+
+    model: Any
+    ranks: Ranks
+    train_config: TrainConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of forward and backward."""
+        ...
+
+    def can_pack(self) -> bool:
+        """True if the model computes packed rows exactly, tried on its weights. Every rank must call it."""
+        ...
+
+
 def packed_paths(
-    backend: Backend, rows: Iterable[bytes | Sequence[int]], texts: bool = False
+    packer: Packer, rows: Iterable[bytes | Sequence[int]], texts: bool = False
 ) -> tuple[tuple[Path, ...] | None, bool]:
     """Return the path of each row if rows are packed, else None; and True if they are padded although packing pays.
 
@@ -44,9 +63,9 @@ def packed_paths(
     differ in length, so they are packed too where much of their micro-batches would be padding.
     Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
-    config, device = backend.train_config, backend.model.device
-    is_packed = packs_rows(backend)
-    if config.packing == "off" or backend.ranks.pieces is not None:  # sequences in pieces over ranks have no tree
+    config, device = packer.train_config, packer.model.device
+    is_packed = packs_rows(packer)
+    if config.packing == "off" or packer.ranks.pieces is not None:  # sequences in pieces over ranks have no tree
         return None, False
     paths = best_paths(rows, device)
     if is_packed:
@@ -54,21 +73,21 @@ def packed_paths(
     lengths = [path[-1].end for path in paths] if texts else []
     if saved_share(paths) == 0 and padding_share(lengths, config.micro_batch_tokens) < _min_share(device):
         return None, False
-    return (paths, False) if _can_pack(backend) else (None, True)
+    return (paths, False) if _can_pack(packer) else (None, True)
 
 
-def packs_rows(backend: Backend) -> bool:
+def packs_rows(packer: Packer) -> bool:
     """True if all rows are packed, also those that share nothing, by `train.packing`. Every rank must call it.
 
     Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
-    packing, model = backend.train_config.packing, backend.model
-    if packing == "off" or backend.ranks.pieces is not None:
+    packing, model = packer.train_config.packing, packer.model
+    if packing == "off" or packer.ranks.pieces is not None:
         return False
     # Without a kernel for different lengths attention is in calls with padding and new shapes: nothing is gained.
-    if packing == "auto" and not _on_all_ranks(backend, _has_kernel(backend)):
+    if packing == "auto" and not _on_all_ranks(packer, _has_kernel(packer)):
         return False
-    if _can_pack(backend):
+    if _can_pack(packer):
         return True
     if packing == "auto":
         return False
@@ -78,21 +97,21 @@ def packs_rows(backend: Backend) -> bool:
     )
 
 
-def _has_kernel(backend: Backend) -> bool:
-    settings, device = backend.model.config.get_text_config(), backend.model.device
+def _has_kernel(packer: Packer) -> bool:
+    settings, device = packer.model.config.get_text_config(), packer.model.device
     if not hasattr(settings, "num_attention_heads"):
         return False  # nothing attends
-    return varlen.kernel_for(device, backend.dtype, head_size(settings)) is not None
+    return varlen.kernel_for(device, packer.dtype, head_size(settings)) is not None
 
 
-def _can_pack(backend: Backend) -> bool:
-    return _on_all_ranks(backend, backend.can_pack())
+def _can_pack(packer: Packer) -> bool:
+    return _on_all_ranks(packer, packer.can_pack())
 
 
-def _on_all_ranks(backend: Backend, holds: bool) -> bool:
+def _on_all_ranks(packer: Packer, holds: bool) -> bool:
     # A kernel can fail its proof on one GPU alone. That rank would pad its rows, have another number of micro-batches
     # than the others, and wait for them for ever.
-    return not backend.ranks.any(not holds)
+    return not packer.ranks.any(not holds)
 
 
 def ids_of_rows(groups: Sequence[Group]) -> list[bytes]:

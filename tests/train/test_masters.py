@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.batches import backend_of, groups_of, parts_of, policy, settings_of, weights
-from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.train.optimizer import MasterAdamW, schedule
@@ -142,8 +142,8 @@ def test_a_state_without_masters_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reward_model_in_bfloat16_has_masters_too() -> None:
-    model = RewardModel.of(policy(dtype=HALF), OptimizerConfig(learning_rate=1e-6), 10)
-    model.update([((3, 4, 5), (3, 6)), ((4, 5), (7, 8, 3))], 40)
+    model = RewardModel.of(policy(dtype=HALF), OptimizerConfig(learning_rate=1e-6), 10, TrainConfig())
+    model.update([((3, 4, 5), (3, 6)), ((4, 5), (7, 8, 3))])
     assert isinstance(model.optimizer, MasterAdamW)
     assert any(
         not torch.equal(m, p.float()) for m, p in zip(model.optimizer.masters, model.optimizer.parameters, strict=True)

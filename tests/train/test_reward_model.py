@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from verizero.pipeline.train.reward_model import LabelledSteps, RewardModel, Sid
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
+Packing = Literal["auto", "on", "off"]
 
 
 def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
@@ -36,8 +37,10 @@ def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
     return [(side(True), side(False)) for _ in range(count)]
 
 
-def model_of(name: str = "qwen2 tied", scattered: bool = True) -> RewardModel:
-    found = RewardModel.of(tiny(name), OPTIMIZER, 50)
+def model_of(
+    name: str = "qwen2 tied", scattered: bool = True, tokens: int = 10_000, packing: Packing = "auto"
+) -> RewardModel:
+    found = RewardModel.of(tiny(name), OPTIMIZER, 50, TrainConfig(micro_batch_tokens=tokens, packing=packing))
     if scattered:
         torch.manual_seed(1)
         torch.nn.init.normal_(found.model.score.weight)
@@ -45,15 +48,15 @@ def model_of(name: str = "qwen2 tied", scattered: bool = True) -> RewardModel:
 
 
 def test_it_begins_without_an_opinion() -> None:
-    fresh = model_of(scattered=False)
+    fresh = model_of(scattered=False, tokens=64)
     assert fresh.rewards([ids for sides in pairs() for ids in sides]).abs().max() == 0
-    assert fresh.held_out(pairs(), 64)["held_out/accuracy"] == 0.5
+    assert fresh.held_out(pairs())["held_out/accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama", "gpt2"])
 def test_the_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path: Path, name: str) -> None:
     own = model_of(name)
-    own.update(pairs(), 10_000)
+    own.update(pairs())
     own.save(tmp_path, character_tokenizer("abc"))
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     assert theirs.config.num_labels == 1
@@ -64,18 +67,6 @@ def test_the_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path: P
     with torch.no_grad():
         wanted = theirs(input_ids=padded, attention_mask=mask).logits[:, 0]
     torch.testing.assert_close(own.rewards(rows).detach(), wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.integration
-def test_an_update_does_not_depend_on_micro_batches() -> None:
-    found: list[dict[str, Any]] = []
-    for tokens in (10_000, 60, 1):
-        own = model_of()
-        metrics = own.update(pairs(), tokens)
-        found.append({**metrics, **{n: p.detach().clone() for n, p in own.model.named_parameters()}})
-    for other in found[1:]:
-        for key, value in found[0].items():
-            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
 
 
 def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
@@ -91,24 +82,43 @@ def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
 
 def test_the_loss_of_steps_is_the_cross_entropy_of_their_prefixes() -> None:
     """Each step is scored as a text that ends with it, and all steps of the batch weigh alike."""
-    own, batch = model_of(), steps()
+    own, batch = model_of(tokens=60), steps()
     prefixes = [row.ids[: end + 1] for row in batch for end in row.ends]
     right = torch.tensor([float(r) for row in batch for r in row.right])
     wanted = F.binary_cross_entropy_with_logits(own.rewards(prefixes).detach(), right)
     signs = 2 * right.double() - 1
-    margins = own.margins(batch, 60)
+    margins = own.margins(batch)
     torch.testing.assert_close(margins, own.rewards(prefixes).detach().double() * signs, rtol=1e-4, atol=1e-5)
-    metrics = own.update(batch, 60)
+    metrics = own.update(batch)
     assert metrics["loss"] == pytest.approx(float(wanted), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(float((margins > 0).double().mean()))
 
 
+def answers(count: int = 9) -> list[Sides]:
+    """Three pairs of each prompt."""
+    draw = random.Random(0)
+    prompts = [tuple(draw.choices(range(3, VOCAB), k=12)) for _ in range(count // 3)]
+    return [(prompts[i // 3] + good, prompts[i // 3] + bad) for i, (good, bad) in enumerate(pairs(count))]
+
+
 @pytest.mark.integration
-def test_an_update_of_steps_does_not_depend_on_micro_batches() -> None:
+@pytest.mark.parametrize("batch", [pairs(), answers(), steps()], ids=["pairs", "answers", "steps"])
+def test_an_update_does_not_depend_on_micro_batches_or_packing(batch: list[Any]) -> None:
     found: list[dict[str, Any]] = []
-    for tokens in (10_000, 60, 1):
-        own = model_of()
-        metrics = own.update(steps(), tokens)
+    ways: list[tuple[int, Packing]] = [
+        (10_000, "off"),
+        (60, "off"),
+        (1, "off"),
+        (10_000, "auto"),
+        (60, "on"),
+        (1, "on"),
+    ]
+    for tokens, packing in ways:
+        own = model_of(tokens=tokens, packing=packing)
+        metrics = own.update(batch)
+        is_tree = metrics.pop("tree/ratio") > 1.3
+        assert is_tree is (packing != "off" and batch == answers())
+        metrics.pop("tree/tokens_saved")
         found.append({**metrics, **{n: p.detach().clone() for n, p in own.model.named_parameters()}})
     for other in found[1:]:
         for key, value in found[0].items():
@@ -118,32 +128,32 @@ def test_an_update_of_steps_does_not_depend_on_micro_batches() -> None:
 
 @pytest.mark.integration
 def test_it_learns_which_steps_are_right() -> None:
-    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 40)
+    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 40, TrainConfig(micro_batch_tokens=10_000))
     for step in range(40):
-        own.update(steps(32, step), 10_000)
-    assert own.held_out(steps(100, 999), 10_000)["held_out/accuracy"] > 0.95
+        own.update(steps(32, step))
+    assert own.held_out(steps(100, 999))["held_out/accuracy"] > 0.95
 
 
 @pytest.mark.integration
 def test_it_learns_which_side_is_better() -> None:
-    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 60)
+    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 60, TrainConfig(micro_batch_tokens=10_000))
     for step in range(60):
-        own.update(pairs(32, step), 10_000)
-    seen = own.held_out(pairs(200, 999), 10_000)
+        own.update(pairs(32, step))
+    seen = own.held_out(pairs(200, 999))
     assert seen["held_out/accuracy"] > 0.9
     assert seen["held_out/calibration_error"] < 0.15
 
 
 @pytest.mark.integration
 def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
-    whole = model_of()
+    whole = model_of(tokens=100)
     for step in range(4):
         if step == 2:
             whole.save(tmp_path, character_tokenizer("abc"))
-        whole.update(pairs(seed=step), 100)
-    again = RewardModel.restored(tmp_path, OPTIMIZER, 50, "cpu")
+        whole.update(pairs(seed=step))
+    again = RewardModel.restored(tmp_path, OPTIMIZER, 50, whole.train_config, "cpu")
     for step in (2, 3):
-        again.update(pairs(seed=step), 100)
+        again.update(pairs(seed=step))
     for ours, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -151,17 +161,17 @@ def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("backend", ["torch", "fsdp"])
 def test_an_earlier_model_continues_with_a_fresh_optimiser(backend: str, tmp_path: Path) -> None:
-    first = model_of()
-    first.update(pairs(), 100)
+    first = model_of(tokens=100)
+    first.update(pairs())
     first.write(tmp_path, character_tokenizer("abc"))
-    config = TrainConfig(backend=backend, device="cpu")  # type: ignore[arg-type]
+    config = TrainConfig(backend=backend, device="cpu", micro_batch_tokens=100)  # type: ignore[arg-type]
     own = tiny("qwen2 tied")
-    policy: Backend = FsdpBackend(own, config) if backend == "fsdp" else TorchBackend(own)
+    policy: Backend = FsdpBackend(own, config) if backend == "fsdp" else TorchBackend(own, config=config)
     later = policy.reward_model(OPTIMIZER, 50, start=tmp_path)
     rows = [ids for sides in pairs(seed=3) for ids in sides]
     torch.testing.assert_close(later.rewards(rows).detach(), first.rewards(rows).detach())
-    fresh = RewardModel(first.model, OPTIMIZER, 50)
-    ours, theirs = later.update(pairs(seed=1), 100), fresh.update(pairs(seed=1), 100)
+    fresh = RewardModel(first.model, OPTIMIZER, 50, config)
+    ours, theirs = later.update(pairs(seed=1)), fresh.update(pairs(seed=1))
     assert ours == pytest.approx(theirs, rel=1e-4)
     torch.testing.assert_close(later.rewards(rows).detach(), fresh.rewards(rows).detach(), rtol=1e-4, atol=1e-5)
 
@@ -173,7 +183,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing() -> None:
         kept = own.model.score.weight.clone()
         own.model.score.weight.fill_(float("inf"))
     with pytest.raises(NonFiniteError, match="refused"):
-        own.update(pairs(), 100)
+        own.update(pairs())
     with torch.no_grad():
         own.model.score.weight.copy_(kept)
     assert all(torch.equal(p, b) for p, b in zip(own.model.parameters(), before, strict=True))
