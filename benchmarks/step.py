@@ -124,11 +124,11 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.config.recipes import run_folder
-    from verizero.pipeline.loop.phases import rl_phases
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.progress import Silent
     from verizero.pipeline.run.opening import open_run
     from verizero.pipeline.scoring.verdict_cache import VerdictCache
+    from verizero.pipeline.stages.rl import rl_phases
 
     quiet()
     overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]

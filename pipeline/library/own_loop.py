@@ -1,6 +1,6 @@
 """`verizero.open`: the steps of reinforcement learning as calls, for a loop of one's own.
 
-The calls are those of the built-in loop (`loop/rounds.py`, `loop/batch.py`, `loop/phases.py`): a loop of just these
+The calls are those of the built-in loop (`loop/rounds.py`, `loop/batch.py`, `stages/rl.py`): a loop of just these
 calls ends with the bytes of `verizero.train`.
 """
 
@@ -24,7 +24,7 @@ from verizero.pipeline.library.trained import TrainedRun
 from verizero.pipeline.loop import batch as batches
 from verizero.pipeline.loop import rounds
 from verizero.pipeline.loop.batch import Batch
-from verizero.pipeline.loop.phases import Generated, rl_phases
+from verizero.pipeline.loop.phases import Generated
 from verizero.pipeline.loop.rollback import RolledBack
 from verizero.pipeline.models.load import quiet as without_bars
 from verizero.pipeline.report.row_types import Numbers
@@ -34,6 +34,7 @@ from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.schedule import Item, schedule
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.scoring.select import classify_group
+from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 from verizero.pipeline.whole_run import begin_item, end_item, finish, run_item
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.config.load import parse, read_tree
 from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import ConfigError, RunError, boundary
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.files import read_rollouts, read_run, require_run
@@ -104,7 +106,6 @@ class TrainedRun:
         """
         from verizero.pipeline.library.recipe import refuse_ranks
         from verizero.pipeline.run.choose_checkpoint import newest_whole
-        from verizero.pipeline.run.lengths import with_more_steps
         from verizero.pipeline.run.origin import recipe_folder
         from verizero.pipeline.run.schedule import schedule
         from verizero.pipeline.run.state import read_state
@@ -219,3 +220,39 @@ class Page:
 
         page = escape(self.path.read_text(encoding="utf-8"), quote=True)
         return f'<iframe srcdoc="{page}" style="width:100%;height:720px;border:1px solid #ccc" title="report"></iframe>'
+
+
+def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
+    """Return the recipe with `steps` more steps in its last stage; `base` is its folder.
+
+    Raises: ConfigError if the stage has no steps of its own, or consists of rounds of which they are no multiple.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
+    stage = config.stages[-1]
+    section: Any = config.section_of(stage)
+    if isinstance(section, RoundsConfig):
+        num_rounds, rest = divmod(steps, section.steps_per_round)
+        more = {"rounds": section.rounds + num_rounds}
+        if rest:
+            more = {"steps_per_round": section.steps_per_round + steps}
+        if rest and section.rounds > 1:
+            raise ConfigError(
+                f"steps={steps}: stage {stage.name} consists of rounds of {section.steps_per_round} steps; give a "
+                f"multiple, e.g. {steps - rest + section.steps_per_round}"
+            )
+    elif "steps" in section.lengths and section.steps is not None:
+        more = {"steps": section.steps + steps}
+    else:
+        raise ConfigError(
+            f"steps={steps}: the last stage, {stage.name}, does not count its length in steps; raise "
+            f"{', '.join(f'{stage.kind}.{name}' for name in section.lengths) or 'another'} and start it again"
+        )
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    if stage.changes or sum(s.kind == stage.kind for s in config.stages) > 1:
+        # In the stage alone: others of its kind share the section.
+        changed = stage.model_copy(update={"changes": {**stage.changes, **more}})
+        tree["stages"][-1] = changed.model_dump(mode="json")
+    else:
+        tree[stage.kind] |= more
+    return parse(tree, source=f"{config.name} with more steps", base=base)

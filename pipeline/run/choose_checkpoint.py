@@ -1,22 +1,31 @@
-"""The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data."""
+"""The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data.
+
+A stage of which the recipe now asks more rounds, steps or epochs continues if nothing in what it did depended on its
+length. A learning rate that is falling does, and so does a temperature that goes to `temperature_end`. Changes of
+verifiers and environments in the middle of a stage are listed in run.json, under `changes`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig, section_class_of
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
-from verizero.pipeline.files import disk_errors, restore_folders
-from verizero.pipeline.report.ended import end_reason
+from verizero.pipeline.files import disk_errors, restore_folders, write_atomic
+from verizero.pipeline.report.ended import INFO, end_reason
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.aside import put_aside
-from verizero.pipeline.run.changes import note_change
 from verizero.pipeline.run.fingerprints import Fingerprint, differences, is_code, read_stages_file, write_stages_file
-from verizero.pipeline.run.lengths import differs_only_in_length, why_not_longer
-from verizero.pipeline.run.state import read_state
-from verizero.pipeline.train import checkpoint
+from verizero.pipeline.run.schedule import schedule
+from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.train import checkpoint, optimizer
 
 MAX_SHOWN_CHANGES = 3
 """Changes that a message lists."""
@@ -228,3 +237,89 @@ def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:
 def _brief(changes: Sequence[str]) -> str:
     rest = len(changes) - MAX_SHOWN_CHANGES
     return "; ".join(changes[:MAX_SHOWN_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def differs_only_in_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """True if the fields of two fingerprints differ only in rounds, steps or epochs, which both name."""
+    names = {f"{kind}.{name}" for name in section_class_of(kind).lengths}
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
+
+
+def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
+    """Return the reason, in words, why the stage at `state` cannot continue with the new length; None if it can."""
+    in_rounds = issubclass(section_class_of(kind), RoundsConfig)
+    done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
+    if done == 0:
+        return None
+    if state.step == 0 and not state.stage.last_length:
+        return "its last checkpoint is of an earlier version of verizero, which did not write down its length"
+    totals = [_steps(kind, fields) for fields in (before, now)]
+    if totals[1] is not None and totals[1] <= done:
+        return f"it has done {done} of its steps already"
+    if totals[1] is None and now[f"{kind}.epochs"] < before[f"{kind}.epochs"]:
+        return "it may have passed their end already"
+    each = f"{kind}.steps_per_round"
+    if in_rounds and before[each] != now[each] and done > before[each]:
+        return f"{each} can only change before round 2 begins; raise {kind}.rounds"
+    if now.get(f"{kind}.algorithm.temperature_end") is not None:
+        return f"{kind}.algorithm.temperature_end made the temperature of its steps depend on their number"
+    for section in (f"{kind}.optimizer", f"{kind}.critic"):
+        numbers = {name: now.get(f"{section}.{name}") for name in OptimizerConfig.model_fields}
+        if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
+            return f"{section}.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
+    return None
+
+
+def _steps(kind: str, fields: dict[str, Any]) -> int | None:
+    """Return the steps of the whole stage; None if they follow from the data."""
+    if issubclass(section_class_of(kind), RoundsConfig):
+        return int(fields[f"{kind}.rounds"] * fields[f"{kind}.steps_per_round"])
+    steps: int | None = fields[f"{kind}.steps"]
+    return steps
+
+
+def _has_fallen(config: OptimizerConfig, done: int, totals: list[int | None]) -> bool:
+    # Without the warm-up, which ends at the same update in both, and may have several updates in a step.
+    numbers = config.model_copy(update={"warmup_steps": 0})
+    if numbers.schedule == "constant":
+        return False
+    return any(total is None or optimizer.schedule(numbers, done, total) < numbers.rate for total in totals)
+
+
+def reopen_longer_stage(config: RunConfig, state: RunState) -> None:
+    """Reopen a finished stage if the recipe now asks for more of it: take back its last item."""
+    stage = next((s for s in config.stages if s.name == state.stage.name), None)
+    if stage is None:
+        return
+    length = config.section_of(stage).length_of_item
+    if state.step == 0 and state.stage.last_length and length > state.stage.last_length:
+        state.num_done, state.step, state.is_evaluated = state.num_done - 1, state.stage.last_steps, False
+    if not state.is_at_end_of_stage(schedule(config)):
+        state.stage_ends.pop(stage.name, None)
+
+
+def changes_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the changes that the run in `folder` has had so far: stage, checkpoint, files and why it was allowed."""
+    with suppress(OSError, ValueError):
+        changes: list[dict[str, Any]] = json.loads((folder / INFO).read_text(encoding="utf-8")).get("changes", [])
+        return changes
+    return []
+
+
+def note_change(
+    folder: Path, stage: str, end: Path, files: Sequence[str], allowed_by: Literal["resume", "graders_failed"]
+) -> None:
+    """Write into run.json that the stage continues from checkpoint `end` with changed files."""
+    change = {"stage": stage, "checkpoint": end.name, "files": list(files), "allowed_by": allowed_by}
+    changes = changes_of(folder)
+    if change in changes:  # noted by a start that was killed
+        return
+    with disk_errors(f"writing into {folder}"):
+        info = json.loads((folder / INFO).read_text(encoding="utf-8")) if (folder / INFO).is_file() else {}
+        write_atomic(folder / INFO, json.dumps(info | {"changes": [*changes, change]}, indent=1).encode())
+
+
+def changed_at(folder: Path, start: Path) -> bool:
+    """True if files changed at the checkpoint `start`, so that what was graded before it has other rewards."""
+    return any(change["checkpoint"] == start.name for change in changes_of(folder))

@@ -13,7 +13,7 @@ from verizero.pipeline.config.load import dump
 from verizero.pipeline.files import disk_errors
 from verizero.pipeline.models.gguf_file import provenance
 from verizero.pipeline.run.build import first_model_path
-from verizero.pipeline.run.changes import changes_of
+from verizero.pipeline.run.choose_checkpoint import changes_of
 from verizero.pipeline.run.origin import write_origin
 from verizero.pipeline.run.saving import TEMPLATE_FILE
 from verizero.pipeline.run.session import Run, StageSetup, Workers

@@ -29,14 +29,12 @@ from verizero.pipeline.run.build import (
     device_of,
     num_parameters_of,
 )
-from verizero.pipeline.run.changes import changed_at
-from verizero.pipeline.run.choose_checkpoint import choose_checkpoint
+from verizero.pipeline.run.choose_checkpoint import changed_at, choose_checkpoint, reopen_longer_stage
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
 from verizero.pipeline.run.fingerprints import fingerprints
 from verizero.pipeline.run.graders import build_graders
 from verizero.pipeline.run.info import write_run_info
-from verizero.pipeline.run.lengths import reopen_longer_stage
 from verizero.pipeline.run.session import Run, Session, Workers
 from verizero.pipeline.run.stage_entry import enter_stage, load_policy, next_stage, restore_in_flight, restored_sampler
 from verizero.pipeline.run.state import RunState, read_state

@@ -13,7 +13,7 @@ from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import read_jsonl
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
-from verizero.pipeline.loop.phases import PhaseWrapper, publish
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from verizero.pipeline.report.row_types import PairsRow
@@ -23,6 +23,7 @@ from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.scoring.early_grading import attempt_of
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.seeds import stream
+from verizero.pipeline.stages.rl import publish
 from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings
 from verizero.pipeline.types import Group, Prompt, StepMetrics, Verdict
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from verizero.pipeline.config.distill import DistillConfig
-from verizero.pipeline.loop.phases import Phases, PhaseWrapper, rl_phases, update_policy
+from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.run.sampling import temperature
 from verizero.pipeline.run.schedule import Item
@@ -22,6 +22,7 @@ from verizero.pipeline.run.teacher_rows import distill_rows, distill_settings
 from verizero.pipeline.run.teachers import stage_teachers
 from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.stages.base import StageKind
+from verizero.pipeline.stages.rl import rl_phases, update_policy
 from verizero.pipeline.train.distillation import distill_update
 from verizero.pipeline.types import Group, StepMetrics
 

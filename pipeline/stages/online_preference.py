@@ -12,7 +12,7 @@ from functools import partial
 
 from verizero.pipeline.config.preference import OnlinePreferenceConfig
 from verizero.pipeline.data.pairs import pairs_of
-from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper, rl_phases, update_policy
+from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
 from verizero.pipeline.run.schedule import Item
@@ -22,6 +22,7 @@ from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._pairs import loss_of, update_settings
 from verizero.pipeline.stages.base import StageKind
+from verizero.pipeline.stages.rl import rl_phases, update_policy
 from verizero.pipeline.train.preference import (
     PreferenceBatch,
     PreferenceRow,

@@ -18,7 +18,7 @@ from verizero.pipeline.data.source_rows import row_of
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.files import write_atomic
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts
-from verizero.pipeline.loop.phases import PhaseWrapper, publish
+from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from verizero.pipeline.report.row_types import SampleRow
 from verizero.pipeline.rollout.endpoint import ask_endpoint
@@ -33,6 +33,7 @@ from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.scoring.score import GradingTally, Scorer
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages.base import StageKind
+from verizero.pipeline.stages.rl import publish
 from verizero.pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
 HINTED = "/hinted"

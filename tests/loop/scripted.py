@@ -11,11 +11,12 @@ from typing import Any
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.batch import Batch, fill_batch
-from verizero.pipeline.loop.phases import Generated, Phases, select_groups
+from verizero.pipeline.loop.phases import Generated, Phases
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.stages.rl import select_groups
 from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, StepMetrics, Verdict
 

@@ -12,12 +12,12 @@ import pytest
 from tests.report.test_page import Reader
 from tests.stages.sessions import round_of, rows, session_of, train_round, weights
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.loop.rounds import one_step
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.scoring.second_opinion import disagree
+from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Verdict
 
 CONTRARY = (

@@ -14,7 +14,7 @@ import torch
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.loop.phases import PhaseWrapper, rl_phases, unwrapped
+from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.report.progress import Logged, Silent
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
@@ -22,6 +22,7 @@ from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.schedule import Item, schedule
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
 RIGHT_SHARE = 3

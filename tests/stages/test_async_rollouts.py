@@ -16,13 +16,13 @@ from tests.stages.sessions import replacing, round_of, rows, run_all, session_of
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Group, Rollout, StepMetrics
 
 pytestmark = pytest.mark.integration  # whole runs

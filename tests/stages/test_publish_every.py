@@ -12,10 +12,10 @@ from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.loop.phases import rl_phases
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.rollouts import WEIGHTS_FILE
+from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
 pytestmark = pytest.mark.integration  # whole runs

@@ -14,13 +14,13 @@ from tests.loop.scripted import group_of, loop_of
 from tests.oracles import advantages as oracle
 from tests.stages.sessions import Heard, rows, session_of, train_round
 from tests.stages.tiny import tiny
-from verizero.pipeline.loop.phases import rl_phases, select_groups, with_baseline
 from verizero.pipeline.rl.credit import compute_advantages
 from verizero.pipeline.rl.parts import Shaping
 from verizero.pipeline.rl.shaping import length_penalty
 from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.stages.rl import rl_phases, select_groups, with_baseline
 
 SIZE = 6
 """Responses of a group of the tiny recipe."""
