@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm import wait_for_no_disk
+
 # before torch or prefect are loaded by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -28,6 +30,7 @@ WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of what tests share (`tests.stages.start`, `tests.warm`), once for all processes."""
+    wait_for_no_disk()
     if "VERIZERO_TEST_MODELS" not in os.environ:
         folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
 
