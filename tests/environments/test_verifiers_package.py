@@ -55,20 +55,14 @@ def runners() -> list[int]:
     return [process for process, words, _ in others() if str(RUNNER) in words]
 
 
-def test_a_wrong_answer_gets_its_known_score(python: str) -> None:
-    """A right one, in tests/test_wheel.py."""
-    asked = [[("system", "be short"), ("user", "twice 4?")]]
-    assert play(made(python), "9") == (asked, Verdict("graded", 0.0, "reward 0: agent_completed"))
-
-
-def test_several_turns_and_the_reward_of_the_last(python: str) -> None:
+def test_several_turns_and_the_known_score_of_the_last(python: str) -> None:
+    """Of a right answer; that of a wrong one, in tests/test_wheel.py."""
     shown, verdict = play(made(python, "double_twice", "2"), "11", "10")
     assert shown == [
         [("system", "be short"), ("user", "twice 5?")],
         [("system", "be short"), ("user", "twice 5?"), ("assistant", "11"), ("user", "again")],
     ]
-    assert verdict is not None
-    assert verdict.score == 1.0
+    assert verdict == Verdict("graded", 1.0, "reward 2: user_closed")
 
 
 def test_an_error_in_the_trace_is_a_failure(python: str) -> None:
