@@ -125,9 +125,16 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
 @pytest.mark.slow
 def test_a_shipped_recipe_in_short_form_learns_to_use_its_tool(tmp_path: Path) -> None:
     """configs/episodes/calculator.yaml with a smaller model and few steps: most of the gain comes in the first ones."""
-    few = ["model.create.config.num_hidden_layers=2", "sft.steps=300", "sft.optimizer.learning_rate=3e-3"]
+    few = ["model.create.config.num_hidden_layers=2", "model.create.config.intermediate_size=128"]
+    few += [
+        "sft.steps=300",
+        "sft.batch_size=48",
+        "sft.optimizer.learning_rate=3e-3",
+        "evaluation.before_training=false",
+    ]
     # SFT learns calls in fewer steps where three in five demonstrations have one, and not two in five as shipped.
-    few += ["data.train=[{generator: {name: calculator, params: {uses: 0.6}}}]", "evaluation.before_training=false"]
+    tasks = "generator: {name: calculator, params: {uses: 0.6, num_train: 1500, num_demonstrations: 4000}"
+    few += [f"data.train=[{{{tasks}}}}}]", f"data.evaluation=[{{{tasks}, split: evaluation}}}}]"]
     few += ["rl.rounds=1", "rl.steps_per_round=6", "rl.optimizer.learning_rate=8e-4", "rl.prompts_per_step=16"]
     few += ["evaluation.limit=60", "evaluation.k=2", "train.threads=1", "report.trackers=[]"]
     config = load_recipe(ROOT / "configs" / "episodes" / "calculator.yaml", few)
