@@ -100,7 +100,6 @@ RIGHT = SUMS | {"noise": 0}
 ABLE = ("sft.steps=240", f"data.train=[{{generator: {{name: arithmetic, params: {json.dumps(RIGHT)}}}}}]")
 """A policy that answers a third of its sums rightly: it fills a step with half as many groups."""
 KINDS: list[list[str]] = [
-    [],
     ["train.lora={rank: 4}", "rl.select.keep=all"],
     ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
     ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
