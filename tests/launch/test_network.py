@@ -36,13 +36,11 @@ CUTS = [
     (0, "evaluate after sft: evaluate/generate", "evaluate after sft: evaluate/verify"),
     (1, "round 1 step 1: generate", "round 1 step 1: generate"),
     (0, "round 1 step 1: verify", "round 1 step 1: verify"),
-    (1, "round 1 step 1: select", "round 1 step 1: update"),
     (0, "round 1 step 1: publish", "round 1 step 1: checkpoint"),
-    (1, "round 1 step 1: checkpoint", "round 1 step 1: checkpoint"),
 ]
 """Whose cable is pulled as which phase begins, and the phase that waits for an answer: the same or the next to talk.
 
-In the order of the run: each start continues behind the last one.
+In the order of the run: each start continues behind the last one. FSDP's run is cut in `update` and `checkpoint`.
 """
 KILLED_IN = "round 1 step 1: update"
 OUTAGES = [
