@@ -6,9 +6,9 @@ llama.cpp (ggml/src/ggml-common.h); all products are in float32, in the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.scratch import scratch
 from verizero.pipeline.models.to_gguf import names_in_file, paired_heads
 
 INSTEAD = "take model.quantize: nf4, or drop it"
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the float16 at a byte of each block, as float32 [blocks, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The order of the bytes of a layer in blocks of one type, and the numbers that they stand for.
 
+    A number is (code - zero) * scale + minimum. First come the codes of all numbers of the layer, input by input, then
+    the integers of scales and minima, then the float16 of each block for both: few steps of torch make many numbers.
+    """
 
-def _nibbles(codes: Tensor) -> Tensor:
-    """Return, of blocks of 16 bytes, the lower half of each byte and then the upper ones: uint8 [blocks, 32]."""
-    codes = codes.contiguous()
-    # As numbers of 16 bytes, since torch copies one number at a time: a quarter of the time.
-    return torch.cat([half.view(torch.complex128) for half in (codes & 15, codes >> 4)], 1).view(torch.uint8)
+    parse: Callable[[Tensor], tuple[Tensor, ...]]
+    """Makes of blocks uint8 [blocks, bytes] the parts in that order, as uint8 [blocks, ...]; none is packed."""
+    widths: tuple[int, ...]
+    """Bits of a code that are kept together, from the lowest: 8, or 4 and those above them."""
+    zero: int = 0
+    minimum: int = 0
+    """1 or -1: the sign of the minima; 0: none."""
+    integers: tuple[int, ...] = ()
+    """Bits of the integer of a scale or a minimum, which is times the float16 of its block; (): that alone."""
+    block: int = 32
+    """Numbers of a block."""
+    scaled: int = 32
+    """Numbers that share a scale."""
 
 
 def _bits(codes: Tensor, width: int) -> Tensor:
@@ -41,77 +53,83 @@ def _bits(codes: Tensor, width: int) -> Tensor:
     return parts
 
 
-def _with_fifth_bit(codes: Tensor, fifth: Tensor) -> Tensor:
+def _fours(codes: Tensor) -> Tensor:
+    return _bits(codes, 4).flatten(1)
+
+
+def _fives(codes: Tensor, fifth: Tensor) -> Tensor:
     """Return codes of 5 bits [blocks, 32] of 16 bytes with four bits of each and 4 bytes with the fifth ones."""
-    codes_of_5: Tensor = _nibbles(codes) | (_bits(fifth, 1).mT.flatten(1) << 4)
-    return codes_of_5
+    return _fours(codes) | (_bits(fifth, 1).mT.flatten(1) << 4)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return (_nibbles(blocks[:, 2:]).float() - 8).mul_(_half(blocks, 0))
+def _sixes(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the integers of scales and minima, of 6 bits, [blocks, 8] each, of 12 bytes."""
+    scales, minima, rest = packed.reshape(-1, 3, 4).unbind(1)
+    return (
+        torch.cat([scales & 63, (rest & 15) | ((scales >> 2) & 48)], 1),
+        torch.cat([minima & 63, (rest >> 4) | ((minima >> 2) & 48)], 1),
+    )
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q4_k(b: Tensor) -> tuple[Tensor, ...]:
+    return _bits(b[:, 16:].reshape(-1, 4, 32), 4), *_sixes(b[:, 4:16]), b[:, :2], b[:, 2:4]
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    return (_with_fifth_bit(blocks[:, 6:], blocks[:, 2:6]).float() - 16).mul_(_half(blocks, 0))
+def _q5_k(b: Tensor) -> tuple[Tensor, ...]:
+    low = _bits(b[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
+    return low | (_bits(b[:, 16:48], 1) << 4), *_sixes(b[:, 4:16]), b[:, :2], b[:, 2:4]
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    codes = _with_fifth_bit(blocks[:, 8:], blocks[:, 4:8])
-    return codes.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q6_k(b: Tensor) -> tuple[Tensor, ...]:
+    low = _bits(b[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 8, 32)
+    high = _bits(b[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 8, 32)
+    return low | (high << 4), b[:, 192:208], b[:, 208:]
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
-
-
-def _of_eight(blocks: Tensor, codes: Tensor) -> Tensor:
-    """Return the numbers of codes [blocks, 8, 32], whose scales and minima are 6 bits each in bytes 4 to 16."""
-    scales, minima, rest = blocks[:, 4:16].reshape(-1, 3, 4).unbind(1)
-    scale = torch.cat([scales & 63, (rest & 15) | ((scales >> 2) & 48)], 1).float().mul_(_half(blocks, 0))
-    least = torch.cat([minima & 63, (rest >> 4) | ((minima >> 2) & 48)], 1).float().mul_(_half(blocks, 2))
-    return codes.float().mul_(scale[..., None]).sub_(least[..., None])
-
-
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _of_eight(blocks, _bits(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32))
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    low = _bits(blocks[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
-    return _of_eight(blocks, low | (_bits(blocks[:, 16:48], 1) << 4))
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    low = _bits(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 8, 32)
-    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 8, 32)
-    codes = (low | (high << 4)).to(torch.int8).sub_(32).reshape(-1, 16, 16)
-    scale = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
-    return codes.float().mul_(scale[..., None])
-
-
-NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+LAYOUTS: Mapping[str, Layout] = {
+    "Q4_0": Layout(lambda b: (_fours(b[:, 2:]), b[:, :2]), (4,), zero=8),
+    "Q4_1": Layout(lambda b: (_fours(b[:, 4:]), b[:, :2], b[:, 2:4]), (4,), minimum=1),
+    "Q5_0": Layout(lambda b: (_fives(b[:, 6:], b[:, 2:6]), b[:, :2]), (4, 1), zero=16),
+    "Q5_1": Layout(lambda b: (_fives(b[:, 8:], b[:, 4:8]), b[:, :2], b[:, 2:4]), (4, 1), minimum=1),
+    "Q8_0": Layout(lambda b: (b[:, 2:], b[:, :2]), (8,)),
+    "Q4_K": Layout(_q4_k, (4,), minimum=-1, integers=(4, 2), block=256),
+    "Q5_K": Layout(_q5_k, (4, 1), minimum=-1, integers=(4, 2), block=256),
+    "Q6_K": Layout(_q6_k, (4, 2), zero=32, integers=(8,), block=256, scaled=16),
 }
-"""Type of blocks -> what returns the float32 numbers of blocks uint8 [blocks, bytes], [blocks, ...] in their order."""
+"""Type of blocks -> how they are kept."""
+
+
+def _packed(codes: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """Return codes [N] as bytes [N * width / 8] for each width.
+
+    A byte has the bits of one code of each half of all N, fourth or eighth, so that `_unpacked` writes long runs.
+    """
+    out, below = [], 0
+    for width in widths:
+        parts = ((codes >> below) & (2**width - 1)).reshape(8 // width, -1)
+        out.append(reduce(torch.bitwise_or, [part << (k * width) for k, part in enumerate(parts)]))
+        below += width
+    return out
+
+
+def _unpacked(parts: Sequence[Tensor], widths: Sequence[int], out: Tensor) -> Tensor:
+    """Return the codes of `_packed` as int8 [N]; those of less than 8 bits are written to `out`, uint8 [N]."""
+    if widths[0] == 8:
+        return parts[0].view(torch.int8)
+    low, high = out.view(2, -1)
+    torch.bitwise_and(parts[0], 15, out=low)
+    torch.bitwise_right_shift(parts[0], 4, out=high)
+    for part, width in zip(parts[1:], widths[1:], strict=True):
+        for k, codes in enumerate(out.view(8 // width, -1)):
+            codes |= ((part >> (k * width)) & (2**width - 1)) << 4
+    return out.view(torch.int8)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The numbers behind a weight uint8 [O, bytes of a row]."""
+    """The numbers behind a weight uint8 [bytes]."""
 
     kind: str
-    block_bytes: int
     shape: torch.Size
     """[O, I]"""
     dtype: torch.dtype
@@ -122,11 +140,45 @@ def blocks_of(weight: Any) -> Blocks | None:
     return getattr(weight, "blocks", None)
 
 
-def numbers(weight: Any) -> Tensor:
-    """Return the numbers [O, I] that the blocks of a weight stand for, in the type of the layer."""
+def _laid_out(rows: Tensor, kind: str, block_bytes: int) -> Tensor:
+    """Return the blocks of uint8 [O, bytes of a row] in the order of their layout, as many bytes."""
+    layout, outputs = LAYOUTS[kind], len(rows)
+    num = 1 + abs(layout.minimum)
+    codes, *rest = layout.parse(rows.reshape(-1, block_bytes))
+    parts = _packed(codes.reshape(outputs, -1).t().flatten(), layout.widths)
+    for integers in rest[:-num]:
+        parts += _packed(integers.reshape(outputs, -1).t().flatten(), layout.integers)
+    halves = [half.reshape(outputs, -1).view(torch.float16).t().contiguous() for half in rest[-num:]]
+    return torch.cat([*parts, *(half.view(torch.uint8).flatten() for half in halves)])
+
+
+def numbers(weight: Any, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
+    """Return the numbers [O, I] that the blocks of a weight stand for, in the type of the layer.
+
+    In memory they are [I, O], which oneDNN multiplies by as fast as by weights in its own order. `empty` makes the
+    tensors that they are written to, as `torch.empty` does.
+    """
     blocks: Blocks = weight.blocks
-    made = NUMBERS[blocks.kind](weight.data.reshape(-1, blocks.block_bytes))
-    return made.reshape(blocks.shape).to(blocks.dtype)
+    layout, device, (outputs, inputs) = LAYOUTS[blocks.kind], weight.device, blocks.shape
+    count, num = outputs * inputs, 1 + abs(layout.minimum)
+    sizes = [count * width // 8 for width in layout.widths]
+    sizes += [count // layout.scaled * width // 8 for width in layout.integers] * num
+    sizes += [count // layout.block * 2] * num
+    parts, at, each = weight.data.split(sizes), len(layout.widths), len(layout.integers)
+    codes = _unpacked(parts[:at], layout.widths, empty(count, dtype=torch.uint8, device=device))
+    made = empty(count, dtype=torch.float32, device=device).copy_(codes.sub_(layout.zero) if layout.zero else codes)
+    factors = []
+    for i, half in enumerate(parts[-num:]):
+        factor = half.view(torch.float16).float().view(-1, 1, outputs)
+        if each:
+            room = torch.empty(count // layout.scaled, dtype=torch.uint8, device=device)
+            integers = _unpacked(parts[at + i * each : at + (i + 1) * each], layout.integers, room)
+            factor = integers.float().view(len(factor), -1, outputs).mul_(factor).view(-1, 1, outputs)
+        factors.append(factor)
+    scaled = made.view(-1, layout.scaled, outputs).mul_(factors[0])
+    if layout.minimum:
+        scaled.add_(factors[1], alpha=layout.minimum)
+    return made.view(inputs, outputs).t().to(blocks.dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -135,11 +187,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
         ctx.frozen = weight
-        return F.linear(x, numbers(weight))
+        return F.linear(x, numbers(weight, scratch))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] @ numbers(ctx.frozen), None
+        return grads[0] @ numbers(ctx.frozen, scratch), None
 
 
 class BlockLinear(torch.nn.Linear):
@@ -148,8 +200,8 @@ class BlockLinear(torch.nn.Linear):
     def __init__(self, linear: torch.nn.Linear, rows: Tensor, kind: str, block_bytes: int) -> None:
         """Take the place of `linear`, with the blocks of its rows, uint8 [O, bytes of a row]."""
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = torch.nn.Parameter(rows, requires_grad=False)
-        self.weight.blocks = Blocks(kind, block_bytes, linear.weight.shape, linear.weight.dtype)  # type: ignore[attr-defined]
+        self.weight = torch.nn.Parameter(_laid_out(rows, kind, block_bytes), requires_grad=False)
+        self.weight.blocks = Blocks(kind, linear.weight.shape, linear.weight.dtype)  # type: ignore[attr-defined]
         self.bias = linear.bias
 
     def forward(self, input: Tensor) -> Tensor:
@@ -191,11 +243,11 @@ class FileBlocks:
         tensor = self.tensors.get(written)
         if tensor is not None and tensor.tensor_type.name in ("F32", "F16", "BF16"):
             return linear.to(device)
-        if tensor is None or tensor.tensor_type.name not in NUMBERS:
+        if tensor is None or tensor.tensor_type.name not in LAYOUTS:
             kind = "missing" if tensor is None else f"in blocks {tensor.tensor_type.name}"
             raise ConfigError(
                 f"model.quantize=gguf: the weight of {name} is {kind} in {self.file.name}, and read here are "
-                f"{', '.join(NUMBERS)}; {INSTEAD}"
+                f"{', '.join(LAYOUTS)}; {INSTEAD}"
             )
         rows = torch.from_numpy(tensor.data.copy())
         num_heads = paired_heads(self.architecture, f"{name}.weight", self.config)
@@ -203,7 +255,7 @@ class FileBlocks:
             rows = rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
         kind = tensor.tensor_type.name
         made = BlockLinear(linear, rows, kind, self.sizes[kind])
-        if not torch.equal(numbers(made.weight), linear.weight):
+        if not torch.equal(numbers(made.weight, scratch), linear.weight):
             raise ConfigError(
                 f"model.quantize=gguf: the blocks of {name} in {self.file.name} are not what transformers reads from "
                 f"it for the architecture {self.architecture!r}; {INSTEAD}"
