@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections import Counter
@@ -171,6 +172,8 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     import torch
     import transformers
 
+    from verizero.pipeline.models.cpu.memory import trim_heap
+
     where, name = str(file.parent), file.name
     remedy = "give a model of an architecture that transformers reads from GGUF, or its Hugging Face folder"
     with boundary(ConfigError, f"model.path={path!r} cannot be made into a Hugging Face folder ({remedy})"):
@@ -185,3 +188,7 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # Else the weights that were just read count in the peak of the run that follows.
+    del model
+    gc.collect()
+    trim_heap()

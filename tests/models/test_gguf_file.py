@@ -36,9 +36,12 @@ def plain(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_float32_file_gives_the_weights_and_the_tokenizer_that_it_was_written_from(
-    model: Any, plain: Path, tmp_path: Path
+    model: Any, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trims: list[bool] = []
+    monkeypatch.setattr("verizero.pipeline.models.cpu.memory.trim_heap", lambda: trims.append(True))
     folder = model_folder(str(plain), tmp_path)
+    assert trims == [True]  # the run that follows has the memory
     made, tokenizer, ours = load_model(folder), load_tokenizer(folder), character_tokenizer(CHARACTERS)
     want = model.state_dict()
     assert made.state_dict().keys() == want.keys()
