@@ -225,9 +225,6 @@ SCENARIOS: list[list[tuple[str, int, str]]] = [
         ("torn line", 22, ""),
         ("generate", 2, "after"),
         ("rename", 2, "after"),
-        ("update", 1, "after"),
-        ("publish", 1, "after"),
-        ("evaluate", 1, "after"),
     ],
 ]
 """Kills of one run, one after the other: the numbers of each count from the start of its own process."""
