@@ -20,6 +20,7 @@ from verizero.pipeline.child import end, start, tail_of
 from verizero.pipeline.commands.suites.models import Measured
 from verizero.pipeline.environments.gateway.server import Gateway
 from verizero.pipeline.errors import ConfigError, RunError
+from verizero.pipeline.files import write_atomic
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.serving import load_served, serve_waiting
@@ -27,6 +28,8 @@ from verizero.pipeline.train.device import existing_device
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 FOLDER = "inspect"
+FINISHED = "finished"
+"""File with the log of the finished task, in JSON: to ask inspect for it takes seconds."""
 WAIT_S = 0.2
 LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """Values of inspect's scorers: correct, partial, incorrect, no answer."""
@@ -45,14 +48,15 @@ def inspect_groups(
     name = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-")
     folder = model.folder / FOLDER / f"{name}-{limit or 'all'}-{max_tokens}-{model.fingerprint()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    log = logged(program, folder)
-    if log is None:
+    kept = folder / FINISHED
+    if not kept.is_file():
         progress.say(f"inspect asks {model.label} the rows of {task}; its log is {folder}")
         with at_address(model, max_tokens, device) as (url, key, served):
             _run_task([program, "eval-set", task], folder, limit, max_tokens, (url, key, served))
-        log = logged(program, folder)
-    if log is None:
-        raise RunError(f"inspect eval-set {task} wrote no log of a finished task into {folder}")
+        if (log := finished_log(program, folder)) is None:
+            raise RunError(f"inspect eval-set {task} wrote no log of a finished task into {folder}")
+        write_atomic(kept, log)
+    log = json.loads(kept.read_bytes())
     scorer = next(iter(log["samples"][0].get("scores") or {}), None)
     return groups_of(log, task), [f"{task} by inspect, at most {max_tokens:,} tokens; graded by {scorer or 'nothing'}"]
 
@@ -110,8 +114,8 @@ def at_address(model: Measured, max_tokens: int, device: str) -> Iterator[tuple[
         gateway.close()
 
 
-def logged(program: str, folder: Path) -> dict[str, Any] | None:
-    """Return the log of a task that was finished in the folder, as inspect shows it; None if there is none."""
+def finished_log(program: str, folder: Path) -> bytes | None:
+    """Return the log of a task that was finished in the folder, as inspect shows it in JSON; None if there is none."""
     for path in sorted(folder.glob("*.eval"), reverse=True):
         done = subprocess.run([program, "log", "dump", str(path)], capture_output=True, check=False)
         try:
@@ -119,7 +123,7 @@ def logged(program: str, folder: Path) -> dict[str, Any] | None:
         except ValueError:
             continue  # of a killed command
         if log.get("status") == "success" and log.get("samples"):
-            return log
+            return done.stdout
     return None
 
 

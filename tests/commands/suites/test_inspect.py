@@ -69,9 +69,17 @@ def test_a_task_is_run_against_the_model_and_shown_on_the_page(tmp_path: Path, m
     monkeypatch.setattr(inspect_tasks, "at_address", refuse)
     again = evaluate_suites(models, [], ["train.device=cpu"], Silent(), Tasks((task,), None, 6))
     assert again[0].row.domains == done[0].row.domains
-    monkeypatch.undo()
-    with pytest.raises(RunError, match="inspect"):
-        evaluate_suites(models, [], ["train.device=cpu"], Silent(), Tasks((f"{tmp_path / 'words.py'}@absent",)))
+
+
+@pytest.mark.integration
+def test_what_inspect_said_last_is_told_if_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "inspect"
+    program.write_text("#!/bin/sh\necho no task $2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(inspect_tasks, "program_of_inspect", lambda: str(program))
+    models = measured_of([str(tiny_model(tmp_path / "model"))])
+    with pytest.raises(RunError, match=r"inspect ended with status 3: [\s\S]*no task words\.py@absent"):
+        evaluate_suites(models, [], ["train.device=cpu"], Silent(), Tasks(("words.py@absent",)))
 
 
 @pytest.mark.slow
