@@ -31,9 +31,11 @@ REFILLED = ("rl.prompts_per_step=4", "rl.select.keep=informative", "rl.select.ma
 RECIPES: dict[str, tuple[str, ...]] = {
     "refilled, and carried over": ("rl.rounds=2", "rl.steps_per_round=2", *REFILLED),
     "generated ahead": ("rl.rounds=1", "rl.steps_per_round=4", "rollout.max_staleness=1"),
-    "old weights": ("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", "rollout.publish_every=3"),
+    "old weights, and out of tokens": (
+        *("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", "rollout.publish_every=3"),
+        f"rl.max_tokens={3 * 18 * 30}",
+    ),
     "rolled back": ("rl.rounds=2", "rl.steps_per_round=3", *TOO_FAST, ROLL_BACK),
-    "out of tokens": ("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", f"rl.max_tokens={3 * 18 * 30}"),
     "stages around it": ("stages=[sft, rl, {name: last, kind: sft}]", "rl.rounds=1", "rl.steps_per_round=2"),
 }
 
