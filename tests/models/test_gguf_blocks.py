@@ -13,11 +13,12 @@ from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.models.test_lora import logits, taught
 from tests.models.test_quantized import computes_what_the_trainer_does
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, mean_bits, numbers
+from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, blocks_of, mean_bits, numbers
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import dense, is_quantized, num_weights, quantize, sharing
+from verizero.pipeline.models.scratch import scratch
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -41,6 +42,17 @@ def test_blocks_of_any_bytes_are_the_numbers_of_the_package(kind: str) -> None:
     assert torch.equal(numbers(layer.weight), wanted)
     x = torch.randn(4, 3 * per_block)
     torch.testing.assert_close(layer(x), x @ wanted.T)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_of_a_weight_elsewhere_no_tensor_is_made_on_the_cpu(kind: str) -> None:
+    per_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rows = torch.zeros(2, size, dtype=torch.uint8)
+    weight = BlockLinear(torch.nn.Linear(per_block, 2, bias=False, dtype=torch.bfloat16), rows, kind, size).weight
+    there = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
+    there.blocks = blocks_of(weight)  # type: ignore[attr-defined]
+    made = numbers(there, scratch)  # an operation on tensors of two devices is an error
+    assert (made.device.type, made.shape, made.dtype) == ("meta", (2, per_block), torch.bfloat16)
 
 
 def of_file(tmp_path: Path, dtype: str = "float32") -> tuple[Path, Any]:

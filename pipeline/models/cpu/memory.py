@@ -14,12 +14,13 @@ _LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Have this process reuse the memory of freed tensors, unless MALLOC_ variables or GLIBC_TUNABLES are set.
+    """Have this process reuse the memory of freed tensors, unless the user has set glibc's thresholds.
 
     Where a freed tensor lies at the end of the heap, glibc gives its memory back to the kernel. Then the next tensor
     causes a page fault for each page: in some runs 24,000 of them, 58 of 880 ms in an update of 0.8M parameters.
     """
-    is_set = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    is_set = is_set or "_threshold" in os.environ.get("GLIBC_TUNABLES", "")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not is_set:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
