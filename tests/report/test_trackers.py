@@ -253,8 +253,10 @@ READ = {
     # What each keeps on this machine: (the numbers of step 3, the rows of the table).
     "wandb": """
 import json, struct
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
+wandb.teardown()  # its service writes the last records when it ends
 (file,) = Path(sys.argv[2]).glob("wandb/offline-run-*/run-demo.wandb")
 data, whole, row, at = file.read_bytes(), b"", {}, 7
 while at + 7 <= len(data):  # records in blocks of 32 KiB: checksum, length, kind (1: whole, 4: the last part), content
