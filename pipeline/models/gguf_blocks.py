@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.scratch import scratch
 from verizero.pipeline.models.to_gguf import names_in_file, paired_heads
 
 INSTEAD = "take model.quantize: nf4, or drop it"
@@ -112,10 +111,11 @@ def _packed(codes: Tensor, widths: Sequence[int]) -> list[Tensor]:
     return out
 
 
-def _unpacked(parts: Sequence[Tensor], widths: Sequence[int], out: Tensor) -> Tensor:
-    """Return the codes of `_packed` as int8 [N]; those of less than 8 bits are written to `out`, uint8 [N]."""
+def _unpacked(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    """Return the codes of `_packed` as int8 [N]; those of 8 bits are the part itself."""
     if widths[0] == 8:
         return parts[0].view(torch.int8)
+    out = parts[0].new_empty(2 * len(parts[0]))
     low, high = out.view(2, -1)
     torch.bitwise_and(parts[0], 15, out=low)
     torch.bitwise_right_shift(parts[0], 4, out=high)
@@ -143,38 +143,33 @@ def blocks_of(weight: Any) -> Blocks | None:
 def _laid_out(rows: Tensor, kind: str, block_bytes: int) -> Tensor:
     """Return the blocks of uint8 [O, bytes of a row] in the order of their layout, as many bytes."""
     layout, outputs = LAYOUTS[kind], len(rows)
+    codes, *rest = (part.reshape(outputs, -1) for part in layout.parse(rows.reshape(-1, block_bytes)))
     num = 1 + abs(layout.minimum)
-    codes, *rest = layout.parse(rows.reshape(-1, block_bytes))
-    parts = _packed(codes.reshape(outputs, -1).t().flatten(), layout.widths)
-    for integers in rest[:-num]:
-        parts += _packed(integers.reshape(outputs, -1).t().flatten(), layout.integers)
-    halves = [half.reshape(outputs, -1).view(torch.float16).t().contiguous() for half in rest[-num:]]
-    return torch.cat([*parts, *(half.view(torch.uint8).flatten() for half in halves)])
+    integers, halves = rest[:-num], [half.view(torch.float16) for half in rest[-num:]]
+    parts = _packed(codes.t().flatten(), layout.widths)
+    if integers:
+        parts += _packed(torch.stack([part.t() for part in integers]).flatten(), layout.integers)
+    return torch.cat([*parts, torch.stack([half.t() for half in halves]).view(torch.uint8).flatten()])
 
 
-def numbers(weight: Any, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
+def numbers(weight: Any) -> Tensor:
     """Return the numbers [O, I] that the blocks of a weight stand for, in the type of the layer.
 
-    In memory they are [I, O], which oneDNN multiplies by as fast as by weights in its own order. `empty` makes the
-    tensors that they are written to, as `torch.empty` does.
+    In memory they are [I, O], which oneDNN multiplies by as fast as by weights in its own order.
     """
     blocks: Blocks = weight.blocks
-    layout, device, (outputs, inputs) = LAYOUTS[blocks.kind], weight.device, blocks.shape
+    layout, (outputs, inputs) = LAYOUTS[blocks.kind], blocks.shape
     count, num = outputs * inputs, 1 + abs(layout.minimum)
     sizes = [count * width // 8 for width in layout.widths]
-    sizes += [count // layout.scaled * width // 8 for width in layout.integers] * num
-    sizes += [count // layout.block * 2] * num
-    parts, at, each = weight.data.split(sizes), len(layout.widths), len(layout.integers)
-    codes = _unpacked(parts[:at], layout.widths, empty(count, dtype=torch.uint8, device=device))
-    made = empty(count, dtype=torch.float32, device=device).copy_(codes.sub_(layout.zero) if layout.zero else codes)
-    factors = []
-    for i, half in enumerate(parts[-num:]):
-        factor = half.view(torch.float16).float().view(-1, 1, outputs)
-        if each:
-            room = torch.empty(count // layout.scaled, dtype=torch.uint8, device=device)
-            integers = _unpacked(parts[at + i * each : at + (i + 1) * each], layout.integers, room)
-            factor = integers.float().view(len(factor), -1, outputs).mul_(factor).view(-1, 1, outputs)
-        factors.append(factor)
+    sizes += [num * count // layout.scaled * width // 8 for width in layout.integers]
+    *parts, halves = weight.data.split([*sizes, num * count // layout.block * 2])
+    at = len(layout.widths)
+    codes = _unpacked(parts[:at], layout.widths)
+    made = (codes.sub_(layout.zero) if layout.zero else codes).float()
+    factors = halves.view(torch.float16).float().view(num, -1, 1, outputs)
+    if layout.integers:
+        integers = _unpacked(parts[at:], layout.integers).float()
+        factors = integers.view(*factors.shape[:2], -1, outputs).mul_(factors).view(num, -1, 1, outputs)
     scaled = made.view(-1, layout.scaled, outputs).mul_(factors[0])
     if layout.minimum:
         scaled.add_(factors[1], alpha=layout.minimum)
@@ -187,11 +182,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
         ctx.frozen = weight
-        return F.linear(x, numbers(weight, scratch))
+        return F.linear(x, numbers(weight))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] @ numbers(ctx.frozen, scratch), None
+        return grads[0] @ numbers(ctx.frozen), None
 
 
 class BlockLinear(torch.nn.Linear):
@@ -255,7 +250,7 @@ class FileBlocks:
             rows = rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
         kind = tensor.tensor_type.name
         made = BlockLinear(linear, rows, kind, self.sizes[kind])
-        if not torch.equal(numbers(made.weight, scratch), linear.weight):
+        if not torch.equal(numbers(made.weight), linear.weight):
             raise ConfigError(
                 f"model.quantize=gguf: the blocks of {name} in {self.file.name} are not what transformers reads from "
                 f"it for the architecture {self.architecture!r}; {INSTEAD}"

@@ -165,7 +165,7 @@ class Adapted:
         """
         plain: dict[str, Tensor] = {}
         for name in [n for n in block if not is_factor(n)]:
-            weight = dense(block.pop(name))
+            weight = dense(block.pop(name)).contiguous()  # as files have them
             layer = self._of_weights.get(name)
             if learned and layer is not None:
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)

@@ -20,7 +20,6 @@ from torch import Tensor
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.gguf_blocks import FileBlocks, blocks_of, numbers
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.scratch import scratch
 
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """Bits of a weight in NF4, its share of the scales included: a scale of 8 bits, and of each 256 scales one of 32."""
@@ -103,14 +102,9 @@ def dense(weight: Any) -> Tensor:
     if not is_quantized(weight):
         return weight  # type: ignore[no-any-return]
     if blocks_of(weight) is not None:
-        return numbers(weight).contiguous()
+        return numbers(weight)
     made: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
     return made
-
-
-def for_product(weight: Any) -> Tensor:
-    """Return `dense` of a weight for one product: this thread's next call writes over it."""
-    return dense(weight) if blocks_of(weight) is None else numbers(weight, scratch)
 
 
 def num_weights(weight: Any) -> int:

@@ -18,7 +18,6 @@ from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import dense, is_quantized, num_weights, quantize, sharing
-from verizero.pipeline.models.scratch import scratch
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -51,7 +50,7 @@ def test_of_a_weight_elsewhere_no_tensor_is_made_on_the_cpu(kind: str) -> None:
     weight = BlockLinear(torch.nn.Linear(per_block, 2, bias=False, dtype=torch.bfloat16), rows, kind, size).weight
     there = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
     there.blocks = blocks_of(weight)  # type: ignore[attr-defined]
-    made = numbers(there, scratch)  # an operation on tensors of two devices is an error
+    made = numbers(there)  # an operation on tensors of two devices is an error
     assert (made.device.type, made.shape, made.dtype) == ("meta", (2, per_block), torch.bfloat16)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verizero.pipeline.models.adapted_layers import NAME
 from verizero.pipeline.models.cpu.onednn import product
-from verizero.pipeline.models.quantized import for_product
+from verizero.pipeline.models.quantized import dense
 
 Factors = tuple[Tensor, Tensor]
 """down [R, I] and up [O, R]: adapters add x down^T up^T to a product."""
@@ -28,7 +28,7 @@ class InFourBits:
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x [B, I] times the weights transposed, in `order`, plus bias [O]."""
-        parts = [product(x, for_product(weight)) for weight in self.weights]
+        parts = [product(x, dense(weight)) for weight in self.weights]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         out = out if self.order is None else out.index_select(1, self.order)
         return out if bias is None else out.add_(bias)
