@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.served import new_database
 from tests.processes import others, until
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
@@ -78,6 +79,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The runs of one command never killed and without Prefect, and of one with Prefect that was killed midway."""
     plain, killed = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("killed")
     assert main(words(plain, "--no-prefect")) == 0
+    (killed / "runs").mkdir()
+    new_database(killed / "runs" / ".prefect")
     status, log = signalled(killed, "00000004", signal.SIGKILL)
     assert status == -signal.SIGKILL, log
     assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
