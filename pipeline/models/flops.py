@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from verizero.pipeline.models.quantized import num_weights
+from verizero.pipeline.models.quantized import is_quantized, num_weights
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.sizes import head_size
 
@@ -49,7 +49,9 @@ def update_flops(model: Any, rows: Iterable[tuple[int, int]]) -> float:
     left_out = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)} | {id(head.weight)}
     experts, body = num_experts(model.config), 0.0
     for name, p in model.named_parameters():
-        if id(p) in left_out or len(getattr(p, "ds_shape", p.shape)) < 2:  # a shard's own shape is empty
+        # A shard's own shape is empty, and bits may have one dimension.
+        is_matrix = is_quantized(p) or len(getattr(p, "ds_shape", p.shape)) > 1
+        if id(p) in left_out or not is_matrix:
             continue
         share = settings.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
         body += (6 if p.requires_grad else 4) * share * getattr(p, "ds_numel", num_weights(p))

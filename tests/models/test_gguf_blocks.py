@@ -13,6 +13,7 @@ from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.models.test_lora import logits, taught
 from tests.models.test_quantized import computes_what_the_trainer_does
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, blocks_of, mean_bits, numbers
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
@@ -64,8 +65,9 @@ def of_file(tmp_path: Path, dtype: str = "float32") -> tuple[Path, Any]:
 def test_a_model_in_blocks_computes_what_it_did(tmp_path: Path, dtype: str) -> None:
     file, plain = of_file(tmp_path, dtype)
     before = {name: p.detach().clone() for name, p in plain.named_parameters()}
-    wanted = logits(plain)
+    wanted, operations = logits(plain), update_flops(plain.requires_grad_(False), [(9, 4)])
     model = quantize(plain, "cpu", file)
+    assert update_flops(model, [(9, 4)]) == operations
     weights = dict(model.named_parameters())
     assert sum(map(is_quantized, weights.values())) == 2 * 7
     for name, weight in weights.items():
