@@ -23,15 +23,12 @@ def _against(recipe: Recipe) -> Iterator[str]:
         yield f" keeps the blocks of a GGUF file, and model.path is {recipe.model.path!r}; take nf4, or name a file"
     if train.lora is None:
         yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
-    if train.backend not in ("auto", "torch"):
-        yield (
-            f" with train.backend={train.backend}, whose ranks divide weights by rows, which blocks do not "
-            "follow; set train.backend: torch"
-        )
-    if recipe.rollout.engine not in ("auto", "torch", "vllm"):
+    if train.backend == "deepspeed":
+        yield " with train.backend=deepspeed, which divides numbers and no bits; set train.backend: fsdp or torch"
+    if recipe.rollout.engine not in ("auto", "torch") and not recipe.rollout.takes_adapters:
         yield (
             f" with rollout.engine={recipe.rollout.engine}, which takes weights with the adapters merged; set "
-            "rollout.engine: torch"
+            "rollout.engine: torch, vllm or vllm_server"
         )
     for stage in recipe.stages:
         section = recipe.section_of(stage)

@@ -150,6 +150,11 @@ class RolloutConfig(Section):
             raise ValueError(str(exc)) from exc
 
     @property
+    def takes_adapters(self) -> bool:
+        """True if the engine gets the adapters of `train.lora` by themselves, as files name them: vLLM."""
+        return self.engine in ("vllm", VLLM_SERVER)
+
+    @property
     def servers_field(self) -> str:
         """Field of the recipe with the parameters of the servers."""
         return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"

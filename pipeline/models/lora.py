@@ -12,6 +12,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +35,7 @@ from verizero.pipeline.models.adapted_layers import (
 from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.models.load import frozen_copy, ready
 from verizero.pipeline.models.quantized import dense, prepare, quantize, sharing
-from verizero.pipeline.models.saved_names import filled, pieces, without_memory
+from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
 FACTORS = (".lora_A.", ".lora_B.")
@@ -57,6 +59,18 @@ def has_factors(names: Iterable[str]) -> bool:
 def as_they_are(*parameters: Tensor) -> AbstractContextManager[tuple[Tensor, ...]]:
     """Return a context with the parameters themselves, which are whole already."""
     return nullcontext(parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdapters:
+    """A policy's adapters for an engine that has their base: each function yields names and whole tensors."""
+
+    config: Any
+    """The configuration of `peft`."""
+    base: Callable[[], Iterable[tuple[str, Tensor]]]
+    """The base's weights, as a saved folder names them; of one in 4 bits the numbers that these stand for."""
+    factors: Callable[[], Iterable[tuple[str, Tensor]]]
+    """The adapters, as `peft` names them in a saved folder."""
 
 
 class Adapted:
@@ -191,6 +205,13 @@ class Adapted:
         """Return a frozen copy of the policy with its adapters, which holds the policy's own base."""
         return frozen_copy(self.model, sharing([p for p in self.model.parameters() if not p.requires_grad]))
 
+    def trainable_copy(self) -> Any:
+        """Return a snapshot whose adapters take a gradient, as an engine tells them from the base."""
+        copied = self.snapshot()
+        for name, p in copied.named_parameters():
+            p.requires_grad_(is_factor(name))
+        return copied
+
     @torch.no_grad()
     def base_copy(self, whole: GatherParameters = as_they_are) -> Any:
         """Return a plain frozen model with the base's weights."""
@@ -200,15 +221,35 @@ class Adapted:
                 self._seat(base, name).copy_(weight)
         return base
 
+    def for_engine(
+        self, blocks: Callable[[], Iterable[dict[str, Tensor]]], whole: GatherParameters = as_they_are
+    ) -> EngineAdapters | None:
+        """Return the adapters for vLLM; None if some are on experts or the output layer, which it does not compute.
+
+        `blocks` yields the base's weights by the names of a plain module.
+        """
+        if self.has_unusual_layers:
+            return None
+
+        def base() -> Iterator[tuple[str, Tensor]]:
+            return (named for block in blocks() for named in as_saved(self.twin, block).items())
+
+        return EngineAdapters(self.config, base, partial(self.factors, whole))
+
+    def factors(self, whole: GatherParameters = as_they_are) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapters by the names of a folder that peft saves. All ranks must iterate in step."""
+        for name, p in self._parameters():
+            with whole(p) as (full,):
+                yield f"base_model.model.{name}", full.detach()
+
     def save(self, folder: Path, is_first: bool, whole: GatherParameters = as_they_are) -> None:
         """Write the adapters, as peft does, and their base's fingerprint into `folder/adapter`. All ranks call it."""
         from safetensors.torch import save_file
 
         tensors: dict[str, Tensor] = {}
-        for name, p in self._parameters():
-            with whole(p) as (full,):
-                if is_first:
-                    tensors[f"base_model.model.{name}"] = full.detach().cpu().contiguous().clone()
+        for name, full in self.factors(whole):
+            if is_first:
+                tensors[name] = full.cpu().contiguous().clone()
         if is_first:
             place = folder / FOLDER
             place.mkdir()

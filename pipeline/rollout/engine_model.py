@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.rollout.weights import Weights, weights_of
+from verizero.pipeline.models.lora import EngineAdapters
+from verizero.pipeline.rollout.weights import Named, Weights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,14 @@ class EngineModel:
     """The number type in which the engine computes."""
     longest: int | None
     """Most tokens of a prompt and its response; None: nothing limits them."""
-    adapted: Adapted | None = None
+    adapters: EngineAdapters | None = None
     """The adapters in `model`, if the engine takes these alone; None: it takes `weights`."""
+
+    def published(self, with_base: bool) -> Named:
+        """Yield what the engine takes at a publish: all weights, or adapters alone, after their base if `with_base`."""
+        if self.adapters is None:
+            return self.weights()
+        return chain(self.adapters.base() if with_base else (), self.adapters.factors())
 
     @classmethod
     def of(
@@ -50,7 +57,7 @@ class EngineModel:
         records: Records = NO_RECORDS,
         dtype: torch.dtype | None = None,
         longest: int | None = None,
-        adapted: Adapted | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> EngineModel:
         """Describe the policy `model`.
 
@@ -59,4 +66,4 @@ class EngineModel:
         """
         ends, context = tuple(sorted(set(eos_ids))), getattr(model.config, "max_position_embeddings", None)
         way = weights or weights_of(model)
-        return cls(model, ends, way, records, dtype or model.dtype, longest or context, adapted)
+        return cls(model, ends, way, records, dtype or model.dtype, longest or context, adapters)

@@ -44,8 +44,8 @@ class HttpClient:
         self._address = (parts.hostname, parts.port or 80)
         self._thread = _ThreadState()
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer's JSON, None for an empty answer.
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, has_json: bool = True) -> Any:
+        """Return the answer's JSON, None for an empty answer and without `has_json`.
 
         Raises: ServerLost if the server does not answer or fails; EngineError if it refuses the request.
         """
@@ -60,7 +60,7 @@ class HttpClient:
         if status >= 400:
             raise EngineError(f"{self.url}{path} refused: status {status}: {reply[:500].decode(errors='replace')}")
         try:
-            return json.loads(reply) if reply else None
+            return json.loads(reply) if reply and has_json else None
         except ValueError as exc:
             raise ServerLost(f"{self.url}{path} did not answer with JSON: {reply[:100]!r}; {self.hint}") from exc
 

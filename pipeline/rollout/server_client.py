@@ -77,7 +77,10 @@ class Server(Protocol):
         ...
 
     def was_restarted(self) -> bool:
-        """True if the server answers within a few seconds and its weights have another label than before."""
+        """True if the server answers within a few seconds and its weights have another label than before.
+
+        Asked before each publish; another label than that of the last one means a new or a restarted server.
+        """
         ...
 
     def close(self) -> None:

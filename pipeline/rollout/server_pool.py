@@ -105,10 +105,10 @@ class ServerPool:
         start = time.perf_counter()
         # After this all ranks have the same servers, and no request is being answered: weights may change.
         self._share_losses()
-        weights = CountedWeights(iter(self.setup.policy.weights()))
+        with_base = self._by_first_rank(self._take_back)
+        weights = CountedWeights(iter(self.setup.policy.published(with_base)))
 
         def send() -> tuple[list[str], list[str]]:
-            self._take_back()
             self._send(weights, self._label(version))
             return [s.url for s in self.servers], self.lost
 
@@ -144,8 +144,12 @@ class ServerPool:
         """Do nothing: servers do not use the trainer's memory."""
 
     def counts(self) -> Mapping[str, float]:
-        """Return the run's servers and repeated requests so far; those of other ranks as of the last publish."""
-        return {
+        """Return the run's servers and repeated requests so far, and the bytes of the last publish.
+
+        Counts of other ranks are as of that publish.
+        """
+        num_bytes = {} if self.published is None else {"publish/bytes": float(self.published.num_bytes)}
+        return num_bytes | {
             "servers/alive": float(len(self.servers)),
             "servers/lost": float(len(self.lost)),
             "servers/resampled": float(self._resampled + self._resampled_by_others),
@@ -205,13 +209,18 @@ class ServerPool:
         self._lost_before, self._lost_since = [*self._lost_before, *lost.values()], {}
         self._resampled_by_others = sum(number for _, number in ranks) - self._resampled
 
-    def _take_back(self) -> None:
-        """Use restarted servers again; the publish that calls this sends them the weights."""
-        with ThreadPoolExecutor(max(1, len(self._may_return))) as pool:
+    def _take_back(self) -> bool:
+        """Use lost servers again that were restarted; return True if any server was, a new one included.
+
+        The publish that calls this sends the weights to all, and then the base of adapters too.
+        """
+        asked = [*self.servers, *self._may_return]
+        with ThreadPoolExecutor(max(1, len(asked))) as pool:
             # All at once: each server that is still gone takes its whole timeout.
-            restarted = list(pool.map(lambda server: server.was_restarted(), self._may_return))
-        self.servers += [s for s, is_back in zip(self._may_return, restarted, strict=True) if is_back]
-        self._may_return = [s for s, is_back in zip(self._may_return, restarted, strict=True) if not is_back]
+            restarted = [s for s, is_new in zip(asked, pool.map(_was_restarted, asked), strict=True) if is_new]
+        self.servers += [s for s in self._may_return if s in restarted]
+        self._may_return = [s for s in self._may_return if s not in restarted]
+        return bool(restarted)
 
     def _send(self, weights: CountedWeights, label: str) -> None:
         """Send the weights to all servers, piece by piece, and confirm them as `label`."""
@@ -327,6 +336,10 @@ class ServerPool:
             process.close()
         self._processes = []
         self.client.close()
+
+
+def _was_restarted(server: Server) -> bool:
+    return server.was_restarted()
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:

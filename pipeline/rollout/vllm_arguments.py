@@ -12,6 +12,7 @@ from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
+from verizero.pipeline.rollout.vllm_adapters import adapter_arguments
 from verizero.pipeline.rollout.vllm_records import recordable_options, recording_arguments
 from verizero.pipeline.types import FinishReason
 
@@ -81,6 +82,7 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
         "max_num_seqs": max_rows,
         "tensor_parallel_size": config.tensor_parallel,
         **({} if config.quantization is None else {"quantization": config.quantization}),
+        **({} if policy.adapters is None else adapter_arguments(policy.adapters.config)),
         "disable_log_stats": True,
         **recording_arguments(policy.records),
         "worker_extension_cls": "verizero.pipeline.rollout.vllm_worker.WorkerExtension",

@@ -22,7 +22,7 @@ from verizero.pipeline.errors import ConfigError, EngineError, boundary
 from verizero.pipeline.models.strictness import unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_adapters import VllmAdapters
+from verizero.pipeline.rollout.vllm_adapters import NAME, NOWHERE, NUMBER, check_adapters, settings_of
 from verizero.pipeline.rollout.vllm_arguments import (
     LONGEST_FIELD,
     check_arguments,
@@ -59,7 +59,7 @@ class VllmEngine:
         Raises: ConfigError if vLLM is not installed or does not know an argument; EngineError if it does not start.
         """
         # The base of adapters comes only once.
-        self._sleep_level: SleepLevel = sleep_level if policy.adapted is None else 1
+        self._sleep_level: SleepLevel = sleep_level if policy.adapters is None else 1
         self.policy, self.config = policy, config
         self.published: Published | None = None
         self.version = -1
@@ -72,22 +72,19 @@ class VllmEngine:
         check_arguments(config.arguments, self._vllm.argument_names())
         check_heads(policy.model.config, self._vllm.head_sizes())
         self.sleep_note = self._why_no_sleep()
-        self._adapters = None if policy.adapted is None else VllmAdapters(policy.adapted, self._vllm)
+        self._lora_request = None if policy.adapters is None else self._vllm.lora_request(NAME, NUMBER, NOWHERE)
+        """Named in each request for a response."""
         arguments = {
             **engine_arguments(policy, config, max_rows),
             **self._device_arguments(max_rows),
-            **({} if self._adapters is None else self._adapters.arguments),
             **config.arguments,
         }
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
         # Checked before vLLM starts, because vLLM forms the default group if there is none.
         self._own_group = not torch.distributed.is_initialized()
-        # vLLM needs the shape of the model only, as the weights come with the first publish; or the base of adapters.
+        # vLLM needs the shape of the model only, as the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
-            if self._adapters is None:
-                policy.model.config.save_pretrained(self._folder.name)
-            else:
-                self._adapters.write_base(self._folder.name)
+            policy.model.config.save_pretrained(self._folder.name)
             with local_rank_of(policy.model.device, self._vllm.on_cpu()), unswitched():
                 self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
@@ -101,24 +98,23 @@ class VllmEngine:
         Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
         """
         start = time.perf_counter()
-        weights = CountedWeights(() if self._adapters is not None else self.policy.weights())
+        adapters = self.policy.adapters
+        weights = CountedWeights(self.policy.published(with_base=self.version < 0))
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
             self._wake("weights")
             engine = self._llm.llm_engine
-            num_bytes = None
-            if self._adapters is not None:
-                num_bytes = self._adapters.publish(engine, version)
-            else:
-                # With this executor the workers live in this process, so the tensors themselves are passed, not copies.
-                self._llm.collective_rpc("load_named", args=(weights,))
+            # With this executor the workers live in this process, so the tensors themselves are passed, not copies.
+            self._llm.collective_rpc("load_named", args=(weights,))
+            if adapters is not None:
+                check_adapters(self._llm.collective_rpc("put_adapters", args=(settings_of(adapters.config),)), "vLLM")
             self._wake("kv_cache")
             # Cached keys and values are of the old weights: a response that used them would be drawn by both.
             if not engine.reset_prefix_cache():
                 raise EngineError("vLLM kept its prefix cache, so old weights would be mixed with new; restart the run")
             engine.set_weight_version(str(version))
             self.version = int(engine.get_weight_version())
-        way = "in place" if num_bytes is None else "adapters"
-        self.published = Published(way, time.perf_counter() - start, num_bytes or weights.num_bytes)
+        way = "in place" if adapters is None else "adapters"
+        self.published = Published(way, time.perf_counter() - start, weights.num_bytes)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
@@ -140,8 +136,7 @@ class VllmEngine:
                     params = self._vllm.sampling_params(**options(self.policy, sampling, seed))
                     self._num_requests += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
-                    adapters = None if self._adapters is None else self._adapters.request
-                    engine.add_request(str(self._num_requests), prompt, params, lora_request=adapters)
+                    engine.add_request(str(self._num_requests), prompt, params, lora_request=self._lora_request)
                     if i is not None:
                         indices[str(self._num_requests)] = (i, j)
             while engine.has_unfinished_requests():
@@ -161,7 +156,9 @@ class VllmEngine:
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
                 # Before the first publish its weights are random: nothing to keep.
-                is_random = self.version < 0 and self._adapters is None
+                is_random = (
+                    self.version < 0 and self.policy.adapters is None
+                )  # vLLM has tensors of its own for adapters
                 self._llm.sleep(level=2 if is_random else self._sleep_level)
             self._asleep = True
 
@@ -180,8 +177,6 @@ class VllmEngine:
             # vLLM's objects refer to each other in cycles, which would keep the GPU's memory.
             gc.collect()
             self._folder.cleanup()
-            if self._adapters is not None:
-                self._adapters.close()
 
     def _requests_of_all_ranks(self, requests: Sequence[Request]) -> list[tuple[int | None, Request]]:
         """Return the requests of all ranks that share this engine, in one order on all of them.

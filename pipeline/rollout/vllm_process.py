@@ -13,6 +13,7 @@ from verizero.pipeline.errors import ConfigError
 Way = Literal["gloo", "nccl", "ipc", "folder"]
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for weights; the server listens on this machine only
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # and that for adapters
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
     "VLLM_NO_USAGE_STATS": "1",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.http_client import HttpClient
 from verizero.pipeline.rollout.server_client import ServerLost
 from verizero.pipeline.rollout.server_pool import in_thread
+from verizero.pipeline.rollout.vllm_adapters import NAME, NOWHERE, check_adapters, settings_of
 from verizero.pipeline.rollout.vllm_arguments import check_spans, finish_reason, options
 from verizero.pipeline.rollout.vllm_records import decode_array, kept_tokens, routing
 
@@ -45,11 +46,14 @@ class RemoteServer(HttpClient):
         self._channel: Channel | None = None
         self._is_updating = False
         self._last_version: str | None = None
-        """The version that the server reported last. A different one later means a restart, or another run."""
+        """The version that the server reported last; None amid an update. A different one later means a restart."""
 
     def sample(self, prompt_ids: Sequence[int], seed: int, sampling: Sampling, label: str) -> Completion:
         """Return one response. Raises: as `ask`, and ServerLost if weights of another version drew it."""
-        body = {"token_ids": list(prompt_ids), "sampling_params": options(self._policy, sampling, seed)}
+        body: dict[str, Any] = {"token_ids": list(prompt_ids)}
+        body["sampling_params"] = options(self._policy, sampling, seed)
+        if self._policy.adapters is not None:
+            body["model"] = NAME
         answer = self.ask("POST", "/inference/v1/generate", body)
         (choice,) = answer["choices"]
         logprobs = tuple(float(c["logprob"]) for c in (choice["logprobs"] or {}).get("content") or ())
@@ -79,14 +83,14 @@ class RemoteServer(HttpClient):
         if not isinstance(answer, dict) or "weight_version" not in answer:
             return False
         self._last_version = str(answer["weight_version"])
-        return self._last_version != before
+        is_another = self._last_version != before
+        # The workers of a server that was restarted are not in our group: a new one is formed.
+        if is_another and self._channel is not None:
+            in_thread(self._remove_channel().leave)
+        return is_another
 
     def start_update(self) -> None:
         """Prepare the server for weights; connect to its workers at the first time."""
-        before = self._last_version
-        # The workers of a server that was restarted since are not in our group: a new one is formed.
-        if self._channel is not None and self.version != before:
-            in_thread(self._remove_channel().leave)
         if self._channel is None:
             # An update that broke off would make the server refuse to start another one.
             self.ask("POST", "/collective_rpc", {"method": "forget_update"})
@@ -96,6 +100,7 @@ class RemoteServer(HttpClient):
 
     def take_weights(self, piece: WeightsPiece) -> None:
         """Send one piece of the weights, or the path of a folder with all of them."""
+        self._last_version = None  # until it is confirmed: if it is lost now, it may come back with any
         if isinstance(piece, str):
             self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [piece]})
             return
@@ -111,11 +116,21 @@ class RemoteServer(HttpClient):
             self._is_updating = False
         else:
             self.ask("POST", "/update_weight_version", {"new_version": label})
+        self._put_adapters()
         # Cached keys and values are of the old weights.
         if not self.ask_for("success", "POST", "/reset_prefix_cache"):
             raise ServerLost(f"{self.url} kept its prefix cache, which is of older weights")
         if (actual := self.version) != label:
             raise ServerLost(f"{self.url} has weights of version {actual} after version {label} was published")
+
+    def _put_adapters(self) -> None:
+        """Let the server use the adapters of the update. Raises: ServerLost, EngineError if it has others."""
+        if self._policy.adapters is None:
+            return
+        put = {"method": "put_adapters", "args": [settings_of(self._policy.adapters.config)]}
+        check_adapters(self.ask("POST", "/collective_rpc", put)["results"], self.url)
+        if NAME not in [model["id"] for model in self.ask_for("data", "GET", "/v1/models")]:
+            self.ask("POST", "/v1/load_lora_adapter", {"lora_name": NAME, "lora_path": NOWHERE}, has_json=False)
 
     def close(self) -> None:
         """Leave the channel; the server itself keeps running."""

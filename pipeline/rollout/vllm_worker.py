@@ -6,11 +6,16 @@ vLLM imports this module in every worker (`worker_extension_cls`); the last line
 from __future__ import annotations
 
 import functools
+import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from vllm import LLM, SamplingParams
 from vllm.config import set_current_vllm_config
@@ -32,8 +37,10 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from verizero.pipeline.models.compiled import own_compile_threads
+from verizero.pipeline.models.lora import is_factor
+from verizero.pipeline.rollout.vllm_adapters import NAME, NUMBER
 from verizero.pipeline.rollout.weight_group import broadcast, join_group, rendezvous
-from verizero.pipeline.rollout.weights import Named
+from verizero.pipeline.rollout.weights import Named, of_folder
 
 T = TypeVar("T")
 TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl", "ipc": "verizero_ipc", "folder": "verizero_gloo"}
@@ -161,11 +168,16 @@ def start_reload(model: Any, model_config: Any) -> set[str]:
     # A sender that died amid an earlier update left the model half reloaded: tied weights are separate, and the weights
     # that it sent would count as new ones. Ending that update first undoes both; without one it does nothing.
     finalize_layerwise_reload(model, model_config)
-    before = {name for name, _ in model.named_parameters()}
+    before = _names(model)
     initialize_layerwise_reload(model)
     # The last line separates tied weights, which come once, and removes tensors that vLLM computes from the weights,
     # such as the scales of 8-bit weights, which never come. Both are named only before or only after it.
-    return before & {name for name, _ in model.named_parameters()}
+    return before & _names(model)
+
+
+def _names(model: Any) -> set[str]:
+    """Return the names of the model's weights; where vLLM has put adapters around layers, as they were before."""
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
 
 
 def finish_reload(model: Any, model_config: Any, missing: set[str]) -> None:
@@ -181,11 +193,49 @@ def finish_reload(model: Any, model_config: Any, missing: set[str]) -> None:
         raise RuntimeError(f"{len(missing)} weights of vLLM's model did not come, among them {min(missing)}")
 
 
-def load(model: Any, model_config: Any, weights: Named) -> None:
-    """Replace the weights of vLLM's model. Raises: RuntimeError if some did not come."""
-    needed = start_reload(model, model_config)
-    loaded = model.load_weights(weights)  # None: this kind of model does not say which weights it took
-    finish_reload(model, model_config, needed - (needed if loaded is None else set(loaded)))
+class Receiver:
+    """Takes one update of vLLM's model: loads its weights, and keeps adapters for `WorkerExtension.put_adapters`."""
+
+    def __init__(self, model: Any, model_config: Any) -> None:
+        self.model, self.model_config = model, model_config
+        self._missing: set[str] | None = None
+        """None before the first weight: with adapters alone the model stays as it is."""
+        self._factors: dict[str, Tensor] = {}
+
+    def load_weights(self, weights: Named) -> Any:
+        """Load some of the weights; return the names that the model took, as its own method does."""
+        others = self._others(weights)
+        waiting = list(islice(others, 1))
+        if not waiting:
+            return set()
+        if self._missing is None:
+            self._missing = start_reload(self.model, self.model_config)
+
+        def all_others() -> Iterator[tuple[str, Tensor]]:
+            yield waiting.pop()  # which keeps nothing of a weight that the model has taken
+            yield from others
+
+        loaded = self.model.load_weights(all_others())
+        # None: this kind of model does not say which weights it took.
+        self._missing -= self._missing if loaded is None else set(loaded)
+        return loaded
+
+    def finish(self) -> None:
+        """Put the weights to use, and leave the adapters at the model. Raises: RuntimeError if some did not come."""
+        if self._missing is not None:
+            finish_reload(self.model, self.model_config, self._missing)
+            self.model.verizero_has_weights = True
+        elif not self._factors:
+            raise RuntimeError("an update of vLLM's model ended before any weight came")
+        self.model.verizero_factors = self._factors
+
+    def _others(self, weights: Named) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that are no adapters, and keep copies of those that are."""
+        for name, tensor in weights:
+            if is_factor(name):
+                self._factors[name] = tensor.to("cpu", copy=True).contiguous()
+            else:
+                yield name, tensor
 
 
 class WorkerExtension:
@@ -201,23 +251,31 @@ class WorkerExtension:
 
     def load_named(self, weights: Named) -> None:
         """Load the weights of this process's trainer."""
+        receiver = Receiver(self.model_runner.get_model(), self.vllm_config.model_config)
         with set_current_vllm_config(self.vllm_config):  # some layers read it, as vLLM's own ways of loading let them
-            load(self.model_runner.get_model(), self.vllm_config.model_config, weights)
+            receiver.load_weights(weights)
+            receiver.finish()
 
     def load_folder(self, folder: str) -> None:
         """Load the weights of a saved folder."""
-        self.load_named(_of_folder(folder))
+        self.load_named(of_folder(folder))
 
+    def put_adapters(self, settings: dict[str, Any]) -> list[int]:
+        """Use the adapters that came last in place of all others; return the numbers of those that vLLM then has.
 
-def _of_folder(folder: str) -> Iterator[tuple[str, Tensor]]:
-    from pathlib import Path
-
-    from safetensors import safe_open
-
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                yield name, file.get_tensor(name)
+        `settings`: peft's. Raises: RuntimeError if their base did not come since vLLM was started.
+        """
+        model, worker = self.model_runner.get_model(), cast(Any, self)
+        if not getattr(model, "verizero_has_weights", False):
+            raise RuntimeError("adapters came to a vLLM that has no base; it was started again")
+        for number in worker.list_loras():
+            worker.remove_lora(number)
+        with tempfile.TemporaryDirectory(prefix="verizero-adapters-") as folder:
+            save_file(model.verizero_factors, Path(folder) / "adapter_model.safetensors")
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
+            worker.add_lora(lora_request(NAME, NUMBER, folder))
+        model.verizero_factors = {}
+        return sorted(worker.list_loras())
 
 
 @dataclass
@@ -255,7 +313,7 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
 
     def start_weight_update(self) -> None:
         """Prepare for new weights, which come in any number of pieces."""
-        self.missing = start_reload(self.model, self.model_config)
+        self.receiver = Receiver(self.model, self.model_config)
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
         """Receive one piece and load it."""
@@ -264,30 +322,15 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             broadcast(self.group, tensor)
             received.append((name, tensor))
-        loaded = self.model.load_weights(received)
-        # The set shrinks over all pieces; what is left at the end did not come.
-        self.missing -= self.missing if loaded is None else set(loaded)
+        self.receiver.load_weights(received)
 
     def finish_weight_update(self) -> None:
         """Put the new weights to use. Raises: RuntimeError if some did not come."""
-        finish_reload(self.model, self.model_config, self.missing)
+        self.receiver.finish()
 
     def shutdown(self) -> None:
         """Leave the group."""
         self.group = None
-
-
-class _RecordingModel:
-    """Loads weights into a model, and removes the names of those loaded from `missing`."""
-
-    def __init__(self, model: Any, missing: set[str]) -> None:
-        self.model, self.missing = model, missing
-
-    def load_weights(self, weights: Named) -> Any:
-        """Return the names that the model took, as its own method does."""
-        loaded = self.model.load_weights(weights)
-        self.missing -= self.missing if loaded is None else set(loaded)
-        return loaded
 
 
 class ChecksCompleteness:
@@ -295,16 +338,15 @@ class ChecksCompleteness:
 
     model: Any
     model_config: Any
-    missing: set[str]
 
     def start_weight_update(self) -> None:
         """Prepare for new weights, which come in any number of pieces."""
-        self.missing = start_reload(self.model, self.model_config)
+        self.receiver = Receiver(self.model, self.model_config)
 
     def receive_weights(self, update_info: Any) -> None:
         """Receive one piece as vLLM does, and record the names that the model took."""
         model = self.model
-        self.model = _RecordingModel(model, self.missing)
+        self.model = self.receiver
         try:
             super().receive_weights(update_info)  # type: ignore[misc]
         finally:
@@ -313,7 +355,7 @@ class ChecksCompleteness:
     def finish_weight_update(self) -> None:
         """Put the new weights to use. Raises: RuntimeError if some did not come."""
         super().finish_weight_update()  # type: ignore[misc]
-        finish_reload(self.model, self.model_config, self.missing)
+        self.receiver.finish()
 
 
 class NcclTransfer(ChecksCompleteness, NCCLWeightTransferEngine):  # type: ignore[misc, unused-ignore]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -65,3 +66,13 @@ def buckets(weights: Named, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]
         num_bytes += size
     if bucket:
         yield bucket
+
+
+def of_folder(folder: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of all safetensors files of a folder."""
+    from safetensors import safe_open
+
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                yield name, file.get_tensor(name)

@@ -163,9 +163,10 @@ def build_engine(
     records = records_of(config, model)
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     dtype = None if backend is None else backend.dtype
-    adapted = None if backend is None or how.engine != "vllm" else backend.engine_adapters()
+    takes_adapters = how.takes_adapters and engine_copy is None
+    adapters = backend.engine_adapters() if backend is not None and takes_adapters else None
     copied = model if engine_copy is None else engine_copy
-    policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapted)
+    policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapters)
     if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.

@@ -13,7 +13,7 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, Unsupported
 from verizero.pipeline.models.compiled import Compiling
 from verizero.pipeline.models.forward import Layout, Replay, Targets, can_pack, logprobs_at
-from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.lora import EngineAdapters
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.strictness import give_way
 from verizero.pipeline.train.checkpoint import FinishWriting
@@ -214,7 +214,7 @@ class Backend(Protocol):
         """
         ...
 
-    def engine_adapters(self) -> Adapted | None:
+    def engine_adapters(self) -> EngineAdapters | None:
         """Return the policy's adapters, for an engine that takes these alone; None: it takes merged weights."""
         return None
 

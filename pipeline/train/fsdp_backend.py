@@ -20,7 +20,8 @@ from torch import Tensor
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.adapted_layers import plain_name
 from verizero.pipeline.models.compiled import compile_blocks
-from verizero.pipeline.models.lora import Adapted, hashed, is_factor, sum_of_bits
+from verizero.pipeline.models.lora import Adapted, EngineAdapters, hashed, is_factor, sum_of_bits
+from verizero.pipeline.models.quantized import divisible, with_rest
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
 from verizero.pipeline.models.streamed import Streamed
@@ -64,6 +65,9 @@ class FsdpBackend(Backend):
         self.compiling = compiling_of(config, self.device)
         self._empty = without_memory(model if adapted is None else adapted.twin)
         """A module on `meta`, of which all divided modules and the whole copy are made."""
+        self._engine_reads_module = engine_reads_module
+        self._in_bits: Any = None
+        """A copy with adapters for an engine that reads a module, whole on each rank, of a quantised base."""
         if adapted is None:
             self.sharded = self._divided("gradient norm")
             self.sharded.take(model)
@@ -79,7 +83,7 @@ class FsdpBackend(Backend):
         self._writers: Any = None
         """The process group for writing shards in the background."""
         self._whole: Any = None
-        self._keeps_whole = engine_reads_module
+        self._keeps_whole = engine_reads_module and self._in_bits is None
         self._whole_is_fresh = False
 
     @property
@@ -163,10 +167,25 @@ class FsdpBackend(Backend):
             model.load(folder)
         return model
 
+    def engine_module(self) -> Any:
+        """Return the whole copy: of a quantised base its bits, with the adapters next to them."""
+        return self.whole_model() if self._in_bits is None else self._in_bits
+
+    @torch.no_grad()
     def update_engine_module(self) -> None:
-        """Gather the weights of the whole copy, if there is one."""
+        """Gather the weights of the whole copy, if there is one; of a quantised base the adapters alone."""
         if self._keeps_whole:
             self.whole_model()
+        if self._in_bits is not None:
+            targets = dict(self._in_bits.named_parameters())
+            for name, p in self.model.named_parameters():
+                if is_factor(name):
+                    with whole(p) as (full,):
+                        targets[name].copy_(full)
+
+    def engine_adapters(self) -> EngineAdapters | None:
+        """Return the adapters, gathered as an engine takes them; see `Backend.engine_adapters`."""
+        return None if self.adapted is None else self.adapted.for_engine(partial(self._plain_blocks, False), whole)
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's weights under the names of a saved folder, gathered block by block."""
@@ -197,7 +216,8 @@ class FsdpBackend(Backend):
         self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False
     ) -> FinishWriting | None:
         """Write the model as a Hugging Face folder, and all shards, each rank its own."""
-        save_model(self.whole_model(only_first=True), folder / "model")
+        if self.adapted is None or not self.adapted.is_quantized:  # else it would be many times what adapters take
+            save_model(self.whole_model(only_first=True), folder / "model")
         if self.adapted is not None:
             self.adapted.save(folder, self.ranks.is_first, whole)
         if in_background and self._writers is None:
@@ -298,11 +318,19 @@ class FsdpBackend(Backend):
             for layer in adapted.layers.values():
                 layer.lora_A.to("meta")
                 layer.lora_B.to("meta")
+        if adapted.is_quantized:
+            if self._engine_reads_module:
+                self._in_bits = adapted.trainable_copy()
+            divisible(model)
         recompute = self.train_config.gradient_checkpointing
         compile_blocks(model, self.compiling)
         sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
         if files is not None:
             sharded.read(files, plain_name, values)
+        if adapted.is_quantized:  # the fingerprint is that of the base's numbers, before they were put in bits
+            for layer in model.modules():
+                with_rest(layer._parameters.get("weight"), layer)
+            return sharded
         base = [(n, p) for n, p in sharded.model.named_parameters() if not is_factor(n)]
         sums = self.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in base])).tolist()
         adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(base, sums, strict=True))

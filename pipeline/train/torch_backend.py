@@ -16,7 +16,7 @@ from verizero.pipeline.errors import CheckpointError, NonFiniteError
 from verizero.pipeline.models.compiled import compile_blocks
 from verizero.pipeline.models.cpu.memory import keep_freed_memory
 from verizero.pipeline.models.load import frozen_copy, recompute_activations
-from verizero.pipeline.models.lora import Adapted, has_factors, is_factor
+from verizero.pipeline.models.lora import Adapted, EngineAdapters, has_factors, is_factor
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved
 from verizero.pipeline.models.streamed import Streamed
@@ -125,9 +125,10 @@ class TorchBackend(Backend):
         """Use other settings of the optimiser from the next update on."""
         self.config = optimizer
 
-    def engine_adapters(self) -> Adapted | None:
+    def engine_adapters(self) -> EngineAdapters | None:
         """Return the adapters, but None if some are on experts or the output layer, which vLLM does not compute."""
-        return None if self.adapted is None or self.adapted.has_unusual_layers else self.adapted
+        adapted = self.adapted
+        return None if adapted is None else adapted.for_engine(partial(adapted.plain_blocks, learned=False))
 
     def engine_module(self) -> Any:
         """Return the policy's module, with its adapters: the engine copies these alone."""

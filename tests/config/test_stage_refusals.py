@@ -98,8 +98,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         for stages, changes, words in (
             (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
             (["rl"], {"model": {"quantize": "gguf"}}, ["model.quantize=gguf keeps the blocks of a GGUF file", "nf4"]),
-            (["rl"], {"train": {"backend": "fsdp"}}, ["divide weights by rows", "train.backend: torch"]),
-            (["rl"], {"rollout": {"engine": "vllm_server"}}, ["=vllm_server, which takes", "rollout.engine: torch"]),
+            (["rl"], {"train": {"backend": "deepspeed"}}, ["=deepspeed, which divides", "train.backend: fsdp or"]),
             (["reward_model"], {}, ["stage 'reward_model'", "trains all weights of a copy"]),
             (["rl"], {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}}, ["critic_shared: true"]),
             (["sft", "distill"], taught(path=None, stage="sft"), ["stage 'distill'", "the adapters alone are kept"]),

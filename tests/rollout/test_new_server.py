@@ -111,6 +111,14 @@ def test_a_wrong_name_or_parameter_is_refused(rollout: dict[str, Any], named: st
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_base_in_four_bits_is_refused_because_it_would_get_merged_weights() -> None:
+    with pytest.raises(
+        ConfigError, match=r"rollout\.engine=toy, which takes .* merged; set rollout\.engine: torch, vllm"
+    ):
+        tiny({"rollout": {"engine": "toy"}, "model": {"quantize": "nf4"}, "train": {"lora": {"rank": 2}}})
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_rank_is_not_ended_while_it_waits_for_a_server() -> None:
     slow = {"engine": "toy", "server": {"request_timeout_s": 1800}}
     with pytest.raises(ConfigError, match=r"rollout\.server\.request_timeout_s=1800 and launch\.phase_timeout_s"):

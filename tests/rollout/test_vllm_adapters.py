@@ -15,7 +15,7 @@ from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_adapters import VllmAdapters
+from verizero.pipeline.rollout.vllm_adapters import adapter_arguments
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -29,14 +29,16 @@ class Pair:
         model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
         self.adapted = Adapted(model, 4, 8.0, (), 5, quantize_on=quantize_on)
         found = TorchBackend(model, adapted=self.adapted).engine_adapters()
-        self.engine = VllmEngine(EngineModel.of(model, EOS, adapted=found), SMALL, 64)
+        self.engine = VllmEngine(EngineModel.of(model, EOS, adapters=found), SMALL, 64)
 
-    @torch.no_grad()
-    def move(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for p in self.adapted.model.parameters():
-            if p.requires_grad:
-                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+
+@torch.no_grad()
+def moved(model: Any, seed: int) -> None:
+    """Draw other adapters."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
 
 
 @pytest.fixture(scope="module", params=[None, "cpu"], ids=["whole base", "four bits"])
@@ -51,7 +53,7 @@ def test_after_each_publish_it_is_the_trainer_and_not_before(pair: Pair) -> None
     check_responses(pair.engine, pair.adapted.model)
     before = pair.engine.generate(REQUESTS, Sampling(20, temperature=0))
     for version in (1, 2):
-        pair.move(version)
+        moved(pair.adapted.model, version)
         assert pair.engine.generate(REQUESTS, Sampling(20, temperature=0)) == before
         pair.engine.publish(version)
         assert pair.engine.version == version
@@ -68,8 +70,14 @@ def test_the_adapters_alone_are_published(pair: Pair) -> None:
 
 
 def test_adapters_that_it_does_not_report_are_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.engine._llm.llm_engine, "list_loras", lambda: {1})
-    with pytest.raises(EngineError, match=r"vLLM has the adapters \[1\] after number \d+ was published"):
+    plain = pair.engine._llm.collective_rpc
+
+    def kept_others(method: str, args: Any) -> Any:
+        said = plain(method, args=args)
+        return [[1, 2]] if method == "put_adapters" else said
+
+    monkeypatch.setattr(pair.engine._llm, "collective_rpc", kept_others)
+    with pytest.raises(EngineError, match=r"vLLM has the adapters \[\[1, 2\]\] .* after number 1 was published"):
         pair.engine.publish(9)
 
 
@@ -82,4 +90,4 @@ def test_layers_and_ranks_that_it_does_not_compute_are_not_its() -> None:
     head = adapted(targets=("lm_head",))
     assert TorchBackend(head.model, adapted=head).engine_adapters() is None, "merged weights are published"
     with pytest.raises(ConfigError, match=r"train.lora.rank=600, and vLLM computes adapters of at most 512"):
-        VllmAdapters(adapted(rank=600), None)
+        adapter_arguments(adapted(rank=600).config)

@@ -84,7 +84,7 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
             self.model, self.model_config = model, None
 
         def receive_weights(self, names: list[str]) -> None:
-            self.model.load_weights(names)
+            self.model.load_weights([(name, torch.ones(1)) for name in names])
 
         def finish_weight_update(self) -> None:
             """Do nothing."""
@@ -92,12 +92,19 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
     class Receiver(vllm_worker.ChecksCompleteness, Base):
         """As ours of NCCL and IPC are made."""
 
-    model = SimpleNamespace(load_weights=set)
+    model = SimpleNamespace(load_weights=lambda weights: {name for name, _ in weights})
     monkeypatch.setattr(vllm_worker, "start_reload", lambda model, config: {"a", "b"})
     monkeypatch.setattr(vllm_worker, "finalize_layerwise_reload", lambda model, config: None)
     monkeypatch.setattr(vllm_worker, "on_cpu", lambda: False)
     receiver = Receiver(model)
     receiver.start_weight_update()
+    with pytest.raises(RuntimeError, match="ended before any weight came"):
+        receiver.finish_weight_update()
+    factor = "base_model.model.layer.lora_A.weight"
+    receiver.receive_weights([factor])
+    receiver.finish_weight_update()
+    assert list(model.verizero_factors) == [factor]
+    assert not hasattr(model, "verizero_has_weights"), "the model has not been touched"
     receiver.receive_weights(["a"])
     assert receiver.model is model
     with pytest.raises(RuntimeError, match=r"1 weights .* did not come, among them b"):
@@ -118,7 +125,11 @@ def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.Mo
         model_runner = SimpleNamespace(get_model=lambda: "model")
 
     seen: list[Any] = []
-    monkeypatch.setattr(vllm_worker, "load", lambda *_: seen.append(get_current_vllm_config()))
+
+    def note(weights: Any) -> None:
+        seen.append(get_current_vllm_config())
+
+    monkeypatch.setattr(vllm_worker, "Receiver", lambda *_: SimpleNamespace(load_weights=note, finish=lambda: None))
     Worker().load_named([])
     Worker().load_folder(str(tmp_path))
     assert seen == [Worker.vllm_config] * 2

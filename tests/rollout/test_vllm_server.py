@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,19 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.models.families import build, scatter
+from tests.models.families import build
 from tests.processes import until
 from tests.rollout.fake_server import FakeServer, pool_of
-from tests.rollout.real_vllm import needs_vllm
-from tests.warm import VLLM, warm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Ended, Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_pool import ServerPool
-from verizero.pipeline.rollout.servers.vllm_server import VllmServers
 from verizero.pipeline.rollout.vllm_process import flags
-from verizero.pipeline.rollout.vllm_remote import RemoteServer
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
 
@@ -81,7 +76,9 @@ def test_work_is_shared(stack: ExitStack) -> None:
     answering.join()
     assert sum(f.num_asked for f in fakes) == 50
     assert all(f.num_asked > 0 for f in fakes)
-    assert engine.counts() == {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
+    num_bytes = sum(p.nbytes for p in engine.setup.policy.model.parameters())
+    servers = {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
+    assert engine.counts() == {"publish/bytes": num_bytes, **servers}
 
 
 def test_an_episode_keeps_the_server_of_its_group_until_that_is_lost(stack: ExitStack) -> None:
@@ -334,46 +331,3 @@ def test_arguments_become_flags() -> None:
         *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--weight-transfer-config", '{"a": 1}'),
     ]
-
-
-def follow(folder: Path) -> None:
-    """Assert that a real server answers as the trainer after each publish, also after one that was broken off."""
-    from tests.rollout.test_vllm_engine import check_responses
-
-    model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
-    engine = pool_of(EngineModel.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), folder)
-    try:
-        for version in (1, 2):
-            scatter(model, version)
-            engine.publish(version)
-            check_responses(engine, model)
-        scatter(model, 9)
-        for half in (False, True):  # a run is killed amid its publish, and the next one has the same servers
-            (server,) = engine.servers
-            assert isinstance(server, RemoteServer)
-            server.start_update()
-            if half:
-                server.take_weights(list(engine.setup.policy.weights())[:4])
-            server.close()
-            scatter(model, 3 + half)
-            engine.publish(3)
-            check_responses(engine, model)
-        assert isinstance(engine.client, VllmServers)
-        engine.client.params = engine.client.params.model_copy(update={"transfer": "folder"})
-        scatter(model, 3)
-        engine.publish(3)
-        check_responses(engine, model)
-        assert engine.published is not None
-        assert engine.published.num_bytes == 4 * sum(p.numel() for p in model.parameters())
-        os.killpg(engine._processes[0].process.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"vllm-.*log"):
-            engine.generate(REQUESTS, Sampling(9))
-    finally:
-        engine.close()
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-@needs_vllm
-def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
-    warm(VLLM).call(follow, folder)  # a fork that has vLLM, which the server is a fork of

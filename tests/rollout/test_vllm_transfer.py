@@ -175,7 +175,9 @@ def test_a_server_that_was_restarted_is_met_again() -> None:
         server = server_of(fake, worker, "nccl")
         server.start_update()
         server.confirm("1@run")
+        assert not server.was_restarted()
         fake.start_again()
+        assert server.was_restarted()
         server.start_update()
         assert len(worker.senders) == 2
 

@@ -30,6 +30,8 @@ ARGUMENTS = {
     "weight_transfer_config": {"backend": "verizero_gloo"},
     "generation_config": "vllm",
     "kv_cache_memory_bytes": 100 * 2**20,
+    "enable_lora": True,  # it takes all weights, too
+    "max_lora_rank": 8,
     "disable_log_stats": True,
 }
 

@@ -71,12 +71,15 @@ def counted(folder: Path) -> list[tuple[float, float]]:
     return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
 
 
-def assert_sound(folder: Path, whole: Path) -> None:
+ADAPTERS: dict[str, Any] = {"train": {"lora": {"rank": 8}}, "rl": {"optimizer": {"learning_rate": 0.06}}}
+
+
+def assert_sound(folder: Path, whole: Path, least: float = 0.3) -> None:
     """The run learned what the whole one did, and its engine was the trainer throughout."""
     assert [r["policy/version"] for r in rows(folder)] == list(range(1, STEPS + 1))
     assert all(r["mismatch/p99"] < 1e-3 and r["masked/mismatch"] == 0 for r in rows(folder))
     assert json.loads((folder / "parity.json").read_text())["differs"] is False
-    assert learned(folder) > 0.3
+    assert learned(folder) > least
     assert_same_run(folder, whole)
 
 
@@ -112,14 +115,18 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
     assert_sound(two, whole)
 
 
+@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
 def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
-    base: Path, given: list[GivenServer], whole: Path
+    base: Path, given: list[GivenServer], whole: Path, adapters: bool
 ) -> None:
     first, second = given
     first.start()
     second.kill()
     first.wait()
-    config, folder = recipe("vllm", STEPS, rollout=over(first.url, second.url)), base / "given"
+    changes = ADAPTERS if adapters else {}
+    wanted = trained(recipe("vllm", STEPS, **changes), base / "whole_adapters") if adapters else whole
+    config = recipe("vllm", STEPS, rollout=over(first.url, second.url), **changes)
+    folder = base / f"given_{adapters}"
     asked: dict[int, list[str]] = {}
 
     def generate(session: Any, plain: Any, *arguments: Any) -> Any:
@@ -151,7 +158,11 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     assert first.version == "default"
     run_with(config, base, folder, as_it_is)
     assert counted(folder)[5:] == [(1, 1)] * 3
-    assert_sound(folder, whole)
+    assert_sound(folder, wanted, 0.02 if adapters else 0.3)
+    if adapters:
+        of_adapters, with_base, *others = [row["publish/bytes"] for row in rows(folder)]
+        assert set(others) == {of_adapters}
+        assert with_base > 2 * of_adapters, "the second server came back"
 
 
 def strike_own(base: Path, folder: Path) -> tuple[str, set[int]]:

@@ -169,8 +169,11 @@ def decoding(work: Work) -> float:
 
 def publishing(work: Work) -> float:
     """Return the seconds in which new weights reach the engine: within a GPU nothing is counted."""
-    zero = divided_by(work.config.train)
-    size, served = work.shape.parameters * width_of(work.config), work.config.rollout.servers is not None
+    train, rollout = work.config.train, work.config.rollout
+    zero, served = divided_by(train), rollout.servers is not None
+    adapters, size = adapters_of(work.config, work.shape), work.shape.parameters * width_of(work.config)
+    if adapters is not None and not adapters.summed and rollout.takes_adapters and train.backend != "deepspeed":
+        size = 4 * adapters.parameters  # their base has come before the first step
     if not served and zero < 3 and not work.peers:
         return 0.0
     link = 1e9 * work.device.network_gb_s if served else work.device.link(work.gpus)
