@@ -119,3 +119,28 @@ def sharing(weights: list[Any]) -> dict[int, Any]:
     """Return the memo of a `copy.deepcopy` whose copy holds these very weights."""
     states = [weight.quant_state for weight in weights if hasattr(weight, "quant_state")]
     return {id(x): x for x in (*weights, *states)}
+
+
+def divisible(model: Any) -> None:
+    """Make a model's quantised weights plain tensors of bits, as ranks divide them; their layers keep the rest.
+
+    That is scales and shapes, of which each rank has all. A weight gets them back when its bits have been gathered.
+    """
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is not None and is_quantized(weight):
+            with_rest(layer, weight)
+            layer.weight = torch.nn.Parameter(weight.data.as_subclass(Tensor), requires_grad=False)
+            layer.register_forward_pre_hook(_with_own_rest)
+
+
+def with_rest(bits: Any, owner: Any) -> Any:
+    """Return `bits` with what else `owner`, a quantised weight or its layer, has of that weight, if it is one."""
+    for name in ("quant_state", "blocks"):
+        if (rest := getattr(owner, name, None)) is not None:
+            setattr(bits, name, rest)
+    return bits
+
+
+def _with_own_rest(layer: Any, _: Any) -> None:
+    with_rest(layer.weight, layer)

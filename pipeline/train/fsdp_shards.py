@@ -18,6 +18,7 @@ from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import CheckpointError, boundary
+from verizero.pipeline.models.quantized import with_rest
 from verizero.pipeline.models.saved_names import pieces
 from verizero.pipeline.models.unloaded import Files, weights_of
 from verizero.pipeline.train.checkpoint import FinishWriting
@@ -120,7 +121,7 @@ class FsdpShards:
         def block(names: Sequence[str]) -> dict[str, Tensor]:
             # The caller may be in inference mode, whose tensors could not be trained with afterwards.
             with torch.inference_mode(False), torch.no_grad(), collective_errors():
-                return {name: _gathered(shards[name], dtype or shards[name].dtype) for name in names}
+                return {n: with_rest(_gathered(shards[n], dtype or shards[n].dtype), shards[n]) for n in names}
 
         return map(block, pieces(shards))  # a generator's variable would keep a block while the next one is gathered
 

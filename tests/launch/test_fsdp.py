@@ -40,9 +40,12 @@ def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_two_ranks_train_adapters_as_one_process_does(recipe: Path) -> None:
-    lora = "train.lora={rank: 4, alpha: 8}"
-    assert_same_run(by_ranks(recipe, "divided_lora", *FSDP, lora), by_one(recipe, "lora", lora))
+@pytest.mark.parametrize("quantize", ["null", "nf4"])
+def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: str) -> None:
+    lora = ("train.lora={rank: 4, alpha: 8}", f"model.quantize={quantize}")
+    assert_same_run(
+        by_ranks(recipe, f"divided_lora_{quantize}", *FSDP, *lora), by_one(recipe, f"lora_{quantize}", *lora)
+    )
 
 
 @pytest.mark.integration

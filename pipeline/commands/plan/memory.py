@@ -67,7 +67,8 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     learns = shape.parameters if adapters is None else adapters.parameters
     parts["gradients"] = trained(config, shape, learns, gpus, adapters is not None)["gradients"]
     if config.train.backend == "fsdp":
-        parts |= _gathered(shape, width_of(config), adapters is None)
+        of_block = width_of(config) if config.model.quantize is None else bits_of(config) / 8
+        parts |= _gathered(shape, width_of(config), of_block, adapters is None)
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
@@ -75,20 +76,20 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     return parts | activations(config, shape, width_of(config), adapters is None and config.train.backend != "fsdp")
 
 
-def _gathered(shape: Shape, width: int, learns: bool) -> dict[str, float]:
+def _gathered(shape: Shape, width: int, of_block: float, learns: bool) -> dict[str, float]:
     """Return bytes on each GPU of what FSDP puts together while it computes: a block, and a table of embeddings.
 
-    `learns`: all weights do, not adapters alone.
+    `of_block`: bytes of a weight in a block. `learns`: all weights do, not adapters alone.
     """
     # Weights and gradients, or these and their float32 copy on the way to the other ranks; in 16 bits the next block's
     # weights come too. Without gradients: weights as they come, and as they are used.
     each, table = 8 if learns else 2 * width, shape.vocab * shape.hidden
+    blocks = (8 if learns else 2 * of_block) * shape.block
     if not shape.tied:  # each table comes and goes by itself, as a block does
-        return {"gathered layers": each * max(shape.block, table)}
+        return {"gathered layers": max(blocks, each * table)}
     # A tied table is whole throughout forward and backward, as the gradient of its use as output matrix is in the
     # backward. After all blocks the gradient of its other use is added, to a third; frozen, it comes before all blocks.
     throughout, alone = (2, 4) if learns else (1, 2)
-    blocks = each * shape.block
     return {
         "gathered layers": blocks,
         "gathered table": max(throughout * table * width, alone * table * width - blocks),
@@ -102,11 +103,13 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     num, adapters = shape.parameters, adapters_of(config, shape)
     parts = trained(config, shape, num if adapters is None else adapters.parameters, gpus, adapters is not None)
     if adapters is not None:
-        parts["weights"] += base_of(config, shape) * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
+        ranks = gpus if zero == 3 else 1
+        parts["weights"] += base_of(config, shape, ranks) * (config.train.offload != "all")
         if config.train.backend == "deepspeed":
             parts["merged copy"] = (num if zero == 3 else adapters.adapted) * width
     if zero == 3 and "merged copy" not in parts and config.rollout.engine == "torch":
-        parts["whole copy"] = num * width  # for generating; vLLM gets the weights piece by piece
+        # For generating; vLLM gets the weights piece by piece.
+        parts["whole copy"] = num * width if config.model.quantize is None else base_of(config, shape)
     if config.rl is not None and (size := _reference(config, num * width, adapters)):
         parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
     if _has_critic(config):
@@ -161,13 +164,15 @@ def bits_of(config: RunConfig) -> float:
     return NF4_BITS if config.model.quantize == "nf4" else mean_bits(located(str(config.model.path)))
 
 
-def base_of(config: RunConfig, shape: Shape) -> float:
-    """Return bytes of all weights as they are before training, quantised ones with their scales."""
+def base_of(config: RunConfig, shape: Shape, ranks: int = 1) -> float:
+    """Return bytes on each of `ranks` that divide them of all weights as they are before training, scales included."""
     width = width_of(config)
     if config.model.quantize is None:
-        return shape.parameters * width
+        return shape.parameters * width / ranks
     quantized = linear_weights(shape)
-    return (shape.parameters - quantized) * width + quantized * bits_of(config) / 8
+    # Each rank has all scales of NF4.
+    bits = bits_of(config) / ranks if config.model.quantize == "gguf" else 4 / ranks + (NF4_BITS - 4)
+    return (shape.parameters - quantized) * width / ranks + quantized * bits / 8
 
 
 def _reference(config: RunConfig, size: float, adapters: Adapters | None) -> float:
@@ -259,7 +264,7 @@ def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]
 def engine_weights(config: RunConfig, shape: Shape) -> float:
     """Return bytes of the embedded engine's own weights on a GPU: a copy of all, or what it keeps next to a base."""
     adapters, width = adapters_of(config, shape), width_of(config)
-    if adapters is None or config.train.backend not in ("auto", "torch"):
+    if adapters is None or (config.train.backend not in ("auto", "torch") and config.model.quantize is None):
         return shape.parameters * width
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # The fast path copies weights that it puts together, which it does not do with those in 4 bits.
