@@ -189,6 +189,6 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # Else the weights that were just read count in the peak of the run that follows.
-    del model
+    del model, tokenizer
     gc.collect()
     trim_heap()
