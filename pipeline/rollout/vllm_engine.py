@@ -155,10 +155,8 @@ class VllmEngine:
         """Free the GPU's memory until the next weights or prompts come; do nothing if vLLM has no sleep mode."""
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
-                # Before the first publish its weights are random: nothing to keep.
-                is_random = (
-                    self.version < 0 and self.policy.adapters is None
-                )  # vLLM has tensors of its own for adapters
+                # Before the first publish its weights are random: nothing to keep, but its own tensors for adapters.
+                is_random = self.version < 0 and self.policy.adapters is None
                 self._llm.sleep(level=2 if is_random else self._sleep_level)
             self._asleep = True
 
