@@ -145,6 +145,16 @@ def test_time_depends_on_what_the_recipe_runs() -> None:
     assert per_weight[1] > 3 * per_weight[0], "a mixture reaches a smaller share of the device's rate"
 
 
+def test_servers_of_vllm_get_adapters_alone() -> None:
+    def publish(**train: Any) -> float:
+        config = recipe_of("Qwen/Qwen3-8B", train=train, rollout={"engine": "vllm_server"})
+        return seconds_of(config)["publish"]
+
+    whole, adapted = publish(), publish(backend="torch", lora={"rank": 16})
+    assert adapted / whole == pytest.approx(0.011, rel=0.05), "docs/models.md: 175 MB of Qwen3-8B in bfloat16 are 1.1%"
+    assert publish(backend="deepspeed", zero=1, lora={"rank": 16}) == whole, "merged weights"
+
+
 def test_a_pass_before_the_update_is_counted_where_it_is_run() -> None:
     def phases(name: str = "grpo", **params: Any) -> dict[str, float]:
         return seconds_of(recipe_of("Qwen/Qwen2.5-7B", rl={"algorithm": {"name": name, **params}}))
