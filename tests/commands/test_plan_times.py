@@ -155,6 +155,16 @@ def test_servers_of_vllm_get_adapters_alone() -> None:
     assert publish(backend="deepspeed", zero=1, lora={"rank": 16}) == whole, "merged weights"
 
 
+def test_ranks_gather_bits_of_a_quantised_base() -> None:
+    def times(quantize: str | None) -> dict[str, float]:
+        train = {"backend": "fsdp", "lora": {"rank": 16}}
+        return seconds_of(recipe_of("Qwen/Qwen3-8B", model={"quantize": quantize}, train=train))
+
+    bits, numbers = times("nf4"), times(None)
+    assert 0.25 < bits["communication"] / numbers["communication"] < 0.4, "embeddings stay in 16 bits"
+    assert bits["publish"] / numbers["publish"] == pytest.approx(0.011, rel=0.05), "adapters, not the merged weights"
+
+
 def test_a_pass_before_the_update_is_counted_where_it_is_run() -> None:
     def phases(name: str = "grpo", **params: Any) -> dict[str, float]:
         return seconds_of(recipe_of("Qwen/Qwen2.5-7B", rl={"algorithm": {"name": name, **params}}))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from verizero.pipeline.commands.plan.adapters import adapters_of, linear_weights
 from verizero.pipeline.commands.plan.devices import Device, decode_seconds
-from verizero.pipeline.commands.plan.memory import bits_of, divided_by, longest_of, prompt_tokens, width_of
+from verizero.pipeline.commands.plan.memory import base_of, bits_of, divided_by, longest_of, prompt_tokens, width_of
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.commands.plan.shares import Phase, Share, share_of
 from verizero.pipeline.config.episodes import has_episodes
@@ -172,7 +172,8 @@ def publishing(work: Work) -> float:
     train, rollout = work.config.train, work.config.rollout
     zero, served = divided_by(train), rollout.servers is not None
     adapters, size = adapters_of(work.config, work.shape), work.shape.parameters * width_of(work.config)
-    if adapters is not None and not adapters.summed and rollout.takes_adapters and train.backend != "deepspeed":
+    takes_adapters = rollout.takes_adapters or work.config.model.quantize is not None
+    if adapters is not None and not adapters.summed and takes_adapters and train.backend != "deepspeed":
         size = 4 * adapters.parameters  # their base has come before the first step
     if not served and zero < 3 and not work.peers:
         return 0.0
@@ -197,7 +198,7 @@ def communication(work: Work) -> float:
     if divided_by(train) == 3:
         micros = max(1.0, tokens * updates.num_epochs * train.sequence_parallel / gpus / train.micro_batch_tokens)
         # Gathered for forward and backward, gradients scattered.
-        moved = micros * (2 * one_pass + gradients)
+        moved = micros * (2 * base_of(config, shape) * (gpus - 1) / gpus + gradients)
     if train.sequence_parallel > 1:
         heads = (shape.heads + shape.kv_heads) * (shape.head_dim + shape.value_dim)
         passes = (2 + train.gradient_checkpointing) * updates.num_epochs
