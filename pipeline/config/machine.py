@@ -18,7 +18,9 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
     on_gpu = device.startswith("cuda")
     if config.train.backend == "auto":
         fsdp = _with(config, "train", backend="fsdp")
-        divides = num_ranks > 1 and on_gpu and _is_allowed(fsdp)
+        # The embedded engine needs the bits of a quantised base whole; torch's backend computes with the same ones.
+        is_whole = config.model.quantize is not None and config.rollout.engine in ("auto", "torch")
+        divides = num_ranks > 1 and on_gpu and not is_whole and _is_allowed(fsdp)
         config = fsdp if divides else _with(config, "train", backend="torch")
     if config.model.dtype == "auto":
         half = _with(config, "model", dtype="bfloat16")

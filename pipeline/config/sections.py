@@ -119,7 +119,8 @@ class TrainConfig(Section):
     backend: Literal["auto", "torch", "fsdp", "deepspeed"] = Field(
         "auto",
         description="torch: each rank holds the whole policy; fsdp: ranks divide it; deepspeed: as zero says; auto: "
-        "fsdp for several ranks on GPUs unless rollout.publish_every is above 1, else torch",
+        "fsdp for several ranks on GPUs, unless rollout.publish_every is above 1 or the embedded engine needs a "
+        "quantised base whole, else torch",
     )
     zero: Literal[0, 1, 2, 3] = Field(
         0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"

@@ -56,6 +56,8 @@ def test_a_base_in_4_bits_is_torch_s_and_the_embedded_engine_s() -> None:
     model = {"path": "org/name", "create": None, "quantize": "nf4"}
     made = on(8, "cuda", has_vllm=True, model=model, train={"lora": {"rank": 2}})
     assert (made.train.backend, made.rollout.engine, made.model.dtype) == ("torch", "torch", "bfloat16")
+    elsewhere = on(8, "cuda", model=model, train={"lora": {"rank": 2}}, rollout={"engine": "vllm"})
+    assert elsewhere.train.backend == "fsdp", "no engine has the bits"
 
 
 def test_auto_has_what_every_backend_has() -> None:
