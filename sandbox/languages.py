@@ -38,7 +38,7 @@ _MAX_KILLS = 2
 """Kills of a program that may have killed itself, after which it is tried again."""
 _KILLED_BY_GCC = re.compile(
     rb"\A(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*)"
-    rb"\ncompilation terminated\.\s*\Z"
+    rb"\ncompilation terminated\.(\n\S*ld: (?!.*(?i:error|warning|note):).*)*\s*\Z"
 )
 _KILLED = {
     "gcc": _KILLED_BY_GCC,
@@ -49,7 +49,8 @@ _KILLED = {
 """Tool -> its messages about a compiler or linker that it started and that was killed.
 
 No program can write them. gcc's are alone: a text of a program, as of `static_assert`, is behind the place of an
-error. In rustc's a text is indented, and Go shows none with spaces in this form.
+error. Only lines of a linker may follow, which outlives `collect2` and misses the object files that gcc has removed.
+In rustc's a text is indented, and Go shows none with spaces in this form.
 """
 _ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 _NO_SUCH_TOOL = (126, 127)

@@ -150,6 +150,35 @@ def test_a_compiler_that_is_killed_is_tried_again(language: str, victim: str) ->
 
 
 @pytest.mark.integration
+def test_a_linker_that_outlives_its_killed_compiler_changes_nothing() -> None:
+    """It misses the object files, which the compiler has removed, and says so behind the compiler's message."""
+    if not sandbox.available()["cpp"]:
+        pytest.skip("cpp is not installed")
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, ThreadPoolExecutor(1) as thread:
+        if pool.isolation.level < 3:
+            pytest.skip("the compiler may be closed to the user of programs")
+
+        def have_ended(*pids: int) -> bool:
+            found = stats()
+            return all(pid not in found or found[pid][0] == "Z" for pid in pids)
+
+        run = thread.submit(sandbox.run_language, "cpp", LONG_TO_COMPILE, TESTS[:1], pool=pool)
+        assert wait_until(lambda: named(pool, "ld"))
+        linkers, shells, compilers = named(pool, "ld"), named(pool, "sh"), named(pool, "g++")
+        for pid in (*linkers, *shells):  # a shell that ends would take the linker with it
+            os.kill(pid, signal.SIGSTOP)
+        for pid in named(pool, "collect2"):
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: have_ended(*compilers))
+        for pid in linkers:
+            os.kill(pid, signal.SIGCONT)
+        assert wait_until(lambda: have_ended(*linkers))
+        for pid in shells:
+            os.kill(pid, signal.SIGCONT)
+        assert run.result().passed, run.result().error
+
+
+@pytest.mark.integration
 def test_a_service_says_when_no_worker_starts_and_when_one_does() -> None:
     with sandbox.Pool(workers=1) as pool, SandboxService(pool, token="t") as service:
         health = urllib.request.Request(f"{service.address}/health", headers={"Authorization": "Bearer t"})

@@ -206,6 +206,7 @@ IMITATIONS = {
     "a statement": ("java", "public class Main { public static void main(String[] a) {\nKilled\n} }"),
     "an assertion": ("cpp", f'static_assert(0, "x\\n{KILLED}");'),
     "without its lines": ("cpp", f'#line 1 "none"\nstatic_assert(0, "x\\n{KILLED}\\n");'),
+    "a name of a file": ("cpp", f'#line 1 "{KILLED}\\nld: x"\n#error : No such file or directory'),
     "a message": ("cpp", f'#pragma message "x\\n{KILLED}"\nint main() {{ return x; }}'),
     "an error of rustc": ("rust", 'compile_error!("x\\nerror: linking with `cc` failed: signal: 9 (SIGKILL)");'),
 }
