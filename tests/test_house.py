@@ -47,7 +47,6 @@ UPWARD = {
 """Imports that are not from a lower rank, each with its reason."""
 
 ONE_IMPORTER: dict[str, str | None] = {
-    "vllm": "pipeline/rollout/vllm_worker.py",
     "deepspeed": "pipeline/train/sharded.py",
     "peft": "pipeline/models/lora.py",
     "bitsandbytes": "pipeline/models/quantized.py",
@@ -56,8 +55,8 @@ ONE_IMPORTER: dict[str, str | None] = {
     "math_verify": None,
 }
 """library -> the one module that may import it; None: whichever it is."""
-ONE_FOLDER = {"triton": "pipeline/models/kernels/"}
-"""library -> the folder whose files alone may import it."""
+ONE_FOLDER = {"triton": "pipeline/models/kernels/", "vllm": "pipeline/rollout/vllm_"}
+"""library -> the beginning of the paths of the files that alone may import it."""
 PREFECT_PROBE = "pipeline/commands/doctor.py"
 """Besides flows/: it tries whether Prefect's server imports here, which some pairs of releases do not."""
 STANDARD_ONLY = 0

@@ -155,6 +155,12 @@ class RolloutConfig(Section):
         return self.engine in ("vllm", VLLM_SERVER)
 
     @property
+    def takes_bits(self) -> bool:
+        """True if the engine takes a quantised base in its bits: a vLLM that the run starts, and does not divide."""
+        vllm = self.vllm
+        return self.takes_adapters and not vllm.urls and vllm.tensor_parallel == 1 and vllm.quantization is None
+
+    @property
     def servers_field(self) -> str:
         """Field of the recipe with the parameters of the servers."""
         return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"

@@ -152,17 +152,31 @@ def _laid_out(rows: Tensor, kind: str, block_bytes: int) -> Tensor:
     return torch.cat([*parts, torch.stack([half.t() for half in halves]).view(torch.uint8).flatten()])
 
 
+def _part_sizes(layout: Layout, count: int) -> list[int]:
+    """Return the bytes of the parts of `count` numbers: codes, integers, and the halves of all blocks together."""
+    num = 1 + abs(layout.minimum)
+    integers = [num * count // layout.scaled * width // 8 for width in layout.integers]
+    return [*(count * width // 8 for width in layout.widths), *integers, num * count // layout.block * 2]
+
+
+def num_bytes(kind: str, shape: torch.Size) -> int:
+    """Return the bytes of a layer of this shape in blocks of this type."""
+    return sum(_part_sizes(LAYOUTS[kind], shape.numel()))
+
+
 def numbers(weight: Any) -> Tensor:
-    """Return the numbers [O, I] that the blocks of a weight stand for, in the type of the layer.
+    """Return the numbers [O, I] that the blocks of a weight stand for, in the type of the layer."""
+    return numbers_of(weight.data, weight.blocks)
+
+
+def numbers_of(data: Tensor, blocks: Blocks) -> Tensor:
+    """Return the numbers [O, I] behind uint8 [bytes], in the type that `blocks` names.
 
     In memory they are [I, O], which oneDNN multiplies by as fast as by weights in its own order.
     """
-    blocks: Blocks = weight.blocks
     layout, (outputs, inputs) = LAYOUTS[blocks.kind], blocks.shape
-    count, num = outputs * inputs, 1 + abs(layout.minimum)
-    sizes = [count * width // 8 for width in layout.widths]
-    sizes += [num * count // layout.scaled * width // 8 for width in layout.integers]
-    *parts, halves = weight.data.split([*sizes, num * count // layout.block * 2])
+    num = 1 + abs(layout.minimum)
+    *parts, halves = torch.split(data, _part_sizes(layout, outputs * inputs))
     at = len(layout.widths)
     codes = _unpacked(parts[:at], layout.widths)
     made = (codes.sub_(layout.zero) if layout.zero else codes).float()

@@ -34,7 +34,7 @@ from verizero.pipeline.models.adapted_layers import (
 )
 from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.models.load import frozen_copy, ready
-from verizero.pipeline.models.quantized import dense, prepare, quantize, sharing
+from verizero.pipeline.models.quantized import bits_of, dense, kinds_of, prepare, quantize, sharing
 from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
@@ -68,9 +68,11 @@ class EngineAdapters:
     config: Any
     """The configuration of `peft`."""
     base: Callable[[], Iterable[tuple[str, Tensor]]]
-    """The base's weights, as a saved folder names them; of one in 4 bits the numbers that these stand for."""
+    """The base's weights, as a saved folder names them; of those in `kinds` `quantized.bits_of`."""
     factors: Callable[[], Iterable[tuple[str, Tensor]]]
     """The adapters, as `peft` names them in a saved folder."""
+    kinds: Mapping[str, str]
+    """Layer -> how its weight is kept (`quantized.kinds_of`), if the engine takes the base in bits."""
 
 
 class Adapted:
@@ -111,10 +113,10 @@ class Adapted:
             without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
         )
         self.twin.eval().requires_grad_(False)
-        self.is_quantized = quantize_on is not None
         if quantize_on is not None:
             ready(quantize(model, quantize_on, file))
             trim_heap()
+        self.kinds = kinds_of(model)
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"
         with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
@@ -136,6 +138,11 @@ class Adapted:
                 seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
                 own_copy = getattr(seat, key).detach().clone()
                 setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if the base is in bits."""
+        return bool(self.kinds)
 
     @property
     def has_unusual_layers(self) -> bool:
@@ -171,15 +178,17 @@ class Adapted:
         return self.twin
 
     @torch.no_grad()
-    def merged(self, block: dict[str, Tensor], learned: bool = True) -> dict[str, Tensor]:
+    def merged(self, block: dict[str, Tensor], learned: bool = True, in_bits: bool = False) -> dict[str, Tensor]:
         """Return some of the policy's weights as a plain model has them; without `learned`, as the base has them.
 
-        `block` has whole tensors by the policy's own names, and loses them one by one, so that both are not in memory
-        together. A layer's adapters must come with its weight.
+        `in_bits`, without `learned`: quantised ones as `bits_of`. `block` has whole tensors by the policy's own
+        names, and loses them one by one, so that both are not in memory together. A layer's adapters must come with its
+        weight.
         """
         plain: dict[str, Tensor] = {}
         for name in [n for n in block if not is_factor(n)]:
-            weight = dense(block.pop(name)).contiguous()  # as files have them
+            own = block.pop(name)
+            weight = (bits_of(own) if in_bits else dense(own)).contiguous()  # as files have them
             layer = self._of_weights.get(name)
             if learned and layer is not None:
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)
@@ -187,14 +196,16 @@ class Adapted:
             plain[plain_name(name)] = weight
         return plain
 
-    def plain_blocks(self, model: Any = None, learned: bool = True) -> Iterator[dict[str, Tensor]]:
+    def plain_blocks(
+        self, model: Any = None, learned: bool = True, in_bits: bool = False
+    ) -> Iterator[dict[str, Tensor]]:
         """Yield the weights as a plain model has them, block by block; see `merged`.
 
         model: the policy, whole in this process, or a snapshot of it; None for the policy.
         """
         own = dict((self.model if model is None else model).named_parameters())
         for names in pieces(own):
-            yield self.merged({name: own[name] for name in names}, learned)
+            yield self.merged({name: own[name] for name in names}, learned, in_bits)
 
     def plain_model(self, model: Any = None, learned: bool = True) -> Any:
         """Return a frozen plain model with the weights of `plain_blocks`; the twin must be an empty one."""
@@ -222,19 +233,28 @@ class Adapted:
         return base
 
     def for_engine(
-        self, blocks: Callable[[], Iterable[dict[str, Tensor]]], whole: GatherParameters = as_they_are
+        self,
+        blocks: Callable[[bool], Iterable[dict[str, Tensor]]],
+        in_bits: bool,
+        whole: GatherParameters = as_they_are,
     ) -> EngineAdapters | None:
         """Return the adapters for vLLM; None if some are on experts or the output layer, which it does not compute.
 
-        `blocks` yields the base's weights by the names of a plain module.
+        `blocks(in_bits)` yields the base's weights by the names of a plain module. `in_bits`: the engine can take them
+        as `bits_of`; it gets them so where a saved folder has each of them by itself and by its own name.
         """
         if self.has_unusual_layers:
             return None
+        of_twin, kinds = dict(self.twin.named_parameters()), self.kinds if in_bits else {}
+        files = as_saved(self.twin, {name: of_twin[name].to("meta") for name in kinds})
+        if any(name not in files or files[name].shape != of_twin[name].shape for name in kinds):
+            kinds = {}
 
         def base() -> Iterator[tuple[str, Tensor]]:
-            return (named for block in blocks() for named in as_saved(self.twin, block).items())
+            return (named for block in blocks(bool(kinds)) for named in as_saved(self.twin, block).items())
 
-        return EngineAdapters(self.config, base, partial(self.factors, whole))
+        of_layers = {name.removesuffix(".weight"): kind for name, kind in kinds.items()}
+        return EngineAdapters(self.config, base, partial(self.factors, whole), of_layers)
 
     def factors(self, whole: GatherParameters = as_they_are) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters by the names of a folder that peft saves. All ranks must iterate in step."""

@@ -18,11 +18,17 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.gguf_blocks import FileBlocks, blocks_of, numbers
+from verizero.pipeline.models import gguf_blocks
+from verizero.pipeline.models.gguf_blocks import Blocks, FileBlocks, blocks_of, numbers, numbers_of
 from verizero.pipeline.models.routing import num_experts
 
+NF4 = "nf4"
+_SCALED = 64
+"""Weights that share a scale in NF4."""
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """Bits of a weight in NF4, its share of the scales included: a scale of 8 bits, and of each 256 scales one of 32."""
+NF4_BITS_ALONE = 4 + 32 / _SCALED
+"""Bits of a weight in `bits_of`."""
 
 
 @cache
@@ -104,6 +110,45 @@ def dense(weight: Any) -> Tensor:
     if blocks_of(weight) is not None:
         return numbers(weight)
     made: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
+    return made
+
+
+def kinds_of(model: Any) -> dict[str, str]:
+    """Return how the model's quantised weights are kept, by name: `nf4`, or the type of their GGUF blocks."""
+    weights = {name: (p, blocks_of(p)) for name, p in model.named_parameters()}
+    return {name: NF4 if blocks is None else blocks.kind for name, (p, blocks) in weights.items() if is_quantized(p)}
+
+
+def bits_of(weight: Any) -> Tensor:
+    """Return uint8 [bytes] of which `from_bits` makes the numbers of a quantised weight; others unchanged.
+
+    Of NF4 these are the scales, in float32, and then the codes, up to a multiple of 4 bytes.
+    """
+    if not is_quantized(weight) or blocks_of(weight) is not None:
+        return weight.data  # type: ignore[no-any-return]
+    state, of_library = weight.quant_state, _library().functional
+    scales = of_library.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    codes = weight.data.flatten()
+    return torch.cat([scales.float().view(torch.uint8), codes, codes.new_zeros(-len(codes) % 4)])
+
+
+def num_bytes(kind: str, shape: torch.Size) -> int:
+    """Return the bytes of `bits_of` for a weight of this kind and shape."""
+    if kind != NF4:
+        return gguf_blocks.num_bytes(kind, shape)
+    return 4 * (-(-shape.numel() // _SCALED) + -(-shape.numel() // 8))
+
+
+def from_bits(bits: Tensor, kind: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return the numbers [O, I] of `bits_of` in `dtype`; for NF4, `prepare` must have been called.
+
+    torch can compile it, so it calls the operation of bitsandbytes itself.
+    """
+    if kind != NF4:
+        return numbers_of(bits, Blocks(kind, shape, dtype))
+    scales, codes, _ = bits.tensor_split([start := 4 * -(-shape.numel() // _SCALED), start + -(-shape.numel() // 2)])
+    make = torch.ops.bitsandbytes.dequantize_4bit
+    made: Tensor = make(codes[:, None], scales.view(torch.float32), _SCALED, NF4, shape, dtype)
     return made
 
 

@@ -10,6 +10,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's argument `max_lora_rank`."""
 NAME, NUMBER = "policy", 1
 """The name and the number of the adapters in vLLM."""
+IN_BITS = "verizero_bits"
+"""vLLM's name for a base in bits, which `vllm_quantized` computes."""
 NOWHERE = "as published"
 """vLLM wants a path of adapters. It reads none while it has those of that number."""
 

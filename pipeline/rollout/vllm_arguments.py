@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.config.rollout import VllmConfig
@@ -12,7 +14,7 @@ from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_adapters import adapter_arguments
+from verizero.pipeline.rollout.vllm_adapters import IN_BITS, adapter_arguments
 from verizero.pipeline.rollout.vllm_records import recordable_options, recording_arguments
 from verizero.pipeline.types import FinishReason
 
@@ -67,6 +69,16 @@ def import_vllm() -> ModuleType:
     except ImportError as exc:
         raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
     return worker
+
+
+def save_shape(policy: EngineModel, folder: str) -> None:
+    """Write the configuration of the policy, and of its base's bits, from which vLLM makes a model without weights."""
+    policy.model.config.save_pretrained(folder)
+    kinds = {} if policy.adapters is None else dict(policy.adapters.kinds)
+    if kinds:
+        file = Path(folder) / "config.json"
+        more = {"quantization_config": {"quant_method": IN_BITS, "kinds": kinds}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
 
 
 def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:

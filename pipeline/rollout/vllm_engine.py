@@ -33,6 +33,7 @@ from verizero.pipeline.rollout.vllm_arguments import (
     finish_reason,
     import_vllm,
     options,
+    save_shape,
 )
 from verizero.pipeline.rollout.vllm_records import choose_runner, kept_tokens, routing
 from verizero.pipeline.rollout.weights import CountedWeights, Published
@@ -84,7 +85,7 @@ class VllmEngine:
         self._own_group = not torch.distributed.is_initialized()
         # vLLM needs the shape of the model only, as the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
-            policy.model.config.save_pretrained(self._folder.name)
+            save_shape(policy, self._folder.name)
             with local_rank_of(policy.model.device, self._vllm.on_cpu()), unswitched():
                 self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1

@@ -1,4 +1,4 @@
-"""The only module that imports vLLM, and the code that runs in its workers to load new weights.
+"""The functions of ours that call vLLM, and the code that runs in its workers to load new weights.
 
 vLLM imports this module in every worker (`worker_extension_cls`); the last lines then register the transfer over gloo.
 """
@@ -38,6 +38,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.models.lora import is_factor
+from verizero.pipeline.rollout import vllm_quantized  # noqa: F401 - vLLM then knows bases in bits
 from verizero.pipeline.rollout.vllm_adapters import NAME, NUMBER
 from verizero.pipeline.rollout.weight_group import broadcast, join_group, rendezvous
 from verizero.pipeline.rollout.weights import Named, of_folder

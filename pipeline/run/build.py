@@ -164,7 +164,7 @@ def build_engine(
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     dtype = None if backend is None else backend.dtype
     takes_adapters = how.takes_adapters and engine_copy is None
-    adapters = backend.engine_adapters() if backend is not None and takes_adapters else None
+    adapters = backend.engine_adapters(how.takes_bits) if backend is not None and takes_adapters else None
     copied = model if engine_copy is None else engine_copy
     policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapters)
     if (params := how.servers) is not None:

@@ -214,8 +214,11 @@ class Backend(Protocol):
         """
         ...
 
-    def engine_adapters(self) -> EngineAdapters | None:
-        """Return the policy's adapters, for an engine that takes these alone; None: it takes merged weights."""
+    def engine_adapters(self, in_bits: bool) -> EngineAdapters | None:
+        """Return the policy's adapters, for an engine that takes these alone; None: it takes merged weights.
+
+        `in_bits`: the engine can take a quantised base in its bits.
+        """
         return None
 
     def engine_module(self) -> Any:

@@ -183,9 +183,10 @@ class FsdpBackend(Backend):
                     with whole(p) as (full,):
                         targets[name].copy_(full)
 
-    def engine_adapters(self) -> EngineAdapters | None:
+    def engine_adapters(self, in_bits: bool) -> EngineAdapters | None:
         """Return the adapters, gathered as an engine takes them; see `Backend.engine_adapters`."""
-        return None if self.adapted is None else self.adapted.for_engine(partial(self._plain_blocks, False), whole)
+        adapted, blocks = self.adapted, partial(self._plain_blocks, False)
+        return None if adapted is None else adapted.for_engine(blocks, in_bits, whole)
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's weights under the names of a saved folder, gathered block by block."""
@@ -343,11 +344,11 @@ class FsdpBackend(Backend):
         else:
             shards.take_blocks(self._plain_blocks(), share)
 
-    def _plain_blocks(self, learned: bool = True) -> Iterator[dict[str, Tensor]]:
+    def _plain_blocks(self, learned: bool = True, in_bits: bool = False) -> Iterator[dict[str, Tensor]]:
         """Return the policy's weights, adapters merged, by the names of a module without adapters, block by block."""
         if self.adapted is None:
             return self.sharded.gathered(self.dtype)
-        return map(partial(self.adapted.merged, learned=learned), self.sharded.gathered())
+        return map(partial(self.adapted.merged, learned=learned, in_bits=in_bits), self.sharded.gathered())
 
     def _blocks(self) -> Iterator[dict[str, Tensor]]:
         """Return the policy's weights by their names in a saved folder, block by block."""

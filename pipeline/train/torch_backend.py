@@ -125,10 +125,10 @@ class TorchBackend(Backend):
         """Use other settings of the optimiser from the next update on."""
         self.config = optimizer
 
-    def engine_adapters(self) -> EngineAdapters | None:
+    def engine_adapters(self, in_bits: bool) -> EngineAdapters | None:
         """Return the adapters, but None if some are on experts or the output layer, which vLLM does not compute."""
         adapted = self.adapted
-        return None if adapted is None else adapted.for_engine(partial(adapted.plain_blocks, learned=False))
+        return None if adapted is None else adapted.for_engine(partial(adapted.plain_blocks, None, False), in_bits)
 
     def engine_module(self) -> Any:
         """Return the policy's module, with its adapters: the engine copies these alone."""

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from tests.commands.test_plan import measured, recipe
+from tests.commands.test_plan import measured, recipe, recipe_of
 from tests.commands.test_plan_times import MODELS
 from tests.stages.tiny import TREE
 from verizero.pipeline.commands.plan.adapters import adapters_of
 from verizero.pipeline.commands.plan.estimate import CARDS, plan, plan_lines
-from verizero.pipeline.commands.plan.memory import GIB, memory
+from verizero.pipeline.commands.plan.memory import GIB, engine_needs, memory
 from verizero.pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
 from verizero.pipeline.config.load import load_recipe, parse
 from verizero.pipeline.config.merge import merge
@@ -94,3 +94,15 @@ def test_experts_summed_with_their_adapters_take_the_memory_that_is_counted(chec
     counted = memory(config, shape_of(config), 1)
     kept = sum(size for name, size in counted.items() if name != "reference")
     assert kept == pytest.approx(measured(model, config, 8, 64), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "devices", "gib"), [("nf4", 1, 6.1), (None, 1, 15.5), ("nf4", 2, 7.8), (None, 2, 7.8)]
+)
+def test_vllms_share_holds_a_base_in_bits_where_it_is_not_divided(
+    quantize: str | None, devices: int, gib: float
+) -> None:
+    vllm = {"engine": "vllm", "max_response_tokens": 128, "vllm": {"tensor_parallel": devices}}
+    train = {"backend": "fsdp", "lora": {"rank": 16}}
+    config = recipe_of("Qwen/Qwen3-8B", rollout=vllm, model={"quantize": quantize}, train=train)
+    assert engine_needs(config, shape_of(config)) / 2**30 == pytest.approx(gib, rel=0.03)

@@ -14,7 +14,7 @@ from tests.models.test_lora import logits, taught
 from tests.models.test_quantized import computes_what_the_trainer_does
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.flops import update_flops
-from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, blocks_of, mean_bits, numbers
+from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, blocks_of, mean_bits, num_bytes, numbers
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
@@ -37,7 +37,7 @@ def test_blocks_of_any_bytes_are_the_numbers_of_the_package(kind: str) -> None:
         blocks[:, at : at + 2] = draw.normal(0, 0.01, 195).astype(np.float16).view(np.uint8).reshape(195, 2)
     rows = torch.from_numpy(blocks).view(65, -1)
     layer = BlockLinear(torch.nn.Linear(3 * per_block, 65, bias=False), rows, kind, size)
-    assert layer.weight.nbytes == blocks.nbytes
+    assert layer.weight.nbytes == blocks.nbytes == num_bytes(kind, torch.Size([65, 3 * per_block]))
     wanted = torch.from_numpy(gguf.dequantize(blocks, own)).view(65, -1)
     assert torch.equal(numbers(layer.weight), wanted)
     x = torch.randn(4, 3 * per_block)

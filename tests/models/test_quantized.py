@@ -12,7 +12,18 @@ from tests.models.test_lora import logits, taught
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import NF4_BITS, dense, is_quantized, num_weights, quantize
+from verizero.pipeline.models.quantized import (
+    NF4_BITS,
+    bits_of,
+    dense,
+    from_bits,
+    is_quantized,
+    kinds_of,
+    num_bytes,
+    num_weights,
+    prepare,
+    quantize,
+)
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
@@ -46,6 +57,35 @@ def test_a_layer_computes_with_the_numbers_that_its_bits_stand_for() -> None:
         state = weight.quant_state
         held = weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
         assert 8 * held / was.numel() == pytest.approx(NF4_BITS, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(6, 128), (5, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_bits_alone_make_the_numbers_in_any_type(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Its own scales are in eight bits, those of the bits in float32."""
+    model = build("qwen2", {"tie_word_embeddings": False})
+    model.model.layers[0].mlp.up_proj = torch.nn.Linear(shape[1], shape[0], dtype=dtype)
+    weight = quantize(model, "cpu").model.layers[0].mlp.up_proj.weight
+    assert set(kinds_of(model).values()) == {"nf4"}
+    bits = bits_of(weight)
+    assert (bits.dtype, len(bits)) == (torch.uint8, num_bytes("nf4", weight.quant_state.shape))
+    assert torch.equal(from_bits(bits, "nf4", torch.Size(shape), dtype), dense(weight))
+    wide = from_bits(bits, "nf4", torch.Size(shape), torch.float32)
+    assert torch.equal(wide.to(dtype), dense(weight))
+
+
+@pytest.mark.parametrize("kind", ["nf4", "Q5_K", "Q6_K"])
+def test_vllm_can_compile_a_product_with_bits(kind: str) -> None:
+    """On a GPU it compiles the whole model as one graph."""
+    prepare()
+    shape = torch.Size([8, 256])
+    bits = torch.randint(0, 60, (num_bytes(kind, shape),), dtype=torch.uint8)
+
+    def product(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, from_bits(bits, kind, shape, torch.float32))
+
+    compiled, x = torch.compile(product, backend="aot_eager", fullgraph=True), torch.randn(3, 256)
+    assert torch.equal(compiled(x, bits), product(x, bits))
 
 
 def test_experts_are_refused() -> None:

@@ -27,15 +27,17 @@ GREEDY = Sampling(20, temperature=0)
 
 
 def follow_adapters(folder: Path) -> None:
-    """Assert that a real server has the trainer's base and last adapters after each publish, by every way."""
+    """Assert that a real server has the trainer's base, in bits, and last adapters after each publish, by every way."""
     from tests.rollout.test_vllm_adapters import moved
     from tests.rollout.test_vllm_engine import check_responses
 
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
-    adapted = Adapted(model, 4, 8.0, (), 5)
-    policy = EngineModel.of(model, (1, 5), adapters=TorchBackend(model, adapted=adapted).engine_adapters())
+    adapted = Adapted(model, 4, 8.0, (), 5, quantize_on="cpu")
+    policy = EngineModel.of(model, (1, 5), adapters=TorchBackend(model, adapted=adapted).engine_adapters(True))
     engine = pool_of(policy, VllmConfig(kv_cache_gib=0.1, bucket_mib=1), folder)
-    of_base = 4 * sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    plain, in_bits = adapted.twin, [adapted.twin.get_parameter(name).numel() for name in adapted.kinds]
+    assert len(in_bits) == 2 * 7
+    of_base = 4 * (sum(p.numel() for p in plain.parameters()) - sum(in_bits)) + sum(in_bits) * 4.5 / 8
     of_adapters = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     try:
         for version, way, num_bytes in (

@@ -45,7 +45,7 @@ def divided(a: Adapted, ranks: Ranks, **changes: Any) -> FsdpBackend:
 
 def published(backend: Backend) -> dict[str, torch.Tensor]:
     """What vLLM gets: the base's numbers and the adapters."""
-    found = backend.engine_adapters()
+    found = backend.engine_adapters(True)
     assert found is not None
     both: list[Iterable[tuple[str, torch.Tensor]]] = [found.base(), found.factors()]
     return {name: tensor.clone() for part in both for name, tensor in part}

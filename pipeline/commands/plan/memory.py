@@ -22,7 +22,7 @@ from verizero.pipeline.models.cpu import habits_of, room_of
 from verizero.pipeline.models.forward import CHUNK_ON_GPU
 from verizero.pipeline.models.gguf_blocks import mean_bits
 from verizero.pipeline.models.gguf_file import located
-from verizero.pipeline.models.quantized import NF4_BITS
+from verizero.pipeline.models.quantized import NF4_BITS, NF4_BITS_ALONE
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 
@@ -159,9 +159,9 @@ def trained(
     }
 
 
-def bits_of(config: RunConfig) -> float:
-    """Return the bits of a weight in the linear layers of a quantised base, scales included."""
-    return NF4_BITS if config.model.quantize == "nf4" else mean_bits(located(str(config.model.path)))
+def bits_of(config: RunConfig, nf4: float = NF4_BITS) -> float:
+    """Return the bits of a weight in the linear layers of a quantised base, scales included; `nf4`: in that format."""
+    return nf4 if config.model.quantize == "nf4" else mean_bits(located(str(config.model.path)))
 
 
 def base_of(config: RunConfig, shape: Shape, ranks: int = 1) -> float:
@@ -308,9 +308,12 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
 def engine_needs(config: RunConfig, shape: Shape) -> float:
     """Return the least bytes of vLLM's share on each GPU: its part of the weights and the cache of one response."""
     over, width = config.rollout.vllm.tensor_parallel, width_of(config)
+    weights = shape.parameters * width / over
+    if config.model.quantize is not None and config.rollout.takes_bits:
+        weights -= linear_weights(shape) * (width - bits_of(config, NF4_BITS_ALONE) / 8)
     length = longest_of(config) + prompt_tokens(config)
     split = 1 if shape.latent is not None else min(over, shape.kv_heads)
-    return shape.parameters * width / over + length * shape.cache(width) / split
+    return weights + length * shape.cache(width) / split
 
 
 def sampling_memory(config: RunConfig, rows: int, vocab: int, width: int) -> float:

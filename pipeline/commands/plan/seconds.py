@@ -141,7 +141,8 @@ def decoding(work: Work) -> float:
     meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
 
     # In each step the numbers of quantised layers are made again, written and read.
-    made = 0.0 if config.model.quantize is None else linear_weights(shape) * (bits_of(config) / 8 + width)
+    in_bits = config.model.quantize is not None and (config.rollout.engine == "torch" or config.rollout.takes_bits)
+    made = linear_weights(shape) * (bits_of(config) / 8 + width) if in_bits else 0.0
 
     def step(running: float) -> float:
         weights = shape.touched(running) * width / over + made

@@ -18,6 +18,7 @@ from verizero.pipeline.rollout.vllm_arguments import (
     device_arguments,
     engine_arguments,
     import_vllm,
+    save_shape,
 )
 from verizero.pipeline.rollout.vllm_process import Way, environments, flags, variables
 from verizero.pipeline.rollout.vllm_records import choose_runner
@@ -46,13 +47,13 @@ class VllmServers:
         """Return the commands of the recipe's number of servers. Raises: ConfigError."""
         worker, policy, max_rows = import_vllm(), self.setup.policy, self.setup.max_rows
         choose_runner(policy.records, worker.why_no_records())
-        policy.model.config.save_pretrained(self._model.name)
+        save_shape(policy, self._model.name)
         arguments = {"model": self._model.name, **engine_arguments(policy, self.params, max_rows)}
         arguments["weight_transfer_config"] = {"backend": worker.TRANSFERS[self.way]}
         arguments |= device_arguments(policy, self.params, max_rows, worker.on_cpu())
         check_arguments(self.params.arguments, worker.argument_names())
         check_heads(policy.model.config, worker.head_sizes())
-        command = [*module_command("vllm.entrypoints.openai.api_server"), "--enable-scale-out"]
+        command = [*module_command("verizero.pipeline.rollout.vllm_program"), "--enable-scale-out"]
         command += flags(arguments | self.params.arguments)
         of_servers = environments(self.params, self.way, worker.on_cpu(), torch.cuda.device_count())
         return [Program(command, variables(environment)) for environment in of_servers]
