@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.errors import ConfigError, boundary
+from verizero.pipeline.models.absent import without_triton
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.sizes import settings_of_new
 from verizero.pipeline.near import near_path
@@ -171,6 +172,7 @@ def quiet() -> None:
     if not torch.cuda.is_available():
         # transformers imports DeepSpeed where it is installed, whatever trains; it would warn that it sees no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    without_triton()
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
+from verizero.pipeline.models.absent import absent
 from verizero.pipeline.models.adapted_layers import (
     NAME,
     chosen,
@@ -34,7 +35,7 @@ from verizero.pipeline.models.adapted_layers import (
 )
 from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.models.load import frozen_copy, ready
-from verizero.pipeline.models.quantized import bits_of, dense, kinds_of, prepare, quantize, sharing
+from verizero.pipeline.models.quantized import bits_of, dense, kinds_of, quantize, sharing
 from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
@@ -97,9 +98,9 @@ class Adapted:
         GGUF file whose blocks the base keeps instead.
         Raises: ConfigError where peft is not installed or the model has no such weights.
         """
-        prepare()
         try:
-            import peft
+            with _without_bitsandbytes():
+                import peft
         except ImportError as exc:
             raise ConfigError(
                 f"train.lora is given and peft does not import ({exc}); pip install 'verizero[lora]', or drop it"
@@ -124,7 +125,7 @@ class Adapted:
             self.config: Any = peft.LoraConfig(
                 r=rank, lora_alpha=alpha, target_modules=linear, target_parameters=experts or None, bias="none"
             )
-            with torch.random.fork_rng(devices=[]), _stood_in(model):
+            with torch.random.fork_rng(devices=[]), _stood_in(model), _without_bitsandbytes():
                 torch.manual_seed(seed)
                 peft.inject_adapter_in_model(self.config, without_config(model))
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and m.lora_A}
@@ -307,10 +308,26 @@ class Adapted:
         return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
+@contextmanager
+def _without_bitsandbytes() -> Iterator[None]:
+    """Have peft do without bitsandbytes within the block: its import takes 50 MiB, and layers here have their own."""
+    with absent("bitsandbytes"):
+        from peft import import_utils
+
+        asked = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)
+        for answer in asked:
+            answer.cache_clear()
+        try:
+            yield
+        finally:
+            for answer in asked:  # a program's own models may have layers of it
+                answer.cache_clear()
+
+
 def usual_targets(model_type: str) -> list[str]:
     """Return the ends of names of the layers that peft adapts in this architecture by itself; empty: it knows none."""
-    prepare()
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+    with _without_bitsandbytes():
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     return list(USUAL.get(model_type, ()))
 

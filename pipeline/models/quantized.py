@@ -8,7 +8,6 @@ module that imports bitsandbytes.
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import gguf_blocks
+from verizero.pipeline.models.absent import absent
 from verizero.pipeline.models.gguf_blocks import Blocks, FileBlocks, blocks_of, numbers, numbers_of
 from verizero.pipeline.models.routing import num_experts
 
@@ -35,19 +35,13 @@ NF4_BITS_ALONE = 4 + 32 / _SCALED
 def _library() -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # On some processors bitsandbytes asks the package `kernels` for a program of the hub, which nothing here does.
-    before = sys.modules.get("kernels")
-    sys.modules["kernels"] = None  # type: ignore[assignment]
-    try:
+    with absent("kernels"):
         import bitsandbytes
-    finally:
-        del sys.modules["kernels"]
-        if before is not None:
-            sys.modules["kernels"] = before
     return bitsandbytes
 
 
 def prepare() -> None:
-    """Import the package, if it is installed, before another one does: peft imports it too, without this care."""
+    """Import the package, if it is installed, whose operation `from_bits` calls."""
     with suppress(ImportError):
         _library()
 
