@@ -6,7 +6,7 @@ llama.cpp (ggml/src/ggml-common.h); all products are in float32, in the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.to_gguf import names_in_file, paired_heads
 
+PLAIN = ("F32", "F16", "BF16")
+"""Types of weights that are no blocks."""
 INSTEAD = "take model.quantize: nf4, or drop it"
 
 
@@ -232,8 +234,11 @@ def mean_bits(file: Path) -> float:
 class FileBlocks:
     """The weights of a GGUF file, by the names of transformers."""
 
-    def __init__(self, file: Path, config: Any) -> None:
-        """Read the directory of a file that `model_folder` has read, with the model's configuration."""
+    def __init__(self, file: Path, config: Any, layers: Iterable[str]) -> None:
+        """Read the directory of a file that `model_folder` has read, with the model's configuration.
+
+        Raises: ConfigError if the file has plain numbers for all of these layers.
+        """
         import gguf
 
         reader: Any = gguf.GGUFReader(file)
@@ -242,27 +247,37 @@ class FileBlocks:
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.sizes = {kind.name: size for kind, (_, size) in gguf.GGML_QUANT_SIZES.items()}
         self.names = names_in_file(self.architecture, config)
+        self.kinds = {name: kind for name in layers if (kind := self._kind(name)) not in PLAIN}
+        """Type of the blocks of each layer that has blocks."""
+        if not self.kinds:
+            raise ConfigError(f"model.quantize=gguf: {file} has no linear layer in blocks; {INSTEAD}")
+
+    def _kind(self, name: str) -> str:
+        """Return the type of a linear layer's weight in the file; "" if it is missing."""
+        tensor = self._tensor(name)
+        return "" if tensor is None else str(tensor.tensor_type.name)
+
+    def _tensor(self, name: str) -> Any:
+        return self.tensors.get(self.names.get_name(f"{name}.weight", try_suffixes=(".weight",)))
 
     def layer(self, name: str, linear: torch.nn.Linear, device: str) -> torch.nn.Linear:
         """Return the linear layer of this name with the file's blocks, or itself if the file has plain numbers.
 
         Raises: ConfigError for blocks that are not read here, and where they are not the layer's numbers.
         """
-        written = self.names.get_name(f"{name}.weight", try_suffixes=(".weight",))
-        tensor = self.tensors.get(written)
-        if tensor is not None and tensor.tensor_type.name in ("F32", "F16", "BF16"):
+        tensor, kind = self._tensor(name), self._kind(name)
+        if kind in PLAIN:
             return linear.to(device)
-        if tensor is None or tensor.tensor_type.name not in LAYOUTS:
-            kind = "missing" if tensor is None else f"in blocks {tensor.tensor_type.name}"
+        if kind not in LAYOUTS:
+            where = f"in blocks {kind}" if kind else "missing"
             raise ConfigError(
-                f"model.quantize=gguf: the weight of {name} is {kind} in {self.file.name}, and read here are "
+                f"model.quantize=gguf: the weight of {name} is {where} in {self.file.name}, and read here are "
                 f"{', '.join(LAYOUTS)}; {INSTEAD}"
             )
         rows = torch.from_numpy(tensor.data.copy())
         num_heads = paired_heads(self.architecture, f"{name}.weight", self.config)
         if num_heads is not None:
             rows = rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-        kind = tensor.tensor_type.name
         made = BlockLinear(linear, rows, kind, self.sizes[kind])
         if not torch.equal(numbers(made.weight), linear.weight):
             raise ConfigError(

@@ -8,7 +8,6 @@ arXiv:2106.09685, arXiv:2305.14314.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,8 +33,9 @@ from verizero.pipeline.models.adapted_layers import (
     without_config,
 )
 from verizero.pipeline.models.cpu.memory import trim_heap
-from verizero.pipeline.models.load import frozen_copy, ready
-from verizero.pipeline.models.quantized import bits_of, dense, kinds_of, quantize, sharing
+from verizero.pipeline.models.fingerprint import fingerprint, hashed
+from verizero.pipeline.models.load import frozen_copy
+from verizero.pipeline.models.quantized import InBits, bits_of, dense, sharing
 from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
@@ -73,7 +73,7 @@ class EngineAdapters:
     factors: Callable[[], Iterable[tuple[str, Tensor]]]
     """The adapters, as `peft` names them in a saved folder."""
     kinds: Mapping[str, str]
-    """Layer -> how its weight is kept (`quantized.kinds_of`), if the engine takes the base in bits."""
+    """Layer -> how its weight is kept (`quantized.InBits.kinds`), if the engine takes the base in bits."""
 
 
 class Adapted:
@@ -92,10 +92,10 @@ class Adapted:
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
-        `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers and of
-        experts' parameters; none means all but the output layer and routers. An empty twin only has names and shapes
-        for `merged`. `quantize_on`: a device, on which the base is put in 4 bits; None leaves it as it is. `file`: the
-        GGUF file whose blocks the base keeps instead.
+        `model` may be on `meta`; its adapters have values all the same. A base that is to be in bits must then be
+        `read` before it computes. `targets`: names of linear layers and of experts' parameters; none means all but the
+        output layer and routers. An empty twin only has names and shapes for `merged`. `quantize_on`: a device, on
+        which the base is put in 4 bits; None leaves it as it is. `file`: the GGUF file whose blocks it keeps instead.
         Raises: ConfigError where peft is not installed or the model has no such weights.
         """
         try:
@@ -107,17 +107,14 @@ class Adapted:
             ) from exc
         self.model = model
         is_empty = any(p.device.type == "meta" for p in model.parameters())
-        self.base = "" if is_empty else fingerprint(model)
-        """The fingerprint of the base. For a model on `meta` its owner sets it."""
-        own = {id(p): p for p in model.parameters()}
-        self.twin: Any = (
-            without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
-        )
+        self.base = "" if is_empty or quantize_on is not None else fingerprint(model)
+        """The fingerprint of the base. For a model on `meta` its owner sets it, of one in bits `read` does."""
+        shared = {id(p): p for p in model.parameters()} if twin == "shares" else {}
+        self.twin: Any = without_memory(model) if twin == "empty" else copy.deepcopy(model, shared)
         self.twin.eval().requires_grad_(False)
-        if quantize_on is not None:
-            ready(quantize(model, quantize_on, file))
-            trim_heap()
-        self.kinds = kinds_of(model)
+        self._unread = None if quantize_on is None else InBits(model, quantize_on, file)
+        self.kinds: Mapping[str, str] = {} if self._unread is None else self._unread.kinds
+        """How the weights that are in bits are kept: `InBits.kinds`."""
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"
         with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
@@ -135,10 +132,29 @@ class Adapted:
             if any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters()):
                 layer.lora_A.float()
                 layer.lora_B.float()
+            if quantize_on is not None:
+                layer.lora_A.to(quantize_on)
+                layer.lora_B.to(quantize_on)
             if twin == "shares":
                 seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
                 own_copy = getattr(seat, key).detach().clone()
                 setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
+        if not is_empty:
+            self.read()
+
+    def read(self, part: Any = None) -> None:
+        """Read what was not read yet of a base that is to be in bits: that of `part` of the policy, or of all of it.
+
+        Raises: ConfigError, as `InBits.read`.
+        """
+        if self._unread is None:
+            return
+        self._unread.read(self.model if part is None else part)
+        if not self._unread.unread:
+            sums = self._unread.sums
+            self.base = hashed((name, p.shape, sums[name]) for name, p in self.twin.named_parameters())
+            self._unread = None
+            trim_heap()
 
     @property
     def is_quantized(self) -> bool:
@@ -330,23 +346,6 @@ def usual_targets(model_type: str) -> list[str]:
         from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     return list(USUAL.get(model_type, ()))
-
-
-def fingerprint(model: Any) -> str:
-    """Return a hash of the names, shapes and bits of a model's weights, which differs for another model."""
-    return hashed((name, p.shape, int(sum_of_bits(p))) for name, p in model.named_parameters())
-
-
-def sum_of_bits(weight: Tensor) -> Tensor:
-    """Return the sum of the bits of each number, modulo 2^64, as int64. Sums of a weight's rows add up to its own."""
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return weight.detach().contiguous().view(kinds[weight.element_size()]).sum(dtype=torch.int64)
-
-
-def hashed(sums: Iterable[tuple[str, Sequence[int], int]]) -> str:
-    """Return the fingerprint of a model whose weights have these names, shapes and sums of bits."""
-    words = [f"{name} {tuple(shape)} {total}" for name, shape, total in sums]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 @contextmanager

@@ -19,8 +19,10 @@ from torch import Tensor
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import gguf_blocks
 from verizero.pipeline.models.absent import absent
+from verizero.pipeline.models.fingerprint import sum_of_bits
 from verizero.pipeline.models.gguf_blocks import Blocks, FileBlocks, blocks_of, numbers, numbers_of
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.unloaded import weights_of
 
 NF4 = "nf4"
 _SCALED = 64
@@ -57,27 +59,65 @@ def library(field: str) -> Any:
         ) from exc
 
 
-def quantize(model: Any, device: str, file: Path | None = None) -> Any:
-    """Make the model's linear layers ones in NF4, but the output layer, move all of it to `device`, and return it.
+class InBits:
+    """Reads a frozen base onto a device, with its linear layers, but the output layer, in bits.
 
-    `file`: the GGUF file that the model was read from, whose blocks they keep in place of NF4. The layers are made one
-    by one, so that their weights are never all on the device as they were.
-    Raises: ConfigError for a mixture, whose experts are no linear layers, and for a file that does not allow it.
+    They are read one by one, so no two of a base in files are in memory as numbers.
     """
-    if num_experts(model.config) is not None:
-        raise ConfigError(
-            f"model.quantize: model type {model.config.model_type!r} has experts, most of its weights, and they are no "
-            "linear layers; drop model.quantize"
-        )
-    head = model.get_output_embeddings()
-    layers = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head]
-    make = _in_4_bits if file is None else FileBlocks(file, model.config).layer
-    for name in layers:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, make(name, model.get_submodule(name), device))
-    if not any(map(is_quantized, model.parameters())):
-        raise ConfigError(f"model.quantize=gguf: {file} has no linear layer in blocks; take nf4, or drop it")
-    return model.to(device)
+
+    def __init__(self, model: Any, device: str, file: Path | None = None) -> None:
+        """Prepare to read `model`, which is whole or has its weights in files (`models.unloaded`).
+
+        It may get adapters before it is read. `file`: the GGUF file that the model was made from, whose blocks layers
+        keep in place of NF4. Raises: ConfigError for a mixture, whose experts are no linear layers, and for a file
+        that does not allow it.
+        """
+        if num_experts(model.config) is not None:
+            raise ConfigError(
+                f"model.quantize: model type {model.config.model_type!r} has experts, most of its weights, and they "
+                "are no linear layers; drop model.quantize"
+            )
+        head = model.get_output_embeddings()
+        linear = {name: m for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head}
+        self.linear: dict[Tensor, str] = {m.weight: name for name, m in linear.items()}
+        """Weights that will be bits, each with its layer's name; what was read is not there any more."""
+        self.unread: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self.sums: dict[str, int] = {}
+        """Of each weight that was read, by its name without adapters: the sum of its bits before they were others."""
+        self._device, self._files = device, weights_of(model)
+        blocks = None if file is None else FileBlocks(file, model.config, linear)
+        self._make = _in_4_bits if blocks is None else blocks.layer
+        kinds = dict.fromkeys(linear, NF4) if blocks is None else blocks.kinds
+        self.kinds = {f"{name}.weight": kind for name, kind in kinds.items()}
+        """How the weights that are in bits are kept, by name: `nf4`, or the type of their GGUF blocks."""
+
+    @torch.no_grad()
+    def read(self, module: Any) -> Any:
+        """Read what was not read yet of `module`, the model or a part of it, and return that.
+
+        Raises: ConfigError for blocks of a file that are not read here, or not the layer's numbers.
+        """
+        for path in [path for path, _ in module.named_modules()]:
+            layer = module.get_submodule(path)
+            name = self.linear.pop(layer._parameters.get("weight"), None)
+            for p in layer._parameters.values():
+                if p in self.unread:
+                    self._fill(p, self._device if name is None else "cpu")
+            layer._buffers.update({key: b if b is None else b.to(self._device) for key, b in layer._buffers.items()})
+            if name is not None:
+                parent, _, own = path.rpartition(".")
+                setattr(module.get_submodule(parent), own, self._make(name, layer, self._device))
+            del layer  # else its numbers would stay while the next one is read
+        return module
+
+    def _fill(self, p: Tensor, device: str) -> None:
+        name = self.unread.pop(p)
+        values = p if self._files is None else self._files.rows(name, slice(0, p.shape[0]))
+        # A copy: a file's tensors are at odd addresses, where some products round differently.
+        values = values.to(device, p.dtype, copy=True)
+        self.sums[name] = int(sum_of_bits(values))
+        # In place, as embeddings may be tied.
+        torch.utils.swap_tensors(p, torch.nn.Parameter(values, requires_grad=False))  # type: ignore[no-untyped-call]
 
 
 def _in_4_bits(name: str, linear: torch.nn.Linear, device: str) -> Any:
@@ -105,12 +145,6 @@ def dense(weight: Any) -> Tensor:
         return numbers(weight)
     made: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
     return made
-
-
-def kinds_of(model: Any) -> dict[str, str]:
-    """Return how the model's quantised weights are kept, by name: `nf4`, or the type of their GGUF blocks."""
-    weights = {name: (p, blocks_of(p)) for name, p in model.named_parameters()}
-    return {name: NF4 if blocks is None else blocks.kind for name, (p, blocks) in weights.items() if is_quantized(p)}
 
 
 def bits_of(weight: Any) -> Tensor:

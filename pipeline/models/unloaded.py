@@ -24,7 +24,7 @@ _FILES: weakref.WeakKeyDictionary[Any, Files] = weakref.WeakKeyDictionary()
 def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) -> Any | None:
     """Return the causal LM at a local folder or hub id with parameters on the device `meta` and computed buffers.
 
-    None if the rows of its weights are not found in its files, e.g. because they are not safetensors.
+    None if the rows of its weights are not found in its files, e.g. because they are not safetensors, or quantised.
     Raises: ConfigError naming the path and the remedy.
     """
     import transformers
@@ -38,7 +38,7 @@ def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) ->
         if (folder / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     files = Files(folder, model)
-    if not files.has_all:
+    if not files.has_all or getattr(settings, "quantization_config", None) is not None:
         return None
     _FILES[model] = files
     return model

@@ -28,7 +28,7 @@ class BitsConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
     """The way in which each layer of a base is kept."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
-        """`kinds`: layer, by its name in a saved folder -> how its weight is kept (`quantized.kinds_of`)."""
+        """`kinds`: layer, by its name in a saved folder -> how its weight is kept (`quantized.InBits.kinds`)."""
         super().__init__()
         self.kinds = dict(kinds)
 

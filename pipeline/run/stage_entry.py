@@ -57,8 +57,11 @@ def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
 
 
 def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
-    """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
-    if config.train.backend == "fsdp" and config.model.quantize is None:  # else each rank puts all of them in bits
+    """Return the policy of a folder or hub id; its weights stay in the files where they will be read in parts.
+
+    So are the rows of each rank, and the layers of a base that is put in bits.
+    """
+    if config.train.backend == "fsdp" or config.model.quantize is not None:
         model = model_on_meta(path, DTYPES[config.model.dtype], revision)
         if model is not None:
             return model

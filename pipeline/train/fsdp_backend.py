@@ -20,7 +20,8 @@ from torch import Tensor
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.adapted_layers import plain_name
 from verizero.pipeline.models.compiled import compile_blocks
-from verizero.pipeline.models.lora import Adapted, EngineAdapters, hashed, is_factor, sum_of_bits
+from verizero.pipeline.models.fingerprint import hashed, sum_of_bits
+from verizero.pipeline.models.lora import Adapted, EngineAdapters, is_factor
 from verizero.pipeline.models.quantized import divisible, with_rest
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved, filled, without_memory
@@ -313,19 +314,25 @@ class FsdpBackend(Backend):
 
     def _divided_in_place(self, model: Any, adapted: Adapted) -> FsdpShards:
         """Divide a model with adapters in place, because `adapted` refers to its modules. Number types stay."""
-        values, files = {}, weights_of(model)
+        values, files = {}, None if adapted.is_quantized else weights_of(model)
         if files is not None:
             values = {name: p.detach() for name, p in model.named_parameters() if p.device.type != "meta"}
             for layer in adapted.layers.values():
                 layer.lora_A.to("meta")
                 layer.lora_B.to("meta")
-        if adapted.is_quantized:
-            if self._engine_reads_module:
-                self._in_bits = adapted.trainable_copy()
-            divisible(model)
-        recompute = self.train_config.gradient_checkpointing
+
+        def read(part: Any) -> None:
+            adapted.read(part)
+            divisible(part)
+
+        if adapted.is_quantized and self._engine_reads_module:
+            adapted.read()
+            self._in_bits = adapted.trainable_copy()
+        how = self.device, self.train_config.gradient_checkpointing, self._offloads
         compile_blocks(model, self.compiling)
-        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
+        sharded = FsdpShards(
+            model.eval(), "gradient norm", self.ranks, None, *how, read if adapted.is_quantized else None
+        )
         if files is not None:
             sharded.read(files, plain_name, values)
         if adapted.is_quantized:  # the fingerprint is that of the base's numbers, before they were put in bits

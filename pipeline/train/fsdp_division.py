@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,17 @@ class _FreedScatter:
 
 
 def divided(
-    model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
+    model: Any,
+    ranks: Ranks,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    recompute: bool,
+    read: Callable[[Any], None] | None = None,
 ) -> torch.nn.Module:
-    """Divide `model` in place: each block, each untied embedding, the rest as one. Return its root, an `AnyForward`."""
+    """Divide `model` in place: each block, each untied embedding, the rest as one. Return its root, an `AnyForward`.
+
+    `read(part)` gives a part its weights, so that one after another is whole; without it those on `meta` have none.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from verizero.pipeline.models.load import recompute_activations
@@ -55,8 +63,9 @@ def divided(
     # Inputs have the right type already: the model is in half precision itself.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     shell = AnyForward(model)
-    is_empty = any(p.device.type == "meta" for p in model.parameters())
     for block in [*_blocks(model), *_untied(model), shell]:
+        if read is not None:
+            read(block)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         # A sum over ranks, not their mean. gloo needs both calls, as it cannot sum and divide in one; neither recurses.
         block.set_force_sum_reduction_for_comms(True)
@@ -68,7 +77,7 @@ def divided(
             block._set_unshard_async_op(True)
         if device.type == "cpu":
             block.set_custom_reduce_scatter(_FreedScatter())
-    if is_empty:
+    if any(p.device.type == "meta" for p in model.parameters()):
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         shell.to_empty(device=device)
         for name, b in model.named_buffers():

@@ -42,12 +42,14 @@ class FsdpShards:
         device: torch.device,
         recompute: bool,
         offload: bool = False,
+        read: Callable[[Any], None] | None = None,
     ) -> None:
         """Divide `model` in place. If its parameters are on `meta`, weights are undefined until something sets them.
 
         `whose` begins error messages ("gradient norm"). `dtype`: the number type of forward and backward; None for that
         of each weight. `recompute`: activations are computed again in the backward pass. `offload`: the CPU has the
-        optimiser's state and updates the weights.
+        optimiser's state and updates the weights. `read` gives each part of the model its weights before it
+        is divided.
         """
         self.model = model
         self.whose = whose
@@ -59,7 +61,7 @@ class FsdpShards:
         They are the weights themselves, or with `offload` copies of them on the CPU.
         """
         self.offload = offload
-        self.shell = divided(model, ranks, dtype, device, recompute)
+        self.shell = divided(model, ranks, dtype, device, recompute, read)
         self._mesh = mesh_of(ranks, torch.device("cpu")) if offload else None
 
     def on_device(self) -> AbstractContextManager[None]:

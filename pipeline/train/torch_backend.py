@@ -40,6 +40,8 @@ class TorchBackend(Backend):
         self.ranks = ranks
         self.adapted = adapted
         self.train_config = config
+        if adapted is not None:
+            adapted.read()
         self.model = model.eval()  # no dropout: ratios compare the same function
         if model.device.type == "cpu":
             keep_freed_memory()

@@ -29,7 +29,7 @@ from verizero.pipeline.models.cpu import Decoder, habits_of
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import NF4_BITS, quantize
+from verizero.pipeline.models.quantized import NF4_BITS, InBits
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.sampling import pick
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
@@ -169,7 +169,8 @@ def test_a_base_in_the_blocks_of_a_file_takes_their_bytes(tmp_path: Path) -> Non
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), quantized=True)
     in_blocks = {"model": {"quantize": "gguf", "dtype": "float32"}, "train": {"backend": "torch", "lora": {"rank": 4}}}
     config = recipe_of(str(file), output=str(tmp_path), **in_blocks)
-    model = quantize(load_model(model_folder(str(file), tmp_path)), "cpu", file)
+    plain = load_model(model_folder(str(file), tmp_path))
+    model = InBits(plain, "cpu", file).read(plain)
     assert base_of(config, shape_of(config)) == sum(p.nbytes for p in model.parameters())
 
 

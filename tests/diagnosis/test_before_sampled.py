@@ -44,8 +44,9 @@ def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
 
 
 @pytest.mark.integration
-def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path) -> None:
-    checks, findings = looked(after(trained), tmp_path, without_model=False)
+@pytest.mark.parametrize("backend", ["torch", "fsdp"])
+def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path, backend: str) -> None:
+    checks, findings = looked(after(trained, train={"backend": backend}), tmp_path, without_model=False)
     assert set(findings) == {"evaluation_too_small"}  # it has six prompts
     right, total = map(int, re.findall(r"\d+", checks["pass rates"].result)[:2])
     assert 0 < right < total == 64

@@ -16,7 +16,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.parity import check_parity
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import quantize
+from verizero.pipeline.models.quantized import InBits
 from verizero.pipeline.report.progress import Silent
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
@@ -77,7 +77,8 @@ class MergedAndRoundedAgain(TorchEngine):
         self.publish(right.version)
 
     def publish(self, version: int) -> None:
-        super().__init__(quantize(self._adapted.plain_model(), "cpu"), *self._how)
+        plain = self._adapted.plain_model()
+        super().__init__(InBits(plain, "cpu").read(plain), *self._how)
         super().publish(version)
 
     def _choose(self) -> HfDecoder:

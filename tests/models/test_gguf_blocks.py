@@ -18,7 +18,7 @@ from verizero.pipeline.models.gguf_blocks import LAYOUTS, BlockLinear, blocks_of
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import dense, is_quantized, num_weights, quantize, sharing
+from verizero.pipeline.models.quantized import InBits, dense, is_quantized, num_weights, sharing
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.torch_backend import TorchBackend
 
@@ -66,7 +66,7 @@ def test_a_model_in_blocks_computes_what_it_did(tmp_path: Path, dtype: str) -> N
     file, plain = of_file(tmp_path, dtype)
     before = {name: p.detach().clone() for name, p in plain.named_parameters()}
     wanted, operations = logits(plain), update_flops(plain.requires_grad_(False), [(9, 4)])
-    model = quantize(plain, "cpu", file)
+    model = InBits(plain, "cpu", file).read(plain)
     assert update_flops(model, [(9, 4)]) == operations
     weights = dict(model.named_parameters())
     assert sum(map(is_quantized, weights.values())) == 2 * 7
@@ -109,7 +109,7 @@ def test_blocks_that_are_not_the_models_numbers_are_refused(tmp_path: Path) -> N
     with torch.no_grad():
         plain.model.layers[1].mlp.up_proj.weight[3, 4] += 1
     with pytest.raises(ConfigError, match=r"blocks of model\.layers\.1\.mlp\.up_proj in tiny\.gguf are not what"):
-        quantize(plain, "cpu", file)
+        InBits(plain, "cpu", file).read(plain)
     whole = write_gguf(tmp_path / "whole.gguf", tiny_llama())
     with pytest.raises(ConfigError, match=r"whole\.gguf has no linear layer in blocks"):
-        quantize(load_model(model_folder(str(whole), tmp_path)), "cpu", whole)
+        InBits(load_model(model_folder(str(whole), tmp_path)), "cpu", whole)

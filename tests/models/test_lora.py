@@ -11,7 +11,8 @@ import transformers
 
 from tests.models.families import build, tiny
 from verizero.pipeline.errors import CheckpointError, ConfigError
-from verizero.pipeline.models.lora import Adapted, fingerprint
+from verizero.pipeline.models.fingerprint import fingerprint
+from verizero.pipeline.models.lora import Adapted
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 

@@ -13,7 +13,8 @@ from tests.models.families import build
 from tests.models.test_lora import IDS, logits, taught
 from tests.train.sampled import MODELS
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.lora import Adapted, fingerprint
+from verizero.pipeline.models.fingerprint import fingerprint
+from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.routing import recording, replaying, unreplayable
 from verizero.pipeline.models.unloaded import model_on_meta
 

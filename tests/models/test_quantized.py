@@ -14,15 +14,14 @@ from verizero.pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import (
     NF4_BITS,
+    InBits,
     bits_of,
     dense,
     from_bits,
     is_quantized,
-    kinds_of,
     num_bytes,
     num_weights,
     prepare,
-    quantize,
 )
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
@@ -39,7 +38,7 @@ def adapted(name: str, quantize_on: str | None, targets: tuple[str, ...] = ()) -
 def test_a_layer_computes_with_the_numbers_that_its_bits_stand_for() -> None:
     model = build("qwen2", {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": False})
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    quantize(model, "cpu")
+    InBits(model, "cpu").read(model)
     names = [name for name, p in model.named_parameters() if is_quantized(p)]
     assert len(names) == 2 * 7, "all linear layers of two blocks"
     assert not is_quantized(model.lm_head.weight)
@@ -65,8 +64,9 @@ def test_its_bits_alone_make_the_numbers_in_any_type(shape: tuple[int, int], dty
     """Its own scales are in eight bits, those of the bits in float32."""
     model = build("qwen2", {"tie_word_embeddings": False})
     model.model.layers[0].mlp.up_proj = torch.nn.Linear(shape[1], shape[0], dtype=dtype)
-    weight = quantize(model, "cpu").model.layers[0].mlp.up_proj.weight
-    assert set(kinds_of(model).values()) == {"nf4"}
+    in_bits = InBits(model, "cpu")
+    assert in_bits.kinds["model.layers.0.mlp.up_proj.weight"] == "nf4"
+    weight = in_bits.read(model).model.layers[0].mlp.up_proj.weight
     bits = bits_of(weight)
     assert (bits.dtype, len(bits)) == (torch.uint8, num_bytes("nf4", weight.quant_state.shape))
     assert torch.equal(from_bits(bits, "nf4", torch.Size(shape), dtype), dense(weight))
@@ -90,7 +90,7 @@ def test_vllm_can_compile_a_product_with_bits(kind: str) -> None:
 
 def test_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.quantize: model type 'qwen3_moe' has experts"):
-        quantize(build("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}), "cpu")
+        InBits(build("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}), "cpu")
 
 
 def stepped(decoder: Any) -> torch.Tensor:

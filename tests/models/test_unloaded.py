@@ -50,11 +50,15 @@ def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
     assert empty.generation_config.eos_token_id == loaded.generation_config.eos_token_id
 
 
-def test_files_that_are_not_safetensors_are_not_read_in_rows(tmp_path: Path) -> None:
+def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_path: Path) -> None:
     model = tiny("llama")
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert model_on_meta(str(tmp_path), torch.float32) is None
+    model.config.save_pretrained(tmp_path / "torch")
+    torch.save(model.state_dict(), tmp_path / "torch" / "pytorch_model.bin")
+    assert model_on_meta(str(tmp_path / "torch"), torch.float32) is None
+    model.save_pretrained(tmp_path / "quantised")
+    model.config.quantization_config = {"quant_method": "fp8"}
+    model.config.save_pretrained(tmp_path / "quantised")
+    assert model_on_meta(str(tmp_path / "quantised"), torch.float32) is None
 
 
 def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:

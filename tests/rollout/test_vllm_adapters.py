@@ -17,7 +17,7 @@ from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.quantized import bits_of, dense, quantize
+from verizero.pipeline.models.quantized import InBits, bits_of, dense
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_adapters import adapter_arguments
@@ -124,7 +124,8 @@ def test_layers_and_ranks_that_it_does_not_compute_are_not_its() -> None:
 def test_layers_that_vllm_computes_as_one_may_be_kept_in_different_ways() -> None:
     from verizero.pipeline.rollout.vllm_quantized import PLAIN, BitsMethod
 
-    of_model = quantize(build("qwen2", {"hidden_size": 128}), "cpu").model.layers[0].self_attn
+    model = build("qwen2", {"hidden_size": 128})
+    of_model = InBits(model, "cpu").read(model).model.layers[0].self_attn
     weights = [of_model.get_submodule(name).weight for name in ("q_proj", "k_proj", "v_proj")]
     numbers = [dense(weight) for weight in weights]
     layer: Any = torch.nn.Module()

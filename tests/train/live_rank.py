@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.families import build
+from tests.train.quantized_rank import bytes_of_weights
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
@@ -30,6 +31,8 @@ from verizero.pipeline.train.ranks import Ranks, join, leave
 from verizero.pipeline.train.torch_backend import TorchBackend
 
 VOCAB = 8192
+ADAPTED = ("fsdp-lora", "fsdp-nf4")
+"""Backends that train adapters alone."""
 MIB = 2**20
 
 
@@ -122,7 +125,9 @@ def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
     if backend != "torch":
         config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
         model = model_on_meta(str(path), torch.float32)
-        adapted = Adapted(model, 4, 8.0, (), 1, "empty") if backend == "fsdp-lora" else None
+        adapted = None
+        if backend in ADAPTED:
+            adapted = Adapted(model, 4, 8.0, (), 1, "empty", "cpu" if backend == "fsdp-nf4" else None)
         return FsdpBackend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
     return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
 
@@ -180,7 +185,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
         ranks.barrier()
         del backend
         with phase("resume"):
-            backend = opened(name, start if name == "fsdp-lora" else saved / "model", ranks)
+            backend = opened(name, start if name in ADAPTED else saved / "model", ranks)
             backend.load(saved)
         with phase("update after resume"):
             trained(backend)
@@ -192,6 +197,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
             "published": count,
             "block": sum(p.numel() for p in model.model.layers[0].parameters()) * 4 / MIB,
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "weights": bytes_of_weights(model) / MIB if name in ADAPTED else None,
             "table": model.model.embed_tokens.weight.numel() * 4 / MIB,
         }
     leave()

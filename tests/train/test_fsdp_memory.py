@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from verizero.pipeline.commands.plan.memory import memory
 from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
+from verizero.pipeline.models.quantized import NF4_BITS
 
 RANKS = 4
 OF_TORCH = 2
@@ -94,6 +96,19 @@ def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
         over = {phase: (mib, bounds[phase]) for phase, mib in rank["peaks"].items() if mib > bounds[phase]}
         assert over == {}, rank
         assert rank["published"] == rank["parameters"] - rank["trained"]
+
+
+@pytest.mark.integration
+def test_no_rank_reads_the_whole_of_a_base_in_bits(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    for rank in run("tests.train.live_rank", RANKS, str(tmp_path), "fsdp-nf4", "256", "12"):
+        # The table comes last: it is there as the file has it and as a copy, which is then divided.
+        most = rank["weights"] + (2 - 1 / RANKS) * rank["table"]
+        for phase in ("load", "resume"):
+            assert rank["peaks"][phase] < most + 0.5, rank
+        numbers = 4 * rank["published"] / MIB
+        whole_bits = (numbers - rank["table"]) * NF4_BITS / 32
+        assert most + 0.5 < min(numbers, most + whole_bits * (1 - 1 / RANKS)), "it sees the whole base and all its bits"
 
 
 @pytest.mark.integration

@@ -126,17 +126,18 @@ def _judge(recipe: LocalParts, sampled: Sampled) -> list[Finding]:
 def sample(recipe: LocalParts, prompts: Sequence[Prompt], graders: dict[str, Grader]) -> Sampled | str:
     """Return graded responses to some of the prompts, or the reason for which the time does not allow it."""
     from verizero.pipeline.config.machine import for_machine
-    from verizero.pipeline.models.load import eos_ids
+    from verizero.pipeline.models.load import eos_ids, load_model
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.generate import Generation, generate_rollouts
     from verizero.pipeline.rollout.torch_engine import TorchEngine
-    from verizero.pipeline.run.build import device_of
+    from verizero.pipeline.run.build import device_of, first_model_path
     from verizero.pipeline.run.sampling import seconds_per_token
-    from verizero.pipeline.run.stage_entry import load_policy
 
     config = for_machine(recipe.config, 1, device_of(recipe.config))
     how, tokenizer = config.rollout, recipe.tokenizer
-    model = load_policy(config.model_copy(update={"stages": config.stages[:1]}), tokenizer, None)
+    # Whole, and as it is before it is put in bits.
+    path, device = first_model_path(config), device_of(config)
+    model = load_model(path, config.model.dtype, device, config.model.revision)
     engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, how.max_rows)
     engine.publish(0)
     by = Generation(engine, Renderer(tokenizer, recipe.config.data.template), recipe.config.seed)
