@@ -32,7 +32,6 @@ from verizero.pipeline.models.adapted_layers import (
     weight_of,
     without_config,
 )
-from verizero.pipeline.models.cpu.memory import trim_heap
 from verizero.pipeline.models.fingerprint import fingerprint, hashed
 from verizero.pipeline.models.load import frozen_copy
 from verizero.pipeline.models.quantized import InBits, bits_of, dense, sharing
@@ -114,7 +113,7 @@ class Adapted:
         self.twin.eval().requires_grad_(False)
         self._unread = None if quantize_on is None else InBits(model, quantize_on, file)
         self.kinds: Mapping[str, str] = {} if self._unread is None else self._unread.kinds
-        """How the weights that are in bits are kept: `InBits.kinds`."""
+        """Weight that is in bits -> how it is kept, as in `InBits.kinds`."""
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"
         with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
@@ -154,7 +153,6 @@ class Adapted:
             sums = self._unread.sums
             self.base = hashed((name, p.shape, sums[name]) for name, p in self.twin.named_parameters())
             self._unread = None
-            trim_heap()
 
     @property
     def is_quantized(self) -> bool:

@@ -83,13 +83,15 @@ class InBits:
         """Weights that will be bits, each with its layer's name; what was read is not there any more."""
         self.unread: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         self.sums: dict[str, int] = {}
-        """Of each weight that was read, by its name without adapters: the sum of its bits before they were others."""
+        """The sum of the bits of each weight that was read, as it was in the files, by its name without adapters."""
         self._device, self._files = device, weights_of(model)
+        # Blocks are compared with the layer's numbers, which another device might compute with other rounding.
+        self._makes_on = device if file is None else "cpu"
         blocks = None if file is None else FileBlocks(file, model.config, linear)
         self._make = _in_4_bits if blocks is None else blocks.layer
         kinds = dict.fromkeys(linear, NF4) if blocks is None else blocks.kinds
         self.kinds = {f"{name}.weight": kind for name, kind in kinds.items()}
-        """How the weights that are in bits are kept, by name: `nf4`, or the type of their GGUF blocks."""
+        """Weight that is in bits -> how it is kept: `nf4`, or the type of its GGUF blocks."""
 
     @torch.no_grad()
     def read(self, module: Any) -> Any:
@@ -97,17 +99,21 @@ class InBits:
 
         Raises: ConfigError for blocks of a file that are not read here, or not the layer's numbers.
         """
+        from verizero.pipeline.models.cpu.memory import trim_heap  # the engine of the CPU imports this module
+
         for path in [path for path, _ in module.named_modules()]:
             layer = module.get_submodule(path)
             name = self.linear.pop(layer._parameters.get("weight"), None)
             for p in layer._parameters.values():
                 if p in self.unread:
-                    self._fill(p, self._device if name is None else "cpu")
+                    self._fill(p, self._device if name is None else self._makes_on)
             layer._buffers.update({key: b if b is None else b.to(self._device) for key, b in layer._buffers.items()})
             if name is not None:
                 parent, _, own = path.rpartition(".")
                 setattr(module.get_submodule(parent), own, self._make(name, layer, self._device))
-            del layer  # else its numbers would stay while the next one is read
+                # Else its numbers stay while the next ones are read: in a variable, or as a hole that has bits in it.
+                del layer, p
+                trim_heap()
         return module
 
     def _fill(self, p: Tensor, device: str) -> None:

@@ -100,7 +100,9 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
     if way == "fsdp in four bits":
         of_base = {"model": {"quantize": "nf4"}, **ADAPTERS, "rl": {"optimizer": {"learning_rate": 0.01}}}
         whole = trained(recipe("vllm", STEPS, **of_base), base / "whole_four_bits")
-        least = -1.0  # at a rate that makes nothing of rounding, adapters on random weights learn little
+        # At 0.06 the third gradient has a norm above 7, and rounding grows tenfold a step: one process ends elsewhere
+        # with smaller micro-batches, too. At this rate it does not, and adapters on random weights learn little.
+        least = -1.0
         changes |= {**of_base, "train": {"backend": "fsdp", **ADAPTERS["train"]}}
     if way == "zero3":
         changes["train"] = {"backend": "deepspeed", "zero": 3}

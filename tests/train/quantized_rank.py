@@ -24,6 +24,7 @@ from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.quantized import num_weights
+from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.fsdp_backend import FsdpBackend
@@ -33,14 +34,16 @@ from verizero.pipeline.train.torch_backend import TorchBackend
 Found = dict[str, Any]
 
 
-def adapted(kind: str, file: Path) -> Adapted:
-    model = load_model(model_folder(str(file), file.parent)) if kind == "gguf" else tiny_llama(head_width=16)
+def adapted(kind: str, file: Path, in_files: bool = False) -> Adapted:
+    """Adapters on a model that is whole, or has its weights in files."""
+    folder = model_folder(str(file), file.parent) if kind == "gguf" else str(file.parents[1] / "start")
+    model = model_on_meta(folder, torch.float32) if in_files else load_model(folder)
     return Adapted(model, 3, 6.0, (), 5, quantize_on="cpu", file=file if kind == "gguf" else None)
 
 
 def divided(a: Adapted, ranks: Ranks, **changes: Any) -> FsdpBackend:
     train = TrainConfig(backend="fsdp", device="cpu", **changes)
-    return FsdpBackend(a.model, train, ranks, a, engine_reads_module="offload" not in changes)
+    return FsdpBackend(a.model, train, ranks, a, "offload" not in changes, torch.device("cpu"))
 
 
 def published(backend: Backend) -> dict[str, torch.Tensor]:
@@ -94,11 +97,16 @@ def compare(ranks: Ranks, kind: str, root: Path) -> Found:
     file.parent.mkdir(parents=True)
     if kind == "gguf":
         write_gguf(file, tiny_llama(), quantized=True)
+    elif ranks.is_first:
+        tiny_llama(head_width=16).save_pretrained(root / "start")
+    ranks.barrier()
     wanted_metrics, wanted, sizes = once(ranks, lambda: found_by_torch(lambda: adapted(kind, file)))
     found: Found = {}
+    whole = adapted(kind, file)
     for name, changes in {"plain": {}, "less memory": {"gradient_checkpointing": True, "offload": "optimizer"}}.items():
-        a = adapted(kind, file)
+        a = adapted(kind, file, in_files=True)
         backend = begun(divided(a, ranks, **changes))
+        base_numbers = distance(published(backend), published(TorchBackend(whole.model, adapted=whole)))
         seen = steps(backend, 0, SAVED_AT)
         folder = root / name
         folder.mkdir(exist_ok=True)
@@ -107,7 +115,7 @@ def compare(ranks: Ranks, kind: str, root: Path) -> Found:
         ranks.barrier()
         seen += steps(backend, SAVED_AT, NUM_STEPS)
         ends = published(backend) | weights(backend)
-        again = divided(adapted(kind, file), ranks, **changes)
+        again = divided(adapted(kind, file, in_files=True), ranks, **changes)
         again.load(folder)
         steps(again, SAVED_AT, NUM_STEPS)
         if name == "plain":
@@ -121,6 +129,7 @@ def compare(ranks: Ranks, kind: str, root: Path) -> Found:
         seen += after_a_refresh(backend)
         found[name] = {
             "weights": distance(ends, wanted),
+            "base_numbers": base_numbers,
             "metrics": max(abs(x[k] - y[k]) for x, y in zip(seen, wanted_metrics, strict=True) for k in y),
             "resumed": distance_of_resumed,
             "base": bytes_of_base(backend.model) / sizes["base"],

@@ -20,6 +20,7 @@ def test_two_ranks_hold_half_of_the_bits_each_and_train_what_one_does(kind: str,
     for rank in ranks:
         for name, seen in rank.items():
             assert seen["weights"] < 1e-5, name
+            assert seen["base_numbers"] == 0.0, "bits that are read layer by layer are those of a whole base"
             assert seen["metrics"] < 1e-5, name
             assert seen["resumed"] == 0.0, name
             assert seen["base"] == pytest.approx(0.5, abs=0.01)
