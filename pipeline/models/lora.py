@@ -128,12 +128,9 @@ class Adapted:
         """Modules with adapters. One with several parameters that have adapters is there several times, nested."""
         self._of_weights = {name_of(name, layer): name for name, layer in self.layers.items()}
         for name, layer in self.layers.items():
-            if any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters()):
-                layer.lora_A.float()
-                layer.lora_B.float()
-            if quantize_on is not None:
-                layer.lora_A.to(quantize_on)
-                layer.lora_B.to(quantize_on)
+            is_half = any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters())
+            for factors in (layer.lora_A, layer.lora_B):
+                factors.to(device=quantize_on, dtype=torch.float32 if is_half else None)
             if twin == "shares":
                 seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
                 own_copy = getattr(seat, key).detach().clone()

@@ -167,11 +167,10 @@ def recipe_of(name: str, **changes: Any) -> RunConfig:
 
 def test_a_base_in_the_blocks_of_a_file_takes_their_bytes(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), quantized=True)
-    in_blocks = {"model": {"quantize": "gguf", "dtype": "float32"}, "train": {"backend": "torch", "lora": {"rank": 4}}}
-    config = recipe_of(str(file), output=str(tmp_path), **in_blocks)
-    plain = load_model(model_folder(str(file), tmp_path))
-    model = InBits(plain, "cpu", file).read(plain)
-    assert base_of(config, shape_of(config)) == sum(p.nbytes for p in model.parameters())
+    model, train = {"quantize": "gguf", "dtype": "float32"}, {"backend": "torch", "lora": {"rank": 4}}
+    config = recipe_of(str(file), output=str(tmp_path), model=model, train=train)
+    made = InBits(of_file := load_model(model_folder(str(file), tmp_path)), "cpu", file).read(of_file)
+    assert base_of(config, shape_of(config)) == sum(p.nbytes for p in made.parameters())
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -13,6 +13,7 @@ from verizero.pipeline.errors import RunError
 
 FSDP = ("train.backend=fsdp",)
 LIMIT = "launch.phase_timeout_s=12"
+LORA = "train.lora={rank: 4, alpha: 8}"
 SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.select.keep=all")
 DEATHS = [
     ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
@@ -31,6 +32,10 @@ DEATHS = [
     ),
     ("0|background, unnamed|2|kill", r"rank 0 \(process \d+\) was ended by SIGKILL in '"),
 ]
+BEFORE_PUBLISH = (
+    "1|round 1 step 2: publish|1|kill",
+    r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: publish'",
+)
 
 
 @pytest.mark.integration
@@ -42,7 +47,7 @@ def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["null", "nf4"])
 def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: str) -> None:
-    lora = ("train.lora={rank: 4, alpha: 8}", f"model.quantize={quantize}")
+    lora = (LORA, f"model.quantize={quantize}")
     assert_same_run(
         by_ranks(recipe, f"divided_lora_{quantize}", *FSDP, *lora), by_one(recipe, f"lora_{quantize}", *lora)
     )
@@ -50,18 +55,24 @@ def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: st
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "deaths"),
+    [((), DEATHS), ((LORA, "model.quantize=nf4"), [BEFORE_PUBLISH, DEATHS[2]])],
+    ids=["all weights", "adapters on four bits"],
+)
 def test_killed_or_stopped_with_fsdp_it_ends_with_the_bytes_of_a_run_unhurt(
-    recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], deaths: list[tuple[str, str]]
 ) -> None:
-    checkpoints = recipe.parent / "runs" / "hurt" / "checkpoints"
-    for fuse, said in DEATHS:
+    hurt, unhurt = (f"{name}_{len(how)}" for name in ("hurt", "unhurt"))
+    checkpoints = recipe.parent / "runs" / hurt / "checkpoints"
+    for fuse, said in deaths:
         monkeypatch.setenv("FUSE", fuse)
         with pytest.raises(RunError) as caught:
-            by_ranks(recipe, "hurt", *FSDP, *SHORT, LIMIT)
+            by_ranks(recipe, hurt, *FSDP, *SHORT, *how, LIMIT)
         assert re.match(said, str(caught.value)), fuse
         until(lambda: not processes_of(owner), "the end of all ranks")
         assert folders(checkpoints.parent / "logs") == ["rank1"]
     monkeypatch.delenv("FUSE")
-    assert_same_bytes(by_ranks(recipe, "hurt", *FSDP, *SHORT), by_ranks(recipe, "unhurt", *FSDP, *SHORT))
+    assert_same_bytes(*(by_ranks(recipe, name, *FSDP, *SHORT, *how) for name in (hurt, unhurt)))
     assert folders(checkpoints.parent / "logs") == []
     assert all(p.name.isdigit() for p in checkpoints.iterdir())
