@@ -31,7 +31,7 @@ class Pair:
     """A policy with adapters, and vLLM."""
 
     def __init__(self, way: str, folder: Path) -> None:
-        """`way`: how the base is kept, and for "numbers of four bits" that vLLM gets it as numbers."""
+        """`way`: how the base is kept."""
         file = None
         if way == "blocks":
             file = write_gguf(folder / "tiny.gguf", tiny_llama(head_width=32), quantized=True)
@@ -41,7 +41,7 @@ class Pair:
         linear = [m for name, m in model.named_modules() if type(m) is torch.nn.Linear and name != "lm_head"]
         self.num_whole = 4 * sum(m.weight.numel() for m in linear)
         self.adapted = Adapted(model, 4, 8.0, (), 5, quantize_on=None if way == "whole" else "cpu", file=file)
-        found = TorchBackend(model, adapted=self.adapted).engine_adapters(not way.startswith("numbers"))
+        found = TorchBackend(model, adapted=self.adapted).engine_adapters(True)
         self.engine = VllmEngine(EngineModel.of(model, EOS, adapters=found, longest=64), SMALL, 64)
 
 
@@ -54,7 +54,7 @@ def moved(model: Any, seed: int) -> None:
             p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
 
 
-BITS = {"whole": 0, "numbers of four bits": 0, "four bits": 4.5, "blocks": 8.5}
+BITS = {"whole": 0, "four bits": 4.5, "blocks": 8.5}
 """Way -> bits that vLLM keeps of a weight of a linear layer; 0: numbers."""
 
 
