@@ -27,7 +27,7 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
         config = half if on_gpu and _is_allowed(half) else _with(config, "model", dtype="float32")
     if config.rollout.engine == "auto":
         vllm = _with(config, "rollout", engine="vllm")
-        # vLLM would hold the whole numbers of a base in 4 bits.
+        # The embedded engine computes with the trainer's own bits; vLLM has them a second time.
         takes_vllm = on_gpu and config.model.create is None and config.model.quantize is None and _is_allowed(vllm)
         if takes_vllm and has_vllm is None:
             has_vllm = importlib.util.find_spec("vllm") is not None

@@ -38,6 +38,7 @@ from verizero.pipeline.models.quantized import InBits, bits_of, dense, sharing
 from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
+WEIGHTS = "adapter_model.safetensors"
 FACTORS = (".lora_A.", ".lora_B.")
 """In the names of adapters: what follows the name of their module."""
 MergedTwin = Literal["shares", "copies", "empty"]
@@ -270,24 +271,28 @@ class Adapted:
 
     def factors(self, whole: GatherParameters = as_they_are) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters by the names of a folder that peft saves. All ranks must iterate in step."""
-        for name, p in self._parameters():
+        for name, p in trained_by_saved_name(self.model).items():
             with whole(p) as (full,):
-                yield f"base_model.model.{name}", full.detach()
+                yield name, full.detach()
 
     def save(self, folder: Path, is_first: bool, whole: GatherParameters = as_they_are) -> None:
         """Write the adapters, as peft does, and their base's fingerprint into `folder/adapter`. All ranks call it."""
-        from safetensors.torch import save_file
-
         tensors: dict[str, Tensor] = {}
         for name, full in self.factors(whole):
             if is_first:
                 tensors[name] = full.cpu().contiguous().clone()
         if is_first:
-            place = folder / FOLDER
-            place.mkdir()
-            self.config.save_pretrained(place)
-            save_file(tensors, place / "adapter_model.safetensors")
-            (place / "base.json").write_text(json.dumps({"fingerprint": self.base}))
+            self.write(folder, self.config, tensors)
+
+    def write(self, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+        """Write adapters of this base into `folder/adapter`, with the configuration that peft reads them by."""
+        from safetensors.torch import save_file
+
+        place = folder / FOLDER
+        place.mkdir(parents=True)
+        config.save_pretrained(place)
+        save_file(tensors, place / WEIGHTS)
+        (place / "base.json").write_text(json.dumps({"fingerprint": self.base}))
 
     def check_base(self, folder: Path) -> None:
         """Raise CheckpointError if the adapters in `folder` are of another base."""
@@ -299,24 +304,29 @@ class Adapted:
                 )
 
     @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises: CheckpointError if the base is another one, or adapters do not fit."""
+    def load(self, folder: Path, model: Any = None) -> None:
+        """Restore what `save` or `write` wrote into the policy, or into `model`, which has the same base.
+
+        Raises: CheckpointError if the base is another one, or adapters do not fit.
+        """
         from safetensors.torch import load_file
 
         self.check_base(folder)
         with boundary(CheckpointError, f"the adapters of {folder} do not fit the policy"):
-            tensors = load_file(folder / FOLDER / "adapter_model.safetensors")
-            for name, p in self._parameters():
-                p.copy_(tensors[f"base_model.model.{name}"])
+            tensors = load_file(folder / FOLDER / WEIGHTS)
+            for name, p in trained_by_saved_name(self.model if model is None else model).items():
+                p.copy_(tensors[name])
 
     def _seat(self, plain: Any, name: str) -> Tensor:
         """Return the weight of a plain model in the place of that of a module with adapters."""
         weight: Tensor = plain.get_parameter(f"{plain_name(name)}.{key_of(self.layers[name])}")
         return weight
 
-    def _parameters(self) -> list[tuple[str, Tensor]]:
-        """Return the adapters with the names under which peft saves them."""
-        return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+def trained_by_saved_name(model: Any) -> dict[str, Tensor]:
+    """Return the weights of the model that take a gradient, by the names under which peft saves them."""
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": p for name, p in trained}
 
 
 @contextmanager

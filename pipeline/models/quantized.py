@@ -79,6 +79,8 @@ class InBits:
             )
         head = model.get_output_embeddings()
         linear = {name: m for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head}
+        if not linear:
+            raise ConfigError(f"model.quantize: model type {model.config.model_type!r} has no linear layers; drop it")
         self.linear: dict[Tensor, str] = {m.weight: name for name, m in linear.items()}
         """Weights that will be bits, each with its layer's name; what was read is not there any more."""
         self.unread: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}

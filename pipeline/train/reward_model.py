@@ -28,6 +28,7 @@ from verizero.pipeline.types import Path as RowPath
 from verizero.pipeline.types import StepMetrics
 
 NORM = "reward model's gradient norm"
+OPTIMIZER = "trainer.pt"
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
 """Tokens of the prompt with the better response, and with the worse one."""
@@ -92,19 +93,27 @@ class RewardModel:
     ) -> RewardModel:
         """Return the reward model that `save` wrote. Raises: CheckpointError if it does not load."""
         reward_model = cls.continued(folder / "model", optimizer, total_steps, train, device)
-        with boundary(CheckpointError, f"the optimiser of the reward model of {folder} does not load"):
-            state = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
-            reward_model.optimizer.load_state_dict(state["optimizer"])
-            reward_model.num_updates = state["num_updates"]
+        reward_model.load_optimizer(folder)
         return reward_model
 
     def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
         """Write model and optimiser into `folder`, by the first rank."""
         self.write(folder / "model", tokenizer, is_first)
         if is_first:
-            state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
-            with (folder / "trainer.pt").open("wb") as file:
-                torch.save(state, file)
+            self.save_optimizer(folder)
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the optimiser into `folder`."""
+        state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
+        with (folder / OPTIMIZER).open("wb") as file:
+            torch.save(state, file)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Restore what `save_optimizer` wrote. Raises: CheckpointError if it does not load."""
+        with boundary(CheckpointError, f"the optimiser of the reward model of {folder} does not load"):
+            state = torch.load(folder / OPTIMIZER, map_location=self.model.device, weights_only=True)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.num_updates = state["num_updates"]
 
     def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
         """Write the model as a Hugging Face folder, by the first rank."""

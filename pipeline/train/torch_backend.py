@@ -20,12 +20,14 @@ from verizero.pipeline.models.lora import Adapted, EngineAdapters, has_factors, 
 from verizero.pipeline.models.routing import Rerouted
 from verizero.pipeline.models.saved_names import as_saved
 from verizero.pipeline.models.streamed import Streamed
+from verizero.pipeline.train.adapted_reward_model import AdaptedRewardModel
 from verizero.pipeline.train.backend import Backend, T, WhichModel, compiling_of, require_written_by
 from verizero.pipeline.train.critic import TorchCritic, own_backbone
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import Masters, clipped_step, finite_norm, schedule, trained_by, with_masters
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.reference import as_base, refreshed
+from verizero.pipeline.train.reward_model import RewardModel
 
 DEFAULTS = TrainConfig()
 
@@ -131,6 +133,19 @@ class TorchBackend(Backend):
         """Return the adapters, but None if some are on experts or the output layer, which vLLM does not compute."""
         adapted = self.adapted
         return None if adapted is None else adapted.for_engine(partial(adapted.plain_blocks, None, False), in_bits)
+
+    def reward_model(
+        self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None, start: Path | None = None
+    ) -> RewardModel:
+        """Return a reward model, on the policy's own base if that is quantised; see `Backend.reward_model`."""
+        if self.adapted is None or not self.adapted.is_quantized:
+            return super().reward_model(optimizer, total_steps, folder, start)
+        model = AdaptedRewardModel(self.adapted, optimizer, total_steps, self.train_config)
+        if start is not None:
+            model.take(start)
+        elif folder is not None:
+            model.load(folder)
+        return model
 
     def engine_module(self) -> Any:
         """Return the policy's module, with its adapters: the engine copies these alone."""

@@ -99,7 +99,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
             (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
             (["rl"], {"model": {"quantize": "gguf"}}, ["model.quantize=gguf keeps the blocks of a GGUF file", "nf4"]),
             (["rl"], {"train": {"backend": "deepspeed"}}, ["=deepspeed, which divides", "train.backend: fsdp or"]),
-            (["reward_model"], {}, ["stage 'reward_model'", "trains all weights of a copy"]),
+            (["reward_model"], {"train": {"backend": "fsdp"}}, ["stage 'reward_model'", "train.backend: torch"]),
             (["rl"], {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}}, ["critic_shared: true"]),
             (["sft", "distill"], taught(path=None, stage="sft"), ["stage 'distill'", "the adapters alone are kept"]),
         )

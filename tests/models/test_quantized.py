@@ -88,6 +88,11 @@ def test_vllm_can_compile_a_product_with_bits(kind: str) -> None:
     assert torch.equal(compiled(x, bits), product(x, bits))
 
 
+def test_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.quantize: model type 'gpt2' has no linear layers; drop it"):
+        InBits(tiny("gpt2"), "cpu")
+
+
 def test_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.quantize: model type 'qwen3_moe' has experts"):
         InBits(build("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}), "cpu")

@@ -166,12 +166,17 @@ def left(folder: Path) -> str:
     return digest(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in files))
 
 
+WEIGHTS_OF_ADAPTERS = "adapter/adapter_model.safetensors"
+"""In a checkpoint of a run on a quantised base, which has no model."""
+
+
 def fingerprint(folder: Path) -> dict[str, str]:
     """A hash of everything that a run leaves, times left out."""
     newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     state = json.loads((newest / "state.json").read_text())
     state["store"]["lengths"].pop("metrics.jsonl")  # as long as its times are
     state["store"]["sums"].pop("metrics.jsonl")
+    policy = [path for path in (newest / "model/model.safetensors", newest / WEIGHTS_OF_ADAPTERS) if path.exists()]
     return {
         "metrics": digest(json.dumps(lines_of(folder)).encode()),
         "rollouts": digest((folder / "rollouts.jsonl").read_bytes()),
@@ -181,7 +186,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
         "state": digest(json.dumps(state, sort_keys=True).encode()),
         "trainer": digest(b"".join(flat(torch.load(newest / "trainer.pt", weights_only=True)))),
         "critic": digest(critic.read_bytes() if (critic := newest / "critic" / "model.safetensors").exists() else b""),
-        "policy": digest((newest / "model" / "model.safetensors").read_bytes()),
+        "policy": digest(policy[0].read_bytes()),
     }
 
 

@@ -44,9 +44,15 @@ REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whi
 ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
 
 
-def recipe(stages: list[Any], changes: dict[str, Any] | None = None, **others: Any) -> RunConfig:
+QUANTISED = ("model.quantize=nf4", "train.lora={rank: 4}", "rl.optimizer.learning_rate=1e-4")
+
+
+def recipe(
+    stages: list[Any], changes: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **others: Any
+) -> RunConfig:
     own = {"steps": 4, "batch_size": 8, "sampled": {"prompts": 20, "samples": 6}, **(changes or {})}
-    return tiny({"stages": stages, "reward_model": own, **others}, started() if "sft" in stages else ())
+    start = started() if "sft" in stages else ()
+    return tiny({"stages": stages, "reward_model": own, **others}, (*start, *overrides))
 
 
 @pytest.mark.integration
@@ -77,10 +83,11 @@ RL_AGAIN = {"name": "rl_again", "kind": "rl", "with": {"reward": {**REWARD, "par
 
 
 @pytest.mark.integration
-def test_policy_and_reward_model_move_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [(), QUANTISED], ids=["whole", "on four bits"])
+def test_policy_and_reward_model_move_together(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """As in algorithm 1 of 2402.03300: the reward model continues with new pairs and a tenth of the earlier ones."""
     rl = {"rounds": 1, "steps_per_round": 1, "reward": REWARD, "select": {"keep": "all"}}
-    config = recipe(["sft", "reward_model", "rl", AGAIN, RL_AGAIN], {"replay": None}, rl=rl)
+    config = recipe(["sft", "reward_model", "rl", AGAIN, RL_AGAIN], {"replay": None}, overrides, rl=rl)
     goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("update", 2)])
     stages = tmp_path / "whole" / "stages"
     before, lines = (read_jsonl(stages / name / "pairs.jsonl") for name in ("reward_model", "reward_again"))
