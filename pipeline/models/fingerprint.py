@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 17
 """Numbers that are summed at once: torch makes int64 of all that it is given."""
 
 
@@ -22,7 +22,12 @@ def sum_of_bits(weight: Tensor) -> Tensor:
     """Return the sum of the bits of each number, modulo 2^64, as int64. Sums of a weight's rows add up to its own."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     numbers = weight.detach().contiguous().view(-1).view(kinds[weight.element_size()])
-    return torch.stack([part.sum(dtype=torch.int64) for part in torch.split(numbers, AT_ONCE)]).sum()
+    # In one buffer: memory of its own for each part can leave holes in the heap, as many as the weight has parts.
+    wide = torch.empty(min(AT_ONCE, len(numbers)), dtype=torch.int64, device=numbers.device)
+    total = torch.zeros((), dtype=torch.int64, device=numbers.device)
+    for part in torch.split(numbers, AT_ONCE):
+        total += wide[: len(part)].copy_(part).sum()
+    return total
 
 
 def hashed(sums: Iterable[tuple[str, Sequence[int], int]]) -> str:

@@ -103,12 +103,12 @@ def test_no_rank_reads_the_whole_of_a_base_in_bits(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     for rank in run("tests.train.live_rank", RANKS, str(tmp_path), "fsdp-nf4", "256", "12"):
         # The table comes last: it is there as the file has it and as a copy, which is then divided.
-        most = rank["weights"] + (2 - 1 / RANKS) * rank["table"]
+        most = rank["weights"] + (2 - 1 / RANKS) * rank["table"] + 1.25  # 1 for the sum of its bits
         for phase in ("load", "resume"):
-            assert rank["peaks"][phase] < most + 0.5, rank
+            assert rank["peaks"][phase] < most, rank
         numbers = 4 * rank["published"] / MIB
         whole_bits = (numbers - rank["table"]) * NF4_BITS / 32
-        assert most + 0.5 < min(numbers, most + whole_bits * (1 - 1 / RANKS)), "it sees the whole base and all its bits"
+        assert most < min(numbers, most + whole_bits * (1 - 1 / RANKS)), "it sees the whole base and all its bits"
 
 
 @pytest.mark.integration
