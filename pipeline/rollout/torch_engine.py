@@ -17,6 +17,8 @@ import torch
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.models.adapted_layers import frozen_base
 from verizero.pipeline.models.cpu import Decoder, PrefixCache, check_parity, unsupported
+from verizero.pipeline.models.cpu.memory import trim_heap
+from verizero.pipeline.models.quantized import is_quantized
 from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
@@ -37,7 +39,9 @@ class TorchEngine:
         self.max_rows = max_rows
         self.version = -1
         self.fallback_reason: str | None = None
-        shared = {id(p) for p in frozen_base(model)}
+        base = frozen_base(model)
+        shared = {id(p) for p in base}
+        self._in_bits = any(map(is_quantized, base))
         self._num_bytes = sum(p.nbytes for p in model.parameters() if id(p) not in shared)
         self._decoder: Decoder | HfDecoder = self._choose()
         self._prefix: PrefixCache | None = None
@@ -73,7 +77,12 @@ class TorchEngine:
         self._prefix = None
 
     def rest(self) -> None:
-        """Do nothing: without open episodes the engine has only its copy of the weights."""
+        """Give freed memory back where the base is in bits, to save memory: an update's tensors would not all fit it.
+
+        Without open episodes the engine has only its copy of the weights.
+        """
+        if self._in_bits:
+            trim_heap()
 
     def prefix_for(self, requests: Sequence[Request]) -> PrefixCache | None:
         """Return the cache of earlier turns if these are turns of episodes, and the fast path computes them."""

@@ -170,3 +170,17 @@ def test_a_saved_folder_has_the_numbers_that_computed_and_no_bits(tmp_path: Any)
     TorchBackend(a.model, adapted=a).whole_model(only_first=True).save_pretrained(tmp_path / "model")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert torch.allclose(logits(plain), logits(a.model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("quantize_on", "trims"), [(None, 0), ("cpu", 1)])
+def test_an_engine_on_a_base_in_bits_gives_memory_back_before_an_update(
+    quantize_on: str | None, trims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, done = adapted("llama", quantize_on), []
+    engine = TorchEngine(policy.model, [1], 0)
+    monkeypatch.setattr("verizero.pipeline.rollout.torch_engine.trim_heap", lambda: done.append(True))
+    engine.publish(0)
+    engine.generate([Request((2, 3), (0,))], Sampling(2))
+    assert not done
+    engine.rest()
+    assert len(done) == trims

@@ -45,6 +45,9 @@ DEVICES = {
     )
 }
 
+CPU = Device("cpu", 0, 0, 0, 0, 0, 0)
+"""This machine, of which nothing is known: plans count its memory alone."""
+
 
 def decode_seconds(
     weight_bytes: float,

@@ -231,7 +231,7 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
         f"{plan.shape.parameters / 1e9:.2f} billion parameters on {plan.gpus} x {plan.device.name} "
         f"({plan.device.memory_gib:g} GiB each)",
         *([plan.note] if plan.note else []),
-        *_memory_lines(plan.peaks),
+        *memory_lines(plan.peaks),
     ]
     settings = "--set " + " --set ".join(" ".join(plan.with_knobs_turned or ()).split())
     if plan.fits:
@@ -266,11 +266,11 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
     return [*lines, f"estimated; shares of the device's rates: {shares}; memory that can be filled {ROOM:.0%}"]
 
 
-def _memory_lines(peaks: dict[str, dict[str, float]]) -> list[str]:
-    """Return the parts of each peak, one column a peak."""
+def memory_lines(peaks: dict[str, dict[str, float]], of: str = "each GPU") -> list[str]:
+    """Return the parts of each peak, one column a peak; `of`: whose memory it is."""
     names = dict.fromkeys(name for parts in peaks.values() for name in parts)
     heading = "".join(f"{peak:>14}" for peak in peaks)
     rows = {name: [parts.get(name, 0.0) for parts in peaks.values()] for name in names}
     rows["in all"] = [sum(parts.values()) for parts in peaks.values()]
     lines = [f"  {name:<16}" + "".join(f" {size / GIB:9.2f} GiB" for size in sizes) for name, sizes in rows.items()]
-    return [f"memory of each GPU{heading}", *lines]
+    return [f"{f'memory of {of}':<18}{heading}", *lines]

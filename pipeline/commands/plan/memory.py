@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from verizero.pipeline.commands.plan.adapters import Adapters, adapters_of, linear_weights
-from verizero.pipeline.commands.plan.devices import Device
+from verizero.pipeline.commands.plan.devices import CPU, Device
 from verizero.pipeline.commands.plan.shape import Shape
 from verizero.pipeline.config.episodes import has_episodes, max_sampled_tokens
 from verizero.pipeline.config.rl import parts_of
@@ -258,19 +258,23 @@ def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]
         return {} if how.vllm.enforce_eager else {"vLLM's graphs": GRAPHS}
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
-    return {"engine weights": engine_weights(config, shape)}
+    return {"engine weights": engine_weights(config, shape, device is CPU)}
 
 
-def engine_weights(config: RunConfig, shape: Shape) -> float:
-    """Return bytes of the embedded engine's own weights on a GPU: a copy of all, or what it keeps next to a base."""
+def engine_weights(config: RunConfig, shape: Shape, on_cpu: bool = False) -> float:
+    """Return bytes of the embedded engine's own weights: a copy of all, or what it keeps next to a base.
+
+    On the CPU the fast path packs a copy of each matrix that it multiplies by, the output layer among them.
+    """
     adapters, width = adapters_of(config, shape), width_of(config)
+    table = shape.vocab * shape.hidden
     if adapters is None or (config.train.backend not in ("auto", "torch") and config.model.quantize is None):
-        return shape.parameters * width
+        return (shape.parameters + table * (on_cpu and shape.is_fast and shape.tied)) * width
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # The fast path copies weights that it puts together, which it does not do with those in 4 bits.
     copies = shape.is_fast and config.model.quantize is None
     together = shape.layers * shape.hidden * (queries + 2 * keys + 2 * shape.intermediate)
-    return 4.0 * adapters.parameters + together * width * copies
+    return 4.0 * adapters.parameters + (linear_weights(shape) + table if on_cpu else together) * width * copies
 
 
 def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[str, float]:
@@ -284,19 +288,19 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
     # Whole prompts are dealt to ranks, and the fullest rank decides.
-    habits = habits_of(torch.device("cuda"))
+    habits = habits_of(torch.device("cpu" if device is CPU else "cuda"))
     # Each prompt is computed once, but responses that are continued one by one.
     group = 1 if how.in_flight == "interrupt" else config.rl.group_size
     prompts = -(-config.rl.prompts_per_step // gpus) * config.rl.group_size // group
     # The fast path keeps it once for its responses.
     readers = group if shape.is_fast else 1
     lengths, repeats = ([x] * (prompts * group // readers) for x in (prompt_tokens(config), readers))
-    room = room_of(lengths, repeats, how.max_rows, longest_of(config), gpu=True)
+    room = room_of(lengths, repeats, how.max_rows, longest_of(config), gpu=device is not CPU)
     rows, at_once = room.rows, -(-room.rows // group)
     columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
     cache = (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True)
     parts = {
-        "engine weights": engine_weights(config, shape),
+        "engine weights": engine_weights(config, shape, device is CPU),
         "KV cache": cache,
         "sampler": sampling_memory(config, rows, shape.vocab, width),
         "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),

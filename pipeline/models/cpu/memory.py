@@ -32,6 +32,11 @@ def trim_heap() -> None:
     library = ctypes.CDLL(None)
     if (trim := getattr(library, "malloc_trim", None)) is not None:
         trim(0)
-    # Of tcmalloc, where it takes the place of glibc's functions: without it the freed memory stays in the process.
-    if (release := getattr(library, "MallocExtension_ReleaseFreeMemory", None)) is not None:
-        release()
+    # Without it the memory that was freed stays in the process.
+    if has_tcmalloc():
+        library.MallocExtension_ReleaseFreeMemory()
+
+
+def has_tcmalloc() -> bool:
+    """True if tcmalloc takes the place of the C library's own functions."""
+    return hasattr(ctypes.CDLL(None), "MallocExtension_ReleaseFreeMemory")
