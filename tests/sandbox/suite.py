@@ -65,7 +65,9 @@ def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
             status = programs.IN_A_GROUP.get(name, status)
         allowed = {status, programs.BY_INTERPRETER.get(name, status)}
         began = BEGIN if "syntax" not in name and "null" not in name else ""
-        limits = _FILLS_FIRST.get(name) or EXHAUST_LIMITS.get(status, _SMALL)
+        limits = EXHAUST_LIMITS.get(status, _SMALL)
+        if status == "cpu_limit":
+            limits = _FILLS_FIRST.get(name, limits)
         trial = sandbox.Trial(began + code, [{"input": "", "output": "TOKEN"}], "stdin", limits)
         yield SuiteProgram(f"exhaust: {name}", trial, frozenset(allowed), bool(began) and "flood errors" not in name)
 
