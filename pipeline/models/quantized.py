@@ -8,7 +8,6 @@ module that imports bitsandbytes.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,6 @@ def _library() -> Any:
     with absent("kernels"):
         import bitsandbytes
     return bitsandbytes
-
-
-def prepare() -> None:
-    """Import the package, if it is installed, whose operation `from_bits` calls."""
-    with suppress(ImportError):
-        _library()
 
 
 def library(field: str) -> Any:
@@ -176,7 +169,7 @@ def num_bytes(kind: str, shape: torch.Size) -> int:
 
 
 def from_bits(bits: Tensor, kind: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the numbers [O, I] of `bits_of` in `dtype`; for NF4, `prepare` must have been called.
+    """Return the numbers [O, I] of `bits_of` in `dtype`; for NF4, `library` must have been called.
 
     torch can compile it, so it calls the operation of bitsandbytes itself.
     """

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, Unqu
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from verizero.pipeline.models.quantized import from_bits, num_bytes, prepare
+from verizero.pipeline.models.quantized import NF4, from_bits, library, num_bytes
 from verizero.pipeline.rollout.vllm_adapters import IN_BITS
 
 PLAIN = "plain"
@@ -77,7 +77,8 @@ class BitsMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
     def __init__(self, kinds: list[str]) -> None:
         """`kinds`: of the layers of the model that one of vLLM's computes, in order."""
         self.kinds = kinds
-        prepare()
+        if NF4 in kinds:
+            library("model.quantize=nf4")
 
     def create_weights(
         self,

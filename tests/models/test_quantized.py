@@ -19,9 +19,9 @@ from verizero.pipeline.models.quantized import (
     dense,
     from_bits,
     is_quantized,
+    library,
     num_bytes,
     num_weights,
-    prepare,
 )
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
@@ -77,7 +77,8 @@ def test_its_bits_alone_make_the_numbers_in_any_type(shape: tuple[int, int], dty
 @pytest.mark.parametrize("kind", ["nf4", "Q5_K", "Q6_K"])
 def test_vllm_can_compile_a_product_with_bits(kind: str) -> None:
     """On a GPU it compiles the whole model as one graph."""
-    prepare()
+    if kind == "nf4":
+        library("model.quantize=nf4")
     shape = torch.Size([8, 256])
     bits = torch.randint(0, 60, (num_bytes(kind, shape),), dtype=torch.uint8)
 
