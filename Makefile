@@ -64,7 +64,6 @@ check: install-test
 docs: install
 	$(BIN)/python docs/make_recipes.py
 	$(BIN)/python docs/make_causes.py
-	$(BIN)/python docs/make_trl.py
 	$(BIN)/python docs/make_losses.py
 
 format: install-test

@@ -173,10 +173,7 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
     with tempfile.TemporaryDirectory() as folder:
         engine = engine_of(name, model, Path(folder))
         try:
-            for way in ("gloo", "folder") if name == "vllm_server" else (None,):
-                if way is not None:
-                    engine.client.params = engine.client.params.model_copy(update={"transfer": way})
-                yield way or {"torch": "copy", "vllm": "in place"}[name], engine.publish, generate
+            yield {"torch": "copy", "vllm": "in place"}.get(name, "gloo"), engine.publish, generate
         finally:
             engine.close()
 

@@ -1,11 +1,11 @@
-"""Proves and measures on a GPU what the tests can only show on a CPU; docs/gpu.md has what each part shows.
+"""Proves and measures on a GPU what the tests can only show on a CPU; gpu_results.md has what each part shows.
 
     python3 benchmarks/gpu.py correctness --out DIR       the same tokens, log-probs and updates as on the CPU
     python3 benchmarks/gpu.py speed --out DIR             kernels and updates against what is possible, and TRL
     python3 benchmarks/gpu.py runs --out DIR              whole runs: with vLLM, the demo, the same bytes again
     python3 benchmarks/gpu.py memory --out DIR            memory against the plan, traces, waits
     python3 benchmarks/gpu.py speed --dry --out DIR       all of it in small form on the CPU
-    python3 benchmarks/gpu.py page --from DIR             write the results into docs/gpu.md
+    python3 benchmarks/gpu.py page --from DIR             write benchmarks/gpu_results.md
 
 Each part runs in a process of its own with a time limit, and becomes one line of DIR/<command>.jsonl, whatever happened
 to it. Nothing is downloaded: models have random weights. Needed are torch, transformers and pydantic; parts that need
@@ -27,7 +27,7 @@ from typing import Any
 COMMANDS = ("correctness", "speed", "runs", "memory")
 """The most telling first. The limits of a command's parts add up to less than nine and a half minutes."""
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "benchmarks" / "gpu_results.md"
 sys.path.insert(0, str(ROOT))
 # A library that asks for a GPU while it is loaded must not start CUDA in this process, whose children are forked.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -123,7 +123,7 @@ def describe(machine: Any) -> Iterator[dict[str, Any]]:
 
 
 def write_page(source: Path | None, options: argparse.ArgumentParser) -> int:
-    """Write the results of a folder into docs/gpu.md, and the tables of the parts."""
+    """Write the results of a folder into gpu_results.md, and the tables of the parts."""
     from benchmarks.gpu_parts.page import read, section
 
     if source is None:
@@ -134,7 +134,7 @@ def write_page(source: Path | None, options: argparse.ArgumentParser) -> int:
 
 
 def page(text: str, results: str) -> str:
-    """Return docs/gpu.md with these results, and with the tables of the parts as they are."""
+    """Return gpu_results.md with these results, and with the tables of the parts as they are."""
     from benchmarks.gpu_parts.page import parts_table, replace
 
     for command in COMMANDS:

@@ -70,9 +70,9 @@ def made_start(folder: Path) -> Path:
 def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> list[str]:
     """The recipe's cells of the table, after its run."""
     from verizero.pipeline.config.load import load_recipe
-    from verizero.pipeline.report.files import read_metrics
     from verizero.pipeline.report.intervals import paired_difference
     from verizero.pipeline.report.row_types import EvaluationRow, SampleRow, StepRow
+    from verizero.pipeline.report.run_files import read_metrics
 
     config = load_recipe(path)
     stages = list(config.stages)

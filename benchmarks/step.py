@@ -76,8 +76,8 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     """Return seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.models.load import quiet
-    from verizero.pipeline.report.files import read_metrics
     from verizero.pipeline.report.row_types import StepRow
+    from verizero.pipeline.report.run_files import read_metrics
     from verizero.pipeline.report.summary import count_seconds
 
     quiet()
@@ -125,9 +125,8 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from verizero.pipeline.config.load import load_recipe
     from verizero.pipeline.config.recipes import run_folder
     from verizero.pipeline.models.load import quiet
-    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.report.progress import Progress
     from verizero.pipeline.run.opening import open_run
-    from verizero.pipeline.scoring.verdict_cache import VerdictCache
     from verizero.pipeline.stages.rl import rl_phases
 
     quiet()
@@ -138,15 +137,13 @@ def compare_overlap(asked: argparse.Namespace) -> None:
         assert config.rl is not None
         ways = {on: config.model_copy(update={"scoring": config.scoring.model_copy(update={"overlap": on})})
                 for on in (True, False)}  # fmt: skip
-        known = {on: VerdictCache() for on in ways}
         times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-        with open_run(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
+        with open_run(config, asked.recipe.resolve().parent, run_folder(config), "never", Progress()) as session:
             for step in range(asked.steps + 1):
                 prompts = rl_phases(session).next_prompts(config.rl.prompts_per_step)
                 rewards = []
                 for on in (True, False) if step % 2 else (False, True):
                     session.setup = replace(session.setup, config=ways[on])
-                    session.workers.graders.of_stage.cache = known[on]
                     phases = rl_phases(session)  # of the setup with this way
                     groups, _ = phases.verify(prompts, phases.generate(prompts, step))
                     rewards.append([g.rewards for g in groups])
@@ -171,16 +168,16 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 def run(config: Any, base: Path, mode: str) -> None:
     """Execute the run, with or without Prefect."""
     from verizero.pipeline.config.recipes import run_folder
-    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.report.progress import Progress
     from verizero.pipeline.whole_run import train
 
     orchestrator: Any = nullcontext()
     if mode != "none":
         from verizero.flows.local import prefect_server
 
-        orchestrator = prefect_server(config, Silent())
+        orchestrator = prefect_server(config, Progress())
     with orchestrator as shown:
-        train(config, base, run_folder(config), "never", Silent(), shown)
+        train(config, base, run_folder(config), "never", Progress(), shown)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.unit_tests import broken  # noqa: E402
 from tests.commands.suites.answering import answering  # noqa: E402
 from verizero.pipeline.commands.eval import evaluate_suites  # noqa: E402
-from verizero.pipeline.commands.suites.asking import Loaded  # noqa: E402
+from verizero.pipeline.commands.suites.asking import Loaded, load_suites  # noqa: E402
 from verizero.pipeline.commands.suites.models import measured_of  # noqa: E402
-from verizero.pipeline.commands.suites.rows import load_suites  # noqa: E402
-from verizero.pipeline.report.progress import Silent  # noqa: E402
+from verizero.pipeline.report.progress import Progress  # noqa: E402
 from verizero.pipeline.types import Prompt  # noqa: E402
 
 Answer = tuple[str, str]
@@ -84,7 +83,7 @@ def measure(title: str, own: Loaded, answers: dict[str, str], value: float) -> N
     """Print how many answers are graded as they should be, and those that are not."""
     start = time.monotonic()
     with TemporaryDirectory() as folder, answering(answers.__getitem__) as model:
-        (done,) = evaluate_suites(measured_of([model.url], Path(folder)), [own], [], Silent())
+        (done,) = evaluate_suites(measured_of([model.url], Path(folder)), [own], [], Progress())
     (row,) = done.row.domains.values()
     others = ", ".join(prompt_id for prompt_id, mean in row["by_prompt"] if mean != value)
     graded = sum(mean == value for _, mean in row["by_prompt"])

@@ -203,16 +203,17 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
     from verizero.pipeline.algorithms.base import load_algorithm
     from verizero.pipeline.config.sections import OptimizerConfig
     from verizero.pipeline.models.load import load_model, load_tokenizer
+    from verizero.pipeline.rl.controllers import KlController
     from verizero.pipeline.rollout.engine import Request, Sampling
     from verizero.pipeline.rollout.torch_engine import TorchEngine
-    from verizero.pipeline.train.prepare import Controllers, Settings
+    from verizero.pipeline.train.backend import Backend
+    from verizero.pipeline.train.prepare import Settings
     from verizero.pipeline.train.step import update
-    from verizero.pipeline.train.torch_backend import TorchBackend
     from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
     tokenizer, model = load_tokenizer(folder), load_model(folder, work.dtype, work.device)
     _, parts = load_algorithm("grpo", {"kl_coef": 0.0})
-    backend = TorchBackend(model)
+    backend = Backend(model)
     backend.start(OptimizerConfig(learning_rate=LEARNING_RATE), work.steps + 1)
     ends = [tokenizer.eos_token_id] if work.lengths == "natural" else [-1]
     engine = TorchEngine(model, ends, tokenizer.pad_token_id)
@@ -242,7 +243,7 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
                 members.append(ScoredRollout(rollout, Verdict("graded", reward(text)), reward(text)))
                 num_tokens.append(len(a.token_ids))
             groups.append(Group(prompt, tuple(members)))
-        settings = Settings(tokenizer.pad_token_id, 1.0, work.our_tokens, step, work.new_tokens, Controllers(parts))
+        settings = Settings(tokenizer.pad_token_id, 1.0, work.our_tokens, step, work.new_tokens, KlController(parts))
         update(backend, parts, groups, settings)
         end = now(work)
         seconds.append({"generate": generated - begin, "rest": end - generated, "total": end - begin})

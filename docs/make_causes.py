@@ -1,12 +1,12 @@
-"""Write docs/diagnose.md: its head stays, and its table is made from the docstrings of pipeline/diagnosis."""
+"""Write docs/diagnose.md: its head stays, and its list of causes is made from the docstrings of their rules."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import textwrap
 from pathlib import Path
 
-from verizero.pipeline.diagnosis.ranking import causes
+from verizero.pipeline.checks import diagnosis  # noqa: F401  (fills CAUSES)
+from verizero.pipeline.checks.cause import CAUSES
 
 PAGE = Path(__file__).with_name("diagnose.md")
 MARK = "## Causes\n"
@@ -14,12 +14,13 @@ MARK = "## Causes\n"
 
 def page(before: str) -> str:
     """Return the page with a new list of causes."""
-    head = before.partition(MARK)[0]
     entries = [
-        f"### {name}\n\n{inspect.getdoc(importlib.import_module(f'verizero.pipeline.diagnosis.{name}'))}"
-        for name in causes()
+        textwrap.fill(
+            f"- **{name}**: {' '.join(cause.text.split())}", 120, subsequent_indent="  ", break_on_hyphens=False
+        )
+        for name, cause in sorted(CAUSES.items())
     ]
-    return head + MARK + "\n" + "\n\n".join(entries) + "\n"
+    return before.partition(MARK)[0] + MARK + "\n" + "\n".join(entries) + "\n"
 
 
 if __name__ == "__main__":

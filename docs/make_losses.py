@@ -65,8 +65,8 @@ def row(case: Case, work: Path) -> str:
     import torch
     import transformers
 
-    from tests.library.trl.tiny import save_tiny
     from tests.losses.compare import compare
+    from tests.losses.policy_rows import save_tiny
 
     folder = work / "model"
     if not folder.exists():

@@ -6,7 +6,7 @@ import inspect
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -29,7 +29,7 @@ seeds give the same bytes. Shipped ones are in `configs/`; each opens with what 
 - `null` means off or absent. An unknown key, a wrong value or sections that do not fit are refused before anything
   starts, with the field, the value and what to do. A key given twice is refused; `3e-4` is a number.
 - The resolved recipe, with every default, is written to `recipe.yaml` in the run's folder and loads to the same run.
-- `verizero explain my.yaml` prints the objective of its algorithm as a formula with its numbers.
+- `verizero check my.yaml` prints the objective of its algorithm as a formula with its numbers.
 
 The tables below are made from the models that check a recipe (`make docs`). A field without a default must be given.
 """
@@ -102,6 +102,8 @@ def scalar(value: Any) -> str:
 def words(annotation: Any) -> str:
     """A type in a reader's words."""
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return words(inner[0])
     if origin is Literal:
         return " or ".join(f"`{a}`" for a in inner)
     if origin in (Union, types.UnionType):

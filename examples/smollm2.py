@@ -26,7 +26,7 @@ TASKS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, Any] = {
     "data.template": {"name": "chat", "system": "Give only the answer, nothing else."},
     "data.sampling.weights": {"extraction": 0.55, "instructions": 0.45},
-    "data.overlap.on_overlap": "drop",
+    "data.on_overlap": "drop",
     "rl.prompts_per_step": 4,
     "rl.group_size": 8,
     "rl.optimizer": {"learning_rate": 3e-5, "warmup_steps": 2, "schedule": "wsd", "decay_share": 0.3},

@@ -68,18 +68,14 @@ def show_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) ->
     show_markdown(key, "\n".join(f"| {' | '.join(line)} |" for line in cells if line), description)
 
 
-def show_link(key: str, path: Path, text: str) -> None:
-    """Make a link to a file on the machine of the run."""
-    create_link_artifact(key=slug(key), link=path.resolve().as_uri(), link_text=text)
-
-
 def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
     """Make the report's artifacts: the results before and after by domain, and a link to the page."""
     page = folder / "report.html"
     create_markdown_artifact(
         key="report", markdown=result_markdown(summary, page), description=f"Result of {in_markdown(config.name)}"
     )
-    show_link(f"{config.name}-page", page, f"Report of {in_markdown(config.name)}")
+    text = f"Report of {in_markdown(config.name)}"
+    create_link_artifact(key=slug(f"{config.name}-page"), link=page.resolve().as_uri(), link_text=text)
 
 
 def _cell(value: Any) -> str:

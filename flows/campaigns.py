@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import flow, tags
+from prefect import tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
@@ -22,26 +22,19 @@ from prefect.states import Completed, Running
 from pydantic import Field
 
 from verizero.flows.artifacts import RunLog, show_markdown
-from verizero.flows.forms import Recipe, form_request, run_name
-from verizero.flows.process_lifetime import bind_lifetime
-from verizero.flows.requests import run_request
-from verizero.pipeline.config.campaign import campaign_config
+from verizero.flows.forms import Recipe, form, form_request, run_name, run_request
+from verizero.pipeline.config.campaign import campaign_config, settings
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.shown import in_markdown, one_line
 
 
-@flow(name="rl-rounds", flow_run_name=run_name, persist_result=False, validate_parameters=False)
+@form("rl-rounds", run_name, settings())
 def rl_rounds(
     campaign: str,
     recipe: Recipe,
-    rounds: int = 1,
-    max_rounds: int | None = None,
-    max_tokens: int | None = None,
-    max_hours: float | None = None,
-    target: float | None = None,
-    patience: int | None = None,
     registry: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
+    **limits: Any,
 ) -> None:
     """Train the next rounds of a campaign, from its newest model and with the new files in its data folder.
 
@@ -50,19 +43,11 @@ def rl_rounds(
     Args:
         campaign: The campaign's folder under campaigns/; letters, digits and . _ - only. A new name begins a campaign.
         recipe: A recipe of configs/ or of your own folder.
-        rounds: RL rounds of one firing, 1 or more.
-        max_rounds: Rounds of all firings, 1 or more; then the campaign is over. Empty: no limit.
-        max_tokens: Tokens generated in RL by all firings, 1 or more. Empty: no limit.
-        max_hours: Hours of training in all, above 0, checked after each firing. Empty: no limit.
-        target: Held-out pass@1 that ends the campaign, above 0 and at most 1 (mean of domains). Empty: none.
-        patience: Firings without a better pass@1 that end the campaign, 1 or more. Empty: never.
         registry: Folder of a registry; after each firing `promote` compares with its champion. Empty: no comparison.
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}.
     """
-    bind_lifetime()
     request = form_request(recipe, overrides=overrides)
-    limits = {"max_rounds": max_rounds, "max_tokens": max_tokens, "max_hours": max_hours, "target": target}
-    config = campaign_config(name=campaign, rounds=rounds, patience=patience, **limits)
+    config = campaign_config(name=campaign, **limits)
     from verizero.pipeline.commands.campaign import fire
 
     say = get_run_logger().info
@@ -84,7 +69,7 @@ class Answer(RunInput):
     why: str = Field("", description="A reason for the registry's record; may stay empty.")
 
 
-@flow(name="promote", flow_run_name="{run}", persist_result=False, validate_parameters=False)
+@form("promote", "{run}")
 def promote(run: str, registry: str = "registry", answer_within_hours: float = 72.0) -> State[None]:
     """Compare a finished run with a registry's champion: promote it, keep it back, or ask you if neither is clear.
 
@@ -93,14 +78,14 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
         registry: The folder of promoted versions; it is created if it does not exist.
         answer_within_hours: Hours that a question waits for your answer, above 0; then the champion stays.
     """
-    bind_lifetime()
     if not 0 < answer_within_hours < math.inf:
         raise ConfigError(f"answer_within_hours must be above 0, got {answer_within_hours!r}; the default is 72")
     from verizero.pipeline.commands import promote as promotion
 
     folder = Path(registry)
     comparison = promotion.compare_with_champion(Path(run), folder)
-    text = f"{in_markdown(comparison.in_words)}.\n\n{promotion.both_curves(comparison)}\n"
+    page = in_markdown(comparison.run / "report.html")
+    text = f"{in_markdown(comparison.in_words)}.\n\nIts page: {page}\n"
     show_markdown("promotion", text, in_markdown(comparison.in_words))
     is_better, decided_by = comparison.decides, comparison.decided_by or "a person"
     if is_better is None:

@@ -16,23 +16,14 @@ from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
 
 from verizero.flows import campaigns, forms
-from verizero.flows.automations import register_automations
+from verizero.flows.automations import register_automation
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.own_programs import SAFE_PATH, import_path
+from verizero.pipeline.host.programs import SAFE_PATH, import_path
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""
 TAG = "verizero"
-FORMS: tuple[Flow[..., Any], ...] = (
-    forms.train,
-    forms.sft,
-    campaigns.rl_rounds,
-    forms.evaluate,
-    forms.compare,
-    forms.verify_dataset,
-    forms.audit_verifier,
-    campaigns.promote,
-)
+FORMS: tuple[Flow[..., Any], ...] = (forms.train, campaigns.rl_rounds, forms.evaluate, campaigns.promote)
 ALONE = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 """One firing at a time; a firing that is due while another runs is cancelled, not queued."""
 
@@ -55,29 +46,24 @@ def all_deployments(pool: str | None = None, job_variables: Mapping[str, Any] | 
 
 
 def deploy(pool: str, recipes: Path, image: str | None = None, srun: str | None = None) -> list[str]:
-    """Register every deployment and automation on the server of PREFECT_API_URL; return the deployments' names.
+    """Register every deployment and the automation on the server of PREFECT_API_URL; return the deployments' names.
 
     Raises: ConfigError for a pool that does not exist, or whose type does not fit the options.
     """
-    kind = pool_type(pool)
-    variables = variables_for(kind, recipes, image, srun)
-    deployments = all_deployments(pool, variables)
-    for deployment in deployments:
-        deployment.apply()
-    register_automations()
-    return [d.full_name for d in deployments]
-
-
-def pool_type(pool: str) -> str:
-    """Return the type of the work pool. Raises: ConfigError if the server has no such pool."""
     with get_client(sync_client=True) as client:
         try:
-            return str(client.read_work_pool(pool).type)
+            kind = str(client.read_work_pool(pool).type)
         except ObjectNotFound as exc:
             raise ConfigError(
                 f"--pool {pool}: no such work pool on {client.api_url}; create it with "
                 f"`prefect work-pool create {pool} --type process` (or kubernetes)"
             ) from exc
+    variables = variables_for(kind, recipes, image, srun)
+    deployments = all_deployments(pool, variables)
+    for deployment in deployments:
+        deployment.apply()
+    register_automation()
+    return [d.full_name for d in deployments]
 
 
 def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None) -> dict[str, Any]:

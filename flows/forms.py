@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from prefect import flow
-from prefect.logging import get_run_logger
+from prefect import Flow, flow
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from verizero.flows.artifacts import RunLog, show_markdown, show_table
-from verizero.flows.process_lifetime import bind_lifetime
-from verizero.flows.requests import run_request
-from verizero.pipeline.config.recipes import Request, Resume, recipe_names, request_of
-from verizero.pipeline.shown import block_in_markdown, in_markdown
+from verizero.flows.artifacts import RunLog, show_markdown, show_result
+from verizero.flows.process_lifetime import own_process, stop_if_suspended
+from verizero.pipeline.config.recipes import Request, Resume, recipe_names, request_of, run_folder
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.host.disk import locked
+from verizero.pipeline.launch import launch
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.shown import in_markdown
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
+
+NUMBERS = (int, float, int | None, float | None)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 if TYPE_CHECKING:
     # A type checker cannot evaluate the list below; at run time it makes the form's menu.
@@ -26,13 +39,65 @@ else:
     Recipe = Literal[tuple(recipe_names(Path(os.environ[OWN_RECIPES]) if OWN_RECIPES in os.environ else None))]
 
 
+def form(
+    name: str, run_name: str | Callable[[], str], settings: Mapping[str, FieldInfo] = {}
+) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Return a decorator that makes a flow of a deployment, in a process of its own. A number may come as a text.
+
+    `settings`: further fields of the form, which the function takes by their names.
+    The flow raises ConfigError for what is no number.
+    """
+
+    def decorate(function: Callable[P, R]) -> Flow[P, R]:
+        own = _with_fields(signature(function, eval_str=True), settings)
+        numbers = {n: TypeAdapter(p.annotation) for n, p in own.parameters.items() if p.annotation in NUMBERS}
+
+        @wraps(function)
+        def run(*arguments: P.args, **more: P.kwargs) -> R:
+            with own_process():
+                fields = own.bind(*arguments, **more).arguments
+                for field in numbers.keys() & fields.keys():
+                    value = fields[field]
+                    try:
+                        number = numbers[field].validate_python(value)
+                    except ValidationError as exc:
+                        raise ConfigError(f"{field} must be a number, got {value!r}: {exc.errors()[0]['msg']}") from exc
+                    # The checks that follow refuse true and false.
+                    fields[field] = value if isinstance(value, bool) else number
+                return function(**fields)  # type: ignore[call-arg]
+
+        run.__signature__ = own  # type: ignore[attr-defined]
+        run.__doc__ = "\n".join(
+            [
+                cleandoc(function.__doc__ or ""),
+                *(f"    {name}: {field.description}" for name, field in settings.items()),
+            ]
+        )
+        return flow(name=name, flow_run_name=run_name, persist_result=False, validate_parameters=False)(run)
+
+    return decorate
+
+
+def _with_fields(own: Signature, settings: Mapping[str, FieldInfo]) -> Signature:
+    """Return the signature with parameters in place of its last one, which takes the rest by name."""
+    if not settings:
+        return own
+    parameters = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    num_needed = sum(p.default is Parameter.empty for p in parameters)
+    more = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=field.default, annotation=field.annotation)
+        for name, field in settings.items()
+    ]
+    return own.replace(parameters=[*parameters[:num_needed], *more, *parameters[num_needed:]])
+
+
 def run_name() -> str:
     """Return the run's name in the UI: the requested folder, the campaign's, or the recipe's."""
     fields = flow_run.parameters
     return str(fields.get("folder") or fields.get("campaign") or fields.get("recipe") or flow_run.flow_name)
 
 
-@flow(name="train", flow_run_name=run_name, persist_result=False, validate_parameters=False)
+@form("train", run_name)
 def train(
     recipe: Recipe,
     rounds: int | None = None,
@@ -54,35 +119,17 @@ def train(
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md lists
             all, with bounds.
     """
-    bind_lifetime()
     request = form_request(recipe, rounds=rounds, stages=stages, run_name=folder, overrides=overrides)
-    _train(request, resume)
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run and context.flow_run.total_run_time:
+        # After Retry or Resume the flow continues the run that it began, once the process of before has ended.
+        resume = "auto" if resume == "never" else resume
+        with locked(run_folder(request.config), wait=True):
+            pass
+    run_request(request, resume, RunLog.lines())
 
 
-@flow(name="sft", flow_run_name=run_name, persist_result=False, validate_parameters=False)
-def sft(
-    recipe: Recipe,
-    resume: Resume = "auto",
-    folder: str | None = None,
-    overrides: dict[str, Any] = {},  # noqa: B006
-) -> None:
-    """Run supervised fine-tuning alone, with the evaluation before and after it.
-
-    Args:
-        recipe: A recipe of configs/ or of your own folder; it must have a section `sft`.
-        resume: auto: continue the run in this folder from its newest checkpoint, or begin a new one. never: fail if
-            there is a run in it. must: fail if there is none. changed: as auto, also with a verifier that changed.
-        folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
-            and . _ - only. Empty: the recipe's name and -sft.
-        overrides: Any other field of the recipe by its dotted name, e.g. {"sft.steps": 200}.
-    """
-    bind_lifetime()
-    first = form_request(recipe, overrides=overrides)
-    name = folder or f"{first.config.name}-sft"
-    _train(form_request(recipe, stages=["sft"], run_name=name, overrides=overrides), resume)
-
-
-@flow(name="evaluate", flow_run_name=run_name, persist_result=False, validate_parameters=False)
+@form("evaluate", run_name)
 def evaluate(
     recipe: Recipe,
     model: str | None = None,
@@ -95,7 +142,6 @@ def evaluate(
         model: A Hugging Face folder, e.g. runs/demo/model. Empty: the recipe's own model.
         overrides: Any other field of the recipe by its dotted name, e.g. {"evaluation.k": 16}.
     """
-    bind_lifetime()
     # A recipe has one of the two; naming a folder must switch off a model created from scratch.
     chosen = {"model.path": model, "model.create": None} if model else {}
     request = form_request(recipe, overrides={**overrides, **chosen})
@@ -112,105 +158,26 @@ def evaluate(
     )
 
 
-@flow(name="compare", flow_run_name="{folder}", persist_result=False, validate_parameters=False)
-def compare(
-    recipes: list[Recipe],
-    seeds: int = 3,
-    start: str | None = None,
-    tokens: int | None = None,
-    folder: str = "runs/compare",
-    overrides: dict[str, Any] = {},  # noqa: B006
-) -> None:
-    """Compare recipes: the same start, the same prompts, the same budget of tokens, and one page with the results.
-
-    Args:
-        recipes: Two or more recipes that differ in their algorithm only.
-        seeds: Runs of each recipe, 1 or more.
-        start: A Hugging Face folder that all runs start from. Empty: a model trained by SFT, once a seed.
-        tokens: Tokens that each run generates, 1 or more. Empty: as many as its rounds take.
-        folder: The folder for the runs and the page.
-        overrides: Any other field by its dotted name, changed in each recipe.
-    """
-    bind_lifetime()
-    requests = [form_request(recipe, overrides=overrides) for recipe in recipes]
-    from verizero.pipeline.commands.compare import compare as run_compare
-    from verizero.pipeline.report.compare_page import text_table
-
-    rows = run_compare(
-        [r.path for r in requests],
-        Path(folder),
-        overrides=requests[0].overrides if requests else (),
-        seeds=seeds,
-        start=None if start is None else Path(start),
-        max_tokens=tokens,
-        say=get_run_logger().info,
-    )
-    page = Path(folder).resolve() / "compare.html"
-    show_markdown(
-        "compare", f"{block_in_markdown(text_table(rows))}\nPage: {in_markdown(page)}\n", "Results of the runs"
-    )
-
-
-@flow(name="verify-dataset", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
-def verify_dataset(rows: str, verifier: str | None = None, save: str | None = None, batch: int = 64) -> None:
-    """Grade the responses of a file of lines {id, verifier, reference, response}.
-
-    Args:
-        rows: A JSONL file on the machine that runs this.
-        verifier: The verifier of rows that name none: a name, or file.py:function.
-        save: The file for the verdicts, one line a row. Empty: NAME.verdicts.jsonl in the folder of the rows.
-        batch: Rows graded together, 1 or more.
-    """
-    bind_lifetime()
-    from verizero.pipeline.commands.verifiers.verify import verify_file
-
-    out = Path(save) if save else Path(rows).with_suffix(".verdicts.jsonl")
-    counts, first = verify_file(Path(rows), out, verifier, batch)
-    show_table(
-        "verdicts",
-        first,
-        f"The first {len(first)} of {counts.rows + counts.bad_lines} lines; all are in {in_markdown(out)}",
-    )
-    result = f"{counts.rows} rows, {counts.correct} right, {counts.infrastructure} not gradable"
-    show_markdown(
-        "dataset", f"{result}, {counts.bad_lines} lines that are no rows.\n\nVerdicts: {in_markdown(out)}\n", result
-    )
-
-
-@flow(name="audit-verifier", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
-def audit_verifier(rows: str, verifier: str | None = None, second: str | None = None, save: str | None = None) -> None:
-    """Find false positives and negatives of a verifier on labelled rows, also by rewriting and by probes.
-
-    Args:
-        rows: A JSONL file of labelled rows on the machine that runs this.
-        verifier: The verifier of rows that name none: a name, or file.py:function.
-        second: Another verifier for a second opinion: a name, or file.py:function.
-        save: A JSONL file for disagreements and wrong verdicts. Empty: none is written.
-    """
-    bind_lifetime()
-    from verizero.pipeline.commands.verifiers.audit import audit, save_cases
-    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-    from verizero.pipeline.errors import GradingError
-
-    report = audit(good_rows(Path(rows), Defaults(verifier=verifier) if verifier else None), second=second)
-    if save:
-        save_cases(report, Path(save))
-    show_markdown("audit", block_in_markdown(report), "Result of the audit")
-    if not report.passed:
-        raise GradingError(
-            f"the audit of {verifier or 'the verifiers'} on {rows} found {len(report.errors)} errors, "
-            f"{len(report.changed)} verdicts changed by rewriting and {len(report.rewarded)} rewarded probes; see its "
-            "artifact"
-        )
-
-
 def form_request(recipe: str, **fields: Any) -> Request:
     """Return the recipe with the form's fields. Raises: ConfigError, in the first second of the run."""
     user_folder = os.environ.get(OWN_RECIPES)
     return request_of(recipe, user_folder=Path(user_folder) if user_folder else None, **fields)
 
 
-def _train(request: Request, resume: Resume) -> None:
-    if resume == "never" and flow_run.run_count > 1:
-        resume = "auto"  # a retry continues the run that its first try began
-    run_request(request, resume, RunLog.lines())
+def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
+    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
+
+    A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
+    """
+    config, folder = request.config, run_folder(request.config)
+    summary: dict[str, Any]
+    if config.launch.kind == "none":
+        from verizero.flows.train import CurrentFlow
+        from verizero.pipeline.whole_run import train
+
+        summary = train(config, request.base_dir, folder, resume, progress, CurrentFlow())
+    else:
+        launch(config.launch, request.train_arguments(resume), folder, look=stop_if_suspended)
+        summary = json.loads((folder / "summary.json").read_text())
+    show_result(config, folder, summary)
+    return summary

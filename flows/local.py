@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from verizero.flows.train import NewFlow
 
 
+START_TIMEOUT_S = 300
+"""Seconds that the embedded server may take to start."""
+
+
 @contextmanager
 def prefect_server(config: RunConfig, progress: Progress) -> Iterator[NewFlow]:
     """Yield the orchestrator for `whole_run.train`, while a server of Prefect answers.
@@ -38,7 +42,7 @@ def prefect_server(config: RunConfig, progress: Progress) -> Iterator[NewFlow]:
 
         if server is not None:
             progress.under_way("starts Prefect's server")
-            server.wait(config.prefect.start_timeout_s)
+            server.wait(START_TIMEOUT_S)
             progress.say(f"watch this run at {server.address} (login: {server.login_place})")
         with _client(has_heartbeat=server is None) as orchestrator:
             yield orchestrator

@@ -1,4 +1,4 @@
-"""The lifetime of a flow's process: it ends with the process that started it, and within seconds of SIGTERM."""
+"""The lifetime of a flow's process: it ends with its runner, within seconds of SIGTERM, and after Suspend in the UI."""
 
 from __future__ import annotations
 
@@ -7,19 +7,43 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from verizero.pipeline.child import die_with
-from verizero.pipeline.own_programs import leave_safe_path
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+
+from verizero.pipeline.host.child import die_with
+from verizero.pipeline.host.programs import leave_safe_path
 
 RUNNER = "VERIZERO_RUNNER"
 """Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""
 END_WITHIN_S = 10.0
 """Seconds from SIGTERM until the process is killed. Unsaved work is then done again from the checkpoint."""
+SUSPENDED = "verizero.run.suspended"
+"""Event of a flow run whose process ends because of Suspend, so that no heartbeat is missed after it."""
+
+
+@contextmanager
+def own_process() -> Iterator[None]:
+    """Bind the lifetime of this process, which is a flow run's own, and emit SUSPENDED if it ends by Suspend."""
+    bind_lifetime()
+    try:
+        yield
+    finally:
+        context = FlowRunContext.get()
+        if context is not None and context.flow_run and context.flow_run_suspension_request.is_requested():
+            emit_event(SUSPENDED, {"prefect.resource.id": f"prefect.flow-run.{context.flow_run.id}"})
+
+
+def stop_if_suspended() -> None:
+    """Raise Prefect's Pause if somebody has suspended the current flow run. Prefect does so before each task."""
+    if context := FlowRunContext.get():
+        context.flow_run_suspension_request.raise_if_requested()
 
 
 def bind_lifetime(environment: Mapping[str, str] = os.environ) -> None:
-    """End this process when its runner dies, and soon after a cancel. Called first in every flow."""
+    """End this process when its runner dies, and soon after a cancel."""
     leave_safe_path()
     parent = int(environment.get(RUNNER, os.getppid()))
     if parent > 1:  # the first process of a container has no parent (0), and an orphan's is init (1)

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 
 from verizero.flows.server import HEALTH, QUIET, EmbeddedServer
-from verizero.pipeline.child import Lines, NotReady, appended, die_with, end, size_of, start, wait_until
 from verizero.pipeline.errors import ConfigError, RunError, fault_in_log
-from verizero.pipeline.listening import LOOPBACK, answers
-from verizero.pipeline.own_programs import SAFE_PATH, import_path, module_command
+from verizero.pipeline.host.child import Lines, NotReady, appended, die_with, end, size_of, start, wait_until
+from verizero.pipeline.host.network import LOOPBACK, answers
+from verizero.pipeline.host.programs import SAFE_PATH, import_path, module_command
 
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3
@@ -134,7 +134,7 @@ class ServerAndRunner:
 
 
 def run_deployments(parent: int) -> None:
-    """Register the deployments and automations, write READY, and run what is triggered until SIGINT."""
+    """Register the deployments and the automation, write READY, and run what is triggered until SIGINT."""
     from verizero.flows.process_lifetime import RUNNER
 
     die_with(parent)
@@ -146,7 +146,7 @@ def run_deployments(parent: int) -> None:
 
     from prefect.runner import Runner
 
-    from verizero.flows.automations import register_automations
+    from verizero.flows.automations import register_automation
     from verizero.flows.deployments import all_deployments
 
     # Made while the server starts: importing the flows takes seconds.
@@ -158,7 +158,7 @@ def run_deployments(parent: int) -> None:
     runner = Runner(name="verizero", pause_on_shutdown=False)
     for deployment in deployments:
         runner.add_deployment(deployment)
-    register_automations()
+    register_automation()
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_WRONLY)

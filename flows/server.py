@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from verizero.flows.server_patches import SameHostOnly, lock_early
-from verizero.pipeline.child import NotReady, appended, die_with, end, size_of, start, wait_until
 from verizero.pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
-from verizero.pipeline.files import disk_errors
-from verizero.pipeline.listening import LOOPBACK, answers, free_port
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.host.child import NotReady, appended, die_with, end, size_of, start, wait_until
+from verizero.pipeline.host.disk import disk_errors
+from verizero.pipeline.host.network import LOOPBACK, answers, free_port
+from verizero.pipeline.host.programs import module_command
 
 HEALTH = "/api/health"
 """Path at which a server answers once it has started."""
@@ -89,7 +89,7 @@ class EmbeddedServer:
             if fault := self.fault() or (fault_now() if exc.status is None else ""):
                 raise RunError(f"{what}: {fault}") from exc
             remedy = "`verizero doctor` tells whether the installed versions fit; --no-prefect trains without a server"
-            remedy = remedy if exc.status is not None else "raise prefect.start_timeout_s"
+            remedy = remedy if exc.status is not None else "the machine may be too busy; run the same command again"
             raise RunError(f"{what}; {remedy}. {exc.tail}") from exc
 
     def fault(self) -> str:
@@ -116,15 +116,17 @@ def login_of(home: Path) -> tuple[str, str]:
 
     The file is made at the first start, and only its owner may read it.
     """
-    if login := os.environ.get(LOGIN):
-        return login, f"the variable {LOGIN}"
-    path = home / "login"
-    with contextlib.suppress(FileExistsError):
-        write_new(path, f"verizero:{secrets.token_urlsafe(24)}\n".encode())
-    login = path.read_text(encoding="utf-8").strip()
+    login, place = os.environ.get(LOGIN), f"the variable {LOGIN}"
     if not login:
-        raise RunError(f"{path} is empty; delete it, and the next start makes a new login")
-    return login, str(path)
+        path = home / "login"
+        with contextlib.suppress(FileExistsError):
+            write_new(path, f"verizero:{secrets.token_urlsafe(24)}\n".encode())
+        login, place = path.read_text(encoding="utf-8").strip(), str(path)
+    if not login:
+        raise RunError(f"{place} is empty; delete it, and the next start makes a new login")
+    if not login.isascii():
+        raise RunError(f"{place} has characters other than ASCII's, which Prefect refuses; choose another password")
+    return login, place
 
 
 def write_new(path: Path, data: bytes) -> None:
@@ -146,6 +148,8 @@ def serve(port: int, services: bool) -> None:
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
+    from verizero.pipeline.host.service import Connection
+
     os.umask(0o077)  # the database is for its owner alone
     lock_early()
     app = create_app(ephemeral=not services)  # an ephemeral server has no scheduler and marks no late runs
@@ -155,7 +159,10 @@ def serve(port: int, services: bool) -> None:
     # Around the app and not within it: automations call the app in this process, by a host name of their own.
     guarded = SameHostOnly(app, port)
     # Open browser tabs hold websockets, so a graceful end needs a limit.
-    uvicorn.run(guarded, host=LOOPBACK, port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
+    uvicorn.run(
+        guarded, host=LOOPBACK, port=port, http=Connection, log_level="error", lifespan="on",
+        timeout_graceful_shutdown=3,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,9 +9,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, tags, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
+from prefect.runtime import flow_run
+from prefect.states import Completed, Paused
 
 from verizero.flows.artifacts import Listener, show_result
 from verizero.pipeline.config.run import RunConfig
@@ -87,11 +93,24 @@ class CurrentFlow:
         def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return as_task(recorder, phase, function) if phase in tasks else function
 
+        run_id: UUID | None = None
+        state: State[Any] = Paused(name="Suspended")
+
         @flow(name=stage, flow_run_name=f"{config.name} {stage}", persist_result=False, validate_parameters=False)
         def run() -> None:
+            nonlocal run_id, state
+            run_id = UUID(flow_run.id)
             function(wrap)
+            state = Completed()
 
-        run()
+        try:
+            run()
+        except Pause:
+            # Prefect leaves a stage of a suspended run Running. Resume continues this one unless it is complete.
+            if run_id is not None:
+                with get_client(sync_client=True) as client:
+                    client.set_flow_run_state(run_id, state, force=True)
+            raise
 
     def report(self, session: Session, function: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
         """Call the function as a task."""

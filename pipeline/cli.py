@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from verizero.pipeline.commands import (
@@ -18,17 +21,12 @@ from verizero.pipeline.commands import (
     deploy,
     diagnose,
     doctor,
-    endpoint,
     environment,
     eval,
-    evaluate,
-    explain,
-    gguf,
     new,
     plan,
     promote,
     rate,
-    replay,
     report,
     sandbox,
     serve,
@@ -41,20 +39,21 @@ from verizero.pipeline.shown import show, show_exceptions
 
 GROUPS = {
     "train": (train, campaign, compare, promote, new),
-    "check before a run": (check, try_out, plan, explain, doctor, verify, audit, environment, rate),
-    "inspect a run or a model": (diagnose, report, eval, evaluate, replay, chat),
-    "serve": (serve, deploy, endpoint, gguf, sandbox),
+    "check before a run": (check, try_out, plan, doctor, verify, audit, environment, rate),
+    "inspect a run or a model": (diagnose, report, eval, chat),
+    "serve": (serve, deploy, sandbox),
 }
 """The commands in the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
 HELP_WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 done, 1 an explained error, 2 a wrong command line, 130 Ctrl-C."""
+    """Run a command and return its exit status: 0 done, 1 an explained error, 2 a wrong command line, 130 stopped."""
     show_exceptions()
     arguments = parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments) or 0)
+        with stopped_by_signals():
+            return int(arguments.run(arguments) or 0)
     except VerizeroError as exc:
         show(f"verizero: {exc}", is_error=True)
         return 1
@@ -73,6 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         show(f"verizero: {fault}{detail}", is_error=True)
         return 1
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT, which a shell lets jobs in the background ignore, and on SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,23 +1,4 @@
-"""Every error that the project raises on purpose.
-
-    VerizeroError
-    ├── ConfigError         a recipe or a command-line value is wrong; raised while loading
-    │   ├── UnknownName     no plug-in of that name; says which are near
-    │   └── Unsupported     the chosen backend lacks an ability; says which one has it
-    ├── DataError           a row or a file of data is wrong
-    ├── CheckpointError     a checkpoint is torn, tampered with or of another run
-    ├── RunError            a run cannot start or continue (locked folder, full disk)
-    │   ├── InUse           another process holds the folder
-    │   ├── ResumeRefused   the folder has a run, or none, and the command says `never` or `must`
-    │   ├── Collapsed       the guard against a collapse stopped the run
-    │   ├── Stopped         a callback ended the run
-    │   ├── GradersFailed   graders failed so often that nothing was trained
-    │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
-    ├── EngineError         the rollout engine failed or confirmed another weight version
-    ├── GradingError        a verifier failed: infrastructure, never a wrong answer
-    ├── EnvironmentFailed   an environment, its process or its machine failed: infrastructure, never a wrong move
-    ├── IsolationError      the sandbox cannot start at the level asked for
-    └── SessionError        a stateful session was lost: infrastructure, never a wrong answer
+"""Every error that the project raises on purpose, in a tree whose root is `VerizeroError`.
 
 A message names what was wrong, the value got, and the remedy. What the machine refuses (a full disk, a further
 descriptor or thread), and a package of training that is not installed, may come from any library as any exception:
@@ -41,51 +22,48 @@ DISK_FULL = "the disk is full"
 AGAIN = "start the same command again; a run continues from its last whole checkpoint"
 TRAINING = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "tensorboard", "prefect", "sqlalchemy",
-    "fastapi", "rich", "prometheus_client", "cloudpickle",
+    "fastapi", "rich", "cloudpickle",
 )  # fmt: skip
 """Modules that the core of the package does without, and its extra `train` brings."""
 TRAIN_EXTRA = "pip install 'verizero[train]'"
-FAULTS: tuple[tuple[frozenset[int], str, str], ...] = (
+FAULTS: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
-        frozenset({errno.EMFILE, errno.ENFILE}),
-        r"Too many open files",
+        (errno.EMFILE, errno.ENFILE),
+        "",
         "too many files are open at once (`ulimit -n` is {files}); raise it to 4096 or more and " + AGAIN,
     ),
     (
-        frozenset({errno.EAGAIN}),
-        r"can't start new thread|Resource temporarily unavailable",
+        (errno.EAGAIN,),
+        "can't start new thread",
         "no further process or thread may be started (`ulimit -u` is {processes}, and a container may have a lower "
         "limit); end other programs or raise the limit, and " + AGAIN,
     ),
     (
-        frozenset({errno.EACCES, errno.EPERM, errno.EROFS}),
-        r"Permission denied|Read-only file system|readonly database|unable to open database file",
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "readonly database|unable to open database file",
         "{words}; make it readable and writable for this user, or choose another folder",
     ),
+    ((errno.EFBIG,), "", "{words}: a file may not grow so large here; raise `ulimit -f` and " + AGAIN),
     (
-        frozenset({errno.EFBIG}),
-        r"File too large",
-        "{words}: a file may not grow so large here; raise `ulimit -f` and " + AGAIN,
-    ),
-    (
-        frozenset({errno.ENOMEM}),
-        r"an(?:no|')t allocate memory",
+        (errno.ENOMEM,),
+        "can't allocate memory",
         "memory is used up; end other programs, or make batches or the model smaller (`verizero plan` estimates them), "
         "and " + AGAIN,
     ),
     (
-        frozenset(),
+        (),
         rf"No module named '(?:{'|'.join(TRAINING)})'",
         f"{{words}}: training, evaluating and serving models need more than the core; {TRAIN_EXTRA}",
     ),
     # Last: torch's writer tells only where it stopped, not why, and other kinds may be in the same message.
     (
-        frozenset({errno.ENOSPC, errno.EDQUOT}),
-        r"No space left|[Qq]uota exceeded|disk is full|unexpected pos \d+ vs|PytorchStreamWriter failed",
+        (errno.ENOSPC, errno.EDQUOT),
+        r"disk is full|unexpected pos \d+ vs|PytorchStreamWriter failed",
         f"{DISK_FULL}; free space and {AGAIN}",
     ),
 )
-"""Refusals of a machine, and what it lacks: the system's numbers, what libraries write without one, and the remedy."""
+"""Refusals of a machine, and what it lacks: the system's numbers, what libraries write besides its words for them, and
+the remedy."""
 
 
 class VerizeroError(Exception):
@@ -198,8 +176,10 @@ def require_training() -> None:
 
 def fault_in(text: str, number: int | None = None) -> str:
     """Return what the machine refused, with the remedy, by the system's error number, or without one by a text."""
-    for numbers, pattern, words in FAULTS:
-        if number in numbers if number is not None else re.search(pattern, text):
+    for numbers, others, words in FAULTS:
+        # Logs of others say EPERM's words of much else.
+        texts = [*(os.strerror(n) for n in numbers if n != errno.EPERM), *filter(None, [others])]
+        if number in numbers if number is not None else re.search("|".join(texts), text):
             limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
             shown = {name: _shown(resource.getrlimit(limit)[0]) for name, limit in limits.items()}
             return words.format(words=text, **shown)

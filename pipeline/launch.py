@@ -1,4 +1,4 @@
-"""Start a group of ranks here or by torchrun, DeepSpeed or Slurm, watch them, and end them together.
+"""Start a group of ranks by torchrun or Slurm, watch them, and end them together.
 
 Each rank runs the same command with its place in the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and
 writes `logs/rank<r>.log` in the run's folder. When a rank dies, the others are ended: they would wait for it for ever.
@@ -7,30 +7,42 @@ The same command continues from the last checkpoint, also with another number of
 
 from __future__ import annotations
 
-import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from verizero.pipeline.child import appended, die_with, end, last_lines, signal_group, size_of, start, status_of
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.listening import LOOPBACK, free_port
-from verizero.pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
+from verizero.pipeline.host.child import (
+    appended,
+    die_with,
+    end,
+    last_lines,
+    signal_group,
+    size_of,
+    start,
+    stat_of,
+    status_of,
+)
+from verizero.pipeline.host.disk import require_plain
+from verizero.pipeline.host.network import LOOPBACK, free_port
+from verizero.pipeline.host.programs import SAFE_PATH, leave_safe_path, module_command
 from verizero.pipeline.report.ended import ended_by, has_ended, record_failure
 from verizero.pipeline.shown import show
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
-"""Variable of the ranks that this module started, with the kind of launch."""
+"""Variable of the ranks that this module started: the number of the process that did."""
 POLL_S = 0.05
 PROGRAM = "verizero.pipeline.cli"
+DEAD_RANK = re.compile(r"^ *time *: (\S+)\n.*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+) \(pid: (\d+)\)", re.MULTILINE)
+"""The end of a rank in a report of torchrun: time in seconds, number, status and process."""
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
@@ -38,103 +50,74 @@ def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
     return LAUNCHED in environment or "RANK" in environment
 
 
-def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program: str = PROGRAM) -> None:
+def launch(
+    config: LaunchConfig,
+    arguments: Sequence[str],
+    folder: Path,
+    program: str = PROGRAM,
+    look: Callable[[], None] = lambda: None,
+) -> None:
     """Run `verizero <arguments>` (the module `program`) as a group of ranks until all have finished.
 
+    `look` is called while they run; what it raises ends them.
     Raises: RunError naming the rank that died first, its phase and its last lines; the other ranks are ended.
     """
     logs, node = folder / "logs", _node() if config.kind == "torchrun" else 0
     logs.mkdir(parents=True, exist_ok=True)
+    require_plain(folder)  # the log of each rank is opened here
     if node == 0:
         # A notice of death quotes these files: those of an earlier launch would name ranks that do not exist.
         for stale in logs.glob("rank*.phase"):
             stale.unlink(missing_ok=True)
-    # A rank of another host that hangs is ended by its own deadline, so it is in vain to wait longer than that.
-    group = Group(logs, config.phase_timeout_s + SPARE_S if config.kind == "torchrun" else math.inf)
+    launcher = None
     try:
-        if config.kind == "local":
-            group.start_local(config, [*module_command(program), *arguments])
-        else:
-            log = logs / (f"launcher{node}.log" if node else "launcher.log")
-            group.start("launcher", command_of(config, arguments, program), {LAUNCHED: config.kind}, log)
-        group.wait()
+        launcher = Launcher(config, command_of(config, arguments, program), logs, node)
+        launcher.wait(look)
     except BaseException as exc:
-        group.end()  # a rank that can still write says first how the run ended
+        if launcher is not None:
+            launcher.end()  # a rank that can still write says first how the run ended
         if not has_ended(folder):
             record_failure(folder, ended_by(exc, ""))
         raise
     finally:
-        group.end()
+        if launcher is not None:
+            launcher.end()
 
 
-@dataclass
-class Member:
-    """A child: a rank, or the launcher of ranks."""
+class Launcher:
+    """The child that starts the ranks of this machine, torchrun or srun."""
 
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-@dataclass
-class Group:
-    """The children of one launch."""
-
-    logs: Path
-    patience_s: float = math.inf
-    """Seconds that a launcher may outlive its ranks."""
-    ranks_seen: float = math.inf
-    """The last time (of time.monotonic) at which the launcher had children."""
-    members: list[Member] = field(default_factory=list)
-    shown: Tail | None = None
-
-    def start_local(self, config: LaunchConfig, command: Sequence[str]) -> None:
-        """Start a child for each rank on this machine."""
-        size = config.gpus_per_node
-        port = free_port()
-        # Each rank would otherwise start a thread per core, and all of them would compete.
-        threads = str(max(1, (os.cpu_count() or 1) // size))
-        for rank in range(size):
-            rank_variables = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": LOOPBACK,
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo",  # or ranks would listen at the address of this machine's name
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-                LAUNCHED: "local",
-            }
-            self.start(f"rank {rank}", command, rank_variables, self.logs / f"rank{rank}.log")
-
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start a child that ends with this process and writes to `log`. The log of rank 0 is shown here."""
-        first = self.logs / "rank0.log"
-        if self.shown is None:
-            # Logs are appended to over launches; begin behind the earlier ones.
-            self.shown = Tail(first, size_of(first))
+    def __init__(self, config: LaunchConfig, command: Sequence[str], logs: Path, node: int) -> None:
+        """Start `command`. It ends with this process, and writes to `logs`. Raises: RunError if it is not installed."""
+        self.config, self.logs = config, logs
+        self.log = logs / (f"launcher{node}.log" if node else "launcher.log")
+        # Logs are appended to over launches; begin behind the earlier ones.
+        self.begin, self.shown = size_of(self.log), Tail(logs / "rank0.log", size_of(logs / "rank0.log"))
         # A launcher starts the ranks itself, without the words of `module_command`.
-        more = {**environment, "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"}
+        more = {LAUNCHED: str(os.getpid()), "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"}
+        more["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"  # in place of 30 s, which torchrun gives its ranks when we end it
+        if config.kind == "torchrun" and config.nodes == 1:
+            # Each rank would otherwise start a thread per core, and all of them would compete.
+            threads = max(1, (os.cpu_count() or 1) // config.gpus_per_node)
+            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+            more["GLOO_SOCKET_IFNAME"] = "lo"  # or ranks would listen at the address of this machine's name
         try:
-            process = start(command, more, log=log, dies=True)
+            self.process = start(command, more, log=self.log, dies=True)
         except FileNotFoundError as exc:
             raise RunError(f"{command[0]} is not installed here; install it or choose another launch.kind") from exc
-        self.members.append(Member(name, process, log))
+        self.ranks_seen = time.monotonic()
+        """The last time at which the launcher had children."""
 
-    def wait(self) -> None:
-        """Wait until all have finished. Raises: RunError for the first that failed."""
-        assert self.shown is not None
+    def wait(self, look: Callable[[], None]) -> None:
+        """Wait until all ranks have finished. Raises: RunError for the first that failed; what `look` raises."""
         while True:
+            look()
             self.shown.show()
-            # Polled once for all, so that the decisions below see one moment.
-            codes = [(m, status_of(m.process)) for m in self.members]
-            bad = [(m, code) for m, code in codes if code not in (None, 0)]
-            if bad:
+            code = status_of(self.process)
+            if code:
                 self.shown.show()
-                # if several are dead by now, report one that a signal killed: the others failed because of it
-                member, code = min(bad, key=lambda pair: (pair[1] or 0) > 0)
-                raise RunError(self._death_notice(member, code or 0))
-            if all(code == 0 for _, code in codes) or self._waits_in_vain():
+                raise RunError(self._death_notice(code))
+            if code == 0 or self._waits_in_vain():
                 return
             time.sleep(POLL_S)
 
@@ -143,51 +126,61 @@ class Group:
 
         Without a network it would wait for ever. Raises: RunError if a rank failed.
         """
-        if self.patience_s == math.inf:
+        if self.config.kind != "torchrun" or self.config.nodes == 1:
             return False
-        # torchrun is one child, the launcher; its ranks are children of that.
-        (member,), now = self.members, time.monotonic()
-        if has_children(member.process.pid):
+        # A rank of another host that hangs is ended by its own deadline, so it is in vain to wait longer than that.
+        now, patience_s = time.monotonic(), self.config.phase_timeout_s + SPARE_S
+        if has_children(self.process.pid):
             self.ranks_seen = now
-        if now - self.ranks_seen <= self.patience_s:
+        if now - self.ranks_seen <= patience_s:
             return False
-        waited = f"{member.name} still waited for the other hosts {self.patience_s:g} s after its ranks had ended"
+        waited = f"launcher still waited for the other hosts {patience_s:g} s after its ranks had ended"
         # A rank writes the phase "end" only after all its work.
-        others = [file for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file.read_text() != "end"]
-        if others:
+        if others := self._phases(lambda rank, phase: phase != "end"):
             raise RunError(
                 f"{waited}; see the ranks' logs, and restore the network connection between the hosts. The same "
-                "command continues from the last checkpoint" + "".join(f"\n{self._other(file)}" for file in others)
+                f"command continues from the last checkpoint{others}"
             )
         show(f"verizero: {waited}; it is ended now. All ranks have finished: the run is complete", is_error=True)
         return True
 
     def end(self) -> None:
-        """End the children, and what they started."""
-        processes = [m.process for m in self.members]
-        for process in processes:
-            if process.returncode is None:  # else its number may be another program's by now
-                signal_group(process, signal.SIGTERM)
-        end(*processes, first=0)
+        """End the child, and what it started."""
+        if self.process.returncode is None:  # else its number may be another program's by now
+            signal_group(self.process, signal.SIGTERM)
+        end(self.process, first=0)
 
-    def _death_notice(self, member: Member, code: int) -> str:
+    def _death_notice(self, code: int) -> str:
+        """Return which rank died first and how, the end of its log, and where the others were.
+
+        It is the launcher that died where its log tells of no rank, or the rank died before it had a log.
+        """
+        name, pid, log, dead = "launcher", self.process.pid, self.log, -1
+        ended = DEAD_RANK.findall(appended(self.log, self.begin).decode(errors="replace"))
+        if ended:
+            # The cause comes last; but of several in the same second, one that a signal killed was the first.
+            _, number, status, process = min(reversed(ended), key=lambda of_rank: (of_rank[0], int(of_rank[2]) > 0))
+            name, pid, code, dead = f"rank {number}", int(process), int(status), int(number)
+        phase_file = self.logs / f"rank{dead}.phase"
+        phase = ""
+        if phase_file.exists():
+            phase, log = f" in {phase_file.read_text()!r}", phase_file.with_suffix(".log")
         cause = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        phase_file = member.log.with_suffix(".phase")
-        phase = f" in {phase_file.read_text()!r}" if phase_file.exists() else ""
-        others = [self._other(file) for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file != phase_file]
         return (
-            f"{member.name} (process {member.process.pid}) {cause}{phase}; the others were ended. The same command "
-            f"continues from the last checkpoint. Last lines of {member.log}:\n  "
-            + "\n  ".join(last_lines(member.log))
-            + "".join(f"\n{other}" for other in others)
+            f"{name} (process {pid}) {cause}{phase}; the others were ended. The same command "
+            f"continues from the last checkpoint. Last lines of {log}:\n  "
+            + "\n  ".join(last_lines(log))
+            + self._phases(lambda rank, phase: rank != dead)
         )
 
-    def _other(self, file: Path) -> str:
-        """Return a line about a rank: the phase in `file`, if a signal stopped it, and the last line of its log."""
-        name = f"rank {_rank(file)}"
-        process = next((m.process for m in self.members if m.name == name), None)
-        stopped = ", stopped by a signal" if process is not None and is_stopped(process.pid) else ""
-        return f"{name} was in {file.read_text()!r}{stopped}: " + "".join(last_lines(file.with_suffix(".log"), 1))
+    def _phases(self, wanted: Callable[[int, str], bool]) -> str:
+        """Return a line for each rank that is wanted by its number and phase, with the last line of its log."""
+        lines = []
+        for file in sorted(self.logs.glob("rank*.phase"), key=lambda file: int(file.stem.removeprefix("rank"))):
+            rank, phase = int(file.stem.removeprefix("rank")), file.read_text()
+            if wanted(rank, phase):
+                lines.append(f"\nrank {rank} was in {phase!r}: " + "".join(last_lines(file.with_suffix(".log"), 1)))
+        return "".join(lines)
 
 
 class Tail:
@@ -205,18 +198,13 @@ class Tail:
 
 
 def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:
-    """Return the command for torchrun, DeepSpeed's launcher or Slurm. Raises: RunError outside a Slurm job."""
-    nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or LOOPBACK
-    script = [program, *arguments]
+    """Return the command for torchrun or Slurm. Raises: RunError outside a Slurm job."""
+    nodes, each = str(config.nodes), str(config.gpus_per_node)
     if config.kind == "torchrun":
-        meeting = ["--master-addr", address, "--master-port", str(config.port)]
+        address, port = (LOOPBACK, free_port()) if config.nodes == 1 else (str(config.address), config.port)
+        meeting = ["--master-addr", address, "--master-port", str(port)]
         return [*module_command("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank",
-                str(_node()), *meeting, "-m", *script]  # fmt: skip
-    if config.kind == "deepspeed":
-        hosts = ["--hostfile", config.hostfile] if config.hostfile else []
-        meeting = ["--master_port", str(config.port), *(["--master_addr", config.address] if config.address else [])]
-        return [*module_command("deepspeed.launcher.runner"), *hosts, "--num_nodes", nodes, "--num_accelerators", each,
-                *meeting, "--no_local_rank", "--module", *script]  # fmt: skip
+                str(_node()), *meeting, "-m", program, *arguments]  # fmt: skip
     exported = f"ALL,MASTER_ADDR={_first_slurm_host()},MASTER_PORT={config.port}"
     return ["srun", "--nodes", nodes, "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export", exported,
             *module_command(program), *arguments]  # fmt: skip
@@ -228,12 +216,13 @@ def join_as_rank(config: LaunchConfig, folder: Path) -> int:
         if ours not in os.environ and theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
     leave_safe_path()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python would hear it only after the collective that it waits in
     rank, logs = int(os.environ.get("RANK", "0")), folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    if (
-        os.environ.get(LAUNCHED, "local") != "local"
-    ):  # the child of another launcher, whose output is not in the log yet
+    if LAUNCHED in os.environ:  # the output of a launcher's child is not in the log yet
         die_with(os.getppid())
+        if config.kind == "torchrun" and [os.environ[LAUNCHED]] != stat_of(os.getppid())[1:2]:
+            os._exit(1)  # torchrun had ended before the line above, and another process is the parent now
         with (logs / f"rank{rank}.log").open("ab") as log:
             # The descriptors, not sys.stdout: libraries in C write to them too.
             os.dup2(log.fileno(), sys.stdout.fileno())
@@ -248,19 +237,6 @@ def has_children(pid: int) -> bool:
         return any(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
     except OSError:
         return False
-
-
-def is_stopped(pid: int) -> bool:
-    """True if a signal has stopped the process (SIGSTOP, until SIGCONT)."""
-    try:
-        # The name comes in parentheses and may itself have some, so the fields are counted from the last one.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
-
-
-def _rank(file: Path) -> int:
-    return int(file.stem.removeprefix("rank"))
 
 
 def _node() -> int:

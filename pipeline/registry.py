@@ -1,4 +1,5 @@
-"""Names to plug-ins: `name: dapo` is the file `dapo.py` of its package, else an installed package's entry point.
+"""Names to plug-ins: `name: math` is the file `math.py` of its package, or what a file of several calls so, else an
+installed package's entry point.
 
 There is no list to edit. An unknown name answers with the ones that are near.
 """
@@ -9,16 +10,18 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from verizero.pipeline.errors import ConfigError, UnknownName
 from verizero.pipeline.near import did_you_mean
 
+T = TypeVar("T")
 Kind = Literal[
     "algorithms",
     "verifiers",
@@ -46,19 +49,43 @@ PACKAGES: dict[Kind, str] = {
     "stages": "verizero.pipeline.stages",
     "trackers": "verizero.pipeline.report.trackers",
 }
+Plugins = dict[str, "Named"]
 PICKLED = ".pkl"
 """Ending of the files of functions that were passed as objects."""
-FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
-"""Names that recipes may still use, each with the name that it stands for now."""
+OF_SEVERAL: frozenset[Kind] = frozenset({"algorithms", "preferences", "layouts"})
+"""Kinds whose files may hold several plug-ins, by name in the file's `PLUGINS`. To load one loads no tensors."""
 SUPPORT = frozenset({"as_json", "base", "conversing", "far", "hosts"})
 """Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A plug-in of a file of several; it has the names that a file of one has."""
+
+    Params: Any
+    SOURCE: str
+    DEPARTURES: tuple[str, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the method of `Params` that is called like the function of a file of one."""
+        return getattr(self.Params, name)
+
+
+def named(plugins: Plugins, name: str, source: str, *departures: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that puts a class of parameters into `plugins` under that name."""
+
+    def put(params: type[T]) -> type[T]:
+        plugins[name] = Named(params, source, departures)
+        return params
+
+    return put
+
+
 def names(kind: Kind) -> list[str]:
     """All names of this kind that load here, files first, each once."""
-    package = importlib.import_module(PACKAGES[kind])
-    files = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg and _is_plugin(m.name)]
-    return list(dict.fromkeys([*sorted(files), *installed(kind)]))
+    files = _files(kind)
+    own = {name for file in files for name in getattr(_of_several(kind, file), "PLUGINS", [file])}
+    return list(dict.fromkeys([*sorted(own), *installed(kind)]))
 
 
 def installed(kind: Kind) -> list[str]:
@@ -67,25 +94,48 @@ def installed(kind: Kind) -> list[str]:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """The plug-in `name`: the module of that file, or whatever the entry point loads.
+    """The plug-in `name`: the module of that file, what a file of several has by it, or what the entry point loads.
 
     Raises: UnknownName if there is none, ConfigError if a file and an installed package both claim the name.
     """
-    name = FORMER_NAMES.get(kind, {}).get(name, name)
     claimed = [e for e in _installed(kind, tuple(sys.path)) if e.name == name]
-    module = f"{PACKAGES[kind]}.{name}"
-    spec = importlib.util.find_spec(module) if name.isidentifier() and _is_plugin(name) else None
-    is_file = spec is not None and spec.submodule_search_locations is None
-    if len(claimed) + is_file > 1:
+    own = _own(kind, name)
+    if len(claimed) + (own is not None) > 1:
         owners = ", ".join(e.value for e in claimed)
         raise ConfigError(f"{kind} name {name!r} is claimed more than once (also by {owners}); uninstall or rename one")
-    if is_file:
-        return importlib.import_module(module)
+    if own is not None:
+        return own
     if claimed:
         return claimed[0].load()
     known = names(kind)
     hint = did_you_mean(name, known, f"known: {', '.join(known)}", most=3)
     raise UnknownName(f"no {kind[:-1].replace('_', ' ')} is called {name!r}; {hint}")
+
+
+def _own(kind: Kind, name: str) -> Any:
+    """Return the plug-in of that name in the package; None if there is none."""
+    if not (name.isidentifier() and _is_plugin(name)):
+        return None
+    module = f"{PACKAGES[kind]}.{name}"
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations is None:
+        file = importlib.import_module(module)
+        if kind not in OF_SEVERAL or not hasattr(file, "PLUGINS"):
+            return file
+    for named in (getattr(_of_several(kind, file), "PLUGINS", {}) for file in _files(kind) if kind in OF_SEVERAL):
+        if name in named:
+            return named[name]
+    return None
+
+
+def _files(kind: Kind) -> list[str]:
+    package = importlib.import_module(PACKAGES[kind])
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg and _is_plugin(m.name)]
+
+
+def _of_several(kind: Kind, file: str) -> Any:
+    """Return the module of a file that may hold several plug-ins; None for kinds that have none."""
+    return importlib.import_module(f"{PACKAGES[kind]}.{file}") if kind in OF_SEVERAL else None
 
 
 @lru_cache(maxsize=32)
@@ -111,13 +161,18 @@ def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
 
 
 def _pickled(where: Path, what: str) -> Any:
-    """Return the function that a notebook or a script passed, which `library/functions.py` has kept in a file."""
+    """Return the function that a notebook or a script passed, which `api/functions.py` has kept in a file."""
     import pickle
 
     try:
         return pickle.loads(where.read_bytes())
     except Exception as exc:
         raise ConfigError(f"{what} file {where} does not load: {type(exc).__name__}: {exc}") from exc
+
+
+def cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Return the function behind an `lru_cache`: what a cache of a notebook or a script is pickled as."""
+    return lru_cache(**parameters)(function)
 
 
 def import_file(where: Path, what: str) -> ModuleType:
@@ -146,12 +201,12 @@ def refused_parameters(errors: Sequence[Mapping[str, Any]], known: Sequence[str]
     """Return a sentence for each error that a plug-in's parameter model reports, joined by "; "."""
     lines = []
     for error in errors:
-        field = ".".join(str(p) for p in error["loc"]) or "parameters"
+        field, message = ".".join(str(p) for p in error["loc"]), error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             hint = did_you_mean(field, known, f"known: {', '.join(known)}")
             lines.append(f"no parameter {field!r}; {hint}")
         else:
-            lines.append(f"{field} = {error['input']!r}: {error['msg']}")
+            lines.append(f"{field} = {error['input']!r:.200}: {message}" if field else message)
     return "; ".join(lines)
 
 

@@ -73,13 +73,10 @@ class TrainedRow:
 def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
 
-    Records on another rank are checked on that rank.
-
     Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
     whose rows cannot be what the engine computed, such as a turn that trains in two rows.
     """
     name = f"response {rollout.sample} to {rollout.prompt_id!r}"
-    has_records = rollout.recorded_by is None
     if rollout.episode is not None:
         _check_episode(name, rollout)
     out = []
@@ -93,13 +90,12 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
             if turn.trains:
                 turn_name = name if rollout.episode is None else f"turn {number} of {name}"
                 _check_logprobs(turn_name, turn)
-                if has_records and turn.kept is not None:
+                if turn.kept is not None:
                     _check_kept(turn_name, turn.kept, len(turn.sampled))
                 spans.append(Span(start, stop, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
-        if has_records:
-            _check_routing(row)
+        _check_routing(row)
         out.append(row)
     return out
 

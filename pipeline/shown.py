@@ -1,7 +1,7 @@
 """Shows text of a policy, a recipe or a file to a person as it is: never as commands, Markdown or HTML.
 
-One function for each medium: `show` for a terminal, `in_json` for programs that read it there, `in_markdown` and
-`block_in_markdown`, `in_html`.
+One function for each medium: `show` for a terminal, `in_json` for programs that read it there, `in_markdown`,
+`in_html`.
 """
 
 from __future__ import annotations
@@ -72,13 +72,6 @@ def in_markdown(text: object) -> str:
     """
     line = one_line(str(text))
     return line if PLAIN.fullmatch(line) else r"\|".join(map(_code, line.split("|")))
-
-
-def block_in_markdown(text: object) -> str:
-    """Return the text as a block of code with its lines."""
-    lines = visible(str(text))
-    fence = "`" * max(3, 1 + _longest_ticks(lines))
-    return f"{fence}\n{lines}\n{fence}\n"
 
 
 def in_html(text: object) -> str:

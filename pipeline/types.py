@@ -23,6 +23,8 @@ Ending = Literal["done", "turns", "tokens", "context", "time", "unread", "failed
 """Why an episode ended. done: its environment ended it; failed: its environment broke; others: a limit was reached."""
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
+MAX_REWARD = 1e100
+"""The largest size of a reward: squares and sums of larger ones would not be finite."""
 INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error", "environment_error"})
 
 
@@ -145,8 +147,6 @@ class Turn(FastPickled):
     reward: float | None = None  # the environment's reward for this turn: any finite number
     trains: bool = True
     """False if the tokens were sampled in an earlier row and are context in this one."""
-    state: str | None = None
-    """The environment's name of the state that the policy saw in this turn, for credit by state."""
     number: int | None = None
     """Number of the turn in its episode, from 0. None: the turns of the rows are in the order of sampling."""
     num_new: int | None = None
@@ -189,11 +189,10 @@ class Rollout(FastPickled):
     text: str  # the response decoded, special tokens left out
     finish_reason: FinishReason
     policy_version: int
-    """Version of the weights of the first token. Where `rollout.in_flight` is interrupt, later ones may be newer."""
+    """Version of the weights that drew the response; of an episode, its first token."""
     kept: KeptTokens | None = None  # None if sampling was not cut off, or its sets were not requested
     routing: Routing | None = None  # None for a dense model, or if it was not requested
     episode: Episode | None = None  # None for a single response
-    recorded_by: int | None = None  # the rank that has `routing` and the ids of `kept`; None: all records are here
 
     @property
     def turns(self) -> list[Turn]:
@@ -350,11 +349,9 @@ class Group:
 class SamplingRecords:
     """Records of how the rows of a batch were sampled, for training to replay; on the CPU."""
 
-    kept_sizes: torch.Tensor | None = None  # [H, T] int64, 0 where nothing was cut off
+    kept_sizes: torch.Tensor | None = None  # [B, T] int64, 0 where nothing was cut off
     kept_ids: torch.Tensor | None = None  # [sum of kept_sizes] int64, row by row
-    routing: torch.Tensor | None = None  # [H, T, layers, top_k] int16, -1 where nothing was recorded
-    places: tuple[int, ...] | None = None
-    """For each of the B rows its place among the H here, or -1: other ranks have its records. None: H = B."""
+    routing: torch.Tensor | None = None  # [B, T, layers, top_k] int16, -1 where nothing was recorded
 
 
 class Run(NamedTuple):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from verizero.pipeline import registry
+from verizero.pipeline.checks.page import cards_of
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, RoundsConfig
-from verizero.pipeline.diagnosis.cards import cards_of
 from verizero.pipeline.errors import Stopped
 from verizero.pipeline.loop.diagnosing import report_causes
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
@@ -22,16 +22,15 @@ from verizero.pipeline.loop.rollback import RolledBack
 from verizero.pipeline.models.load import quiet
 from verizero.pipeline.report.ended import Ended, ended_well, record_end
 from verizero.pipeline.report.page import build_page
-from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.run.callbacks import Callback, load_callbacks
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
-from verizero.pipeline.run.schedule import EVALUATION, Item, schedule
 from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import enter_stage
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import EVALUATION, Item, RunState, schedule
 from verizero.pipeline.stages.evaluate import evaluate
 from verizero.pipeline.train.ranks import ranks_of_environment
 
@@ -213,5 +212,5 @@ def finish(session: Session) -> dict[str, Any]:
 def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Return the recipe's evaluation of the model that it names, by domain. Nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        with open_run(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
+        with open_run(config, base_dir, Path(folder), "auto", progress or Progress()) as session:
             return evaluate(session, Item(EVALUATION, BASE, "evaluation"), unwrapped)

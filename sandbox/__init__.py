@@ -4,14 +4,12 @@ result = sandbox.run("print(int(input()) * 2)", [{"input": "4", "output": "8"}])
 result.passed, result.status, result.level
 """
 
-from verizero.sandbox.api import Trial, configure, default_pool, execute, probe, run, run_many, shutdown
-from verizero.sandbox.calls import CallResult, Quota
+from verizero.sandbox.api import Trial, execute, probe, run, run_many
 from verizero.sandbox.isolation import WALLS, Isolation
-from verizero.sandbox.keepers import SessionBounds
 from verizero.sandbox.languages import TOOLS, available, run_language
-from verizero.sandbox.pool import Pool
+from verizero.sandbox.pool import Pool, configure, default_pool
 from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
-from verizero.sandbox.session import Session
+from verizero.sandbox.session import CallResult, Quota, Session
 
 __all__ = [
     "TOOLS",
@@ -24,7 +22,6 @@ __all__ = [
     "Quota",
     "RunResult",
     "Session",
-    "SessionBounds",
     "Status",
     "TestResult",
     "Trial",
@@ -36,5 +33,4 @@ __all__ = [
     "run",
     "run_language",
     "run_many",
-    "shutdown",
 ]

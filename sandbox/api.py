@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from verizero.pipeline.errors import IsolationError
-from verizero.sandbox.isolation import WALLS, Isolation
-from verizero.sandbox.languages import run_language
-from verizero.sandbox.pool import Pool
+from verizero.sandbox.isolation import Isolation
+from verizero.sandbox.languages import LANGUAGES, require_tool, run_language
+from verizero.sandbox.pool import Pool, default_pool
 from verizero.sandbox.process import ERROR_CHARACTERS
 from verizero.sandbox.results import Limits, Mode, RunResult, TestResult, limits_for, require_tests
-from verizero.sandbox.trial import cases, run_tests, run_with_checker
+from verizero.sandbox.trial import cases, run_tests
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()
@@ -35,42 +34,6 @@ class Trial:
     """True to have a service send back the returned values. Results of this machine always have them."""
 
 
-_lock = threading.Lock()
-_pool: Pool | None = None
-
-
-def default_pool() -> Pool:
-    """Return the pool that calls use by default. It is made on first use and closed at exit."""
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = Pool()
-        return _pool
-
-
-def configure(
-    workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS, packages: Iterable[str] = (),
-    python: str | None = None,
-) -> Pool:  # fmt: skip
-    """Return a new default pool with these settings, and close the former one. Raises: ValueError; ConfigError."""
-    global _pool
-    new_pool = Pool(workers, min_level, walls, packages=packages, python=python)
-    with _lock:
-        old_pool, _pool = _pool, new_pool
-    if old_pool is not None:
-        old_pool.close()
-    return new_pool
-
-
-def shutdown() -> None:
-    """Close the default pool; the next call makes a new one."""
-    global _pool
-    with _lock:
-        old_pool, _pool = _pool, None
-    if old_pool is not None:
-        old_pool.close()
-
-
 def run(
     program: str,
     tests: Tests,
@@ -78,21 +41,17 @@ def run(
     mode: Mode = "stdin",
     limits: Limits = _DEFAULT_LIMITS,
     stop_on_failure: bool = False,
-    checker: str | None = None,
     pool: Pool | None = None,
 ) -> RunResult:
     """Return the program's result on its tests.
 
     In mode "stdin" the tests are {"input": text, "output": text}: the program reads standard input and prints. In mode
     "function" they are {"fn": name, "args": [...], "expected": value}: the program defines the function, or a class
-    Solution with that method. With `stop_on_failure`, tests after the first that failed are left out. `checker` is the
-    text of a program with check(input, output, expected), for tests with more than one right output; it runs in a
-    process of its own. The call blocks, and any thread may make it.
+    Solution with that method. With `stop_on_failure`, tests after the first that failed are left out. The call blocks,
+    and any thread may make it.
 
     Raises: ValueError on an empty list of tests or a malformed one; IsolationError when the walls are too low.
     """
-    if checker is not None:
-        return run_with_checker(pool or default_pool(), program, tests, mode, limits, checker)
     return run_tests(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
 
 
@@ -102,41 +61,39 @@ def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, 
     return run_tests(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
 
 
-def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
+def run_many(trials: Iterable[Trial], *, pool: Pool | None = None) -> list[RunResult]:
     """Return one result per trial, in order; as many run at a time as the pool has workers.
 
-    `tools` is the pool for languages other than Python. A trial that cannot be run, as one with malformed tests, has
-    the status "sandbox_error" and its reason on every test, and touches no other.
+    A trial that cannot be run, as one with malformed tests, has the status "sandbox_error" and its reason on every
+    test, and touches no other.
 
-    Raises: IsolationError when the walls are too low.
+    Raises: IsolationError when the walls are too low, or a language's tool is not installed.
     """
     trials = list(trials)
     pool_to_use = pool or default_pool()
     if not trials:
         return []
+    for language in {trial.language for trial in trials} & LANGUAGES.keys():  # before a program runs
+        require_tool(language)
     with ThreadPoolExecutor(min(pool_to_use.size, len(trials)), "sandbox") as threads:
         try:
-            results = [threads.submit(_result, trial, pool_to_use, tools) for trial in trials]
+            results = [threads.submit(_result, trial, pool_to_use) for trial in trials]
             return [result.result() for result in results]
         except BaseException:  # Ctrl-C, or walls that are too low: nobody waits for the others
             threads.shutdown(wait=False, cancel_futures=True)
-            for each in (pool_to_use, tools):
-                if each is not None:
-                    each.interrupt()
+            pool_to_use.interrupt()
             raise
 
 
-def probe(pool: Pool | None = None) -> Isolation:
+def probe() -> Isolation:
     """Return the walls that hold on this machine and their level, also where no pool would start."""
-    if pool is not None:
-        return pool.isolation
     with Pool(workers=1, min_level=0) as single:
         return single.isolation
 
 
-def _result(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
+def _result(trial: Trial, pool: Pool) -> RunResult:
     try:
-        return _run_trial(trial, pool, tools)
+        return _run_trial(trial, pool)
     except IsolationError:
         raise
     except Exception as exc:
@@ -157,7 +114,7 @@ def check(trial: Trial) -> None:
     limits_for(cases(trial.tests, trial.mode), trial.limits)
 
 
-def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
+def _run_trial(trial: Trial, pool: Pool) -> RunResult:
     if trial.language != "python":
         check(trial)
         return run_language(
@@ -166,6 +123,6 @@ def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
             trial.tests,
             limits=trial.limits,
             stop_on_failure=trial.stop_on_failure,
-            pool=tools,
+            pool=pool,
         )
     return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)

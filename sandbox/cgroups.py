@@ -10,6 +10,8 @@ from pathlib import Path
 
 _PREFIX = "verizero-sandbox-"
 _NEEDED = ("memory", "pids")
+EMPTY_S = 10.0
+"""The kernel ends processes of a group later where other programs take the cores."""
 
 
 def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
@@ -70,8 +72,8 @@ def make(number: int) -> dict[str, str]:
 
 
 def remove(folders: dict[str, str]) -> None:
-    """Remove groups whose processes are ending. One that is not empty after a second is left to a later sweep."""
-    end = time.monotonic() + 1
+    """Remove groups whose processes are ending. One that is not empty after `EMPTY_S` is left to a later sweep."""
+    end = time.monotonic() + EMPTY_S
     for folder in set(folders.values()):
         while True:
             try:

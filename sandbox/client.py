@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from verizero.pipeline.errors import IsolationError, SessionError
-from verizero.pipeline.own_requests import MAX_BODY, open_url
-from verizero.sandbox import http_format
-from verizero.sandbox.api import Tests, Trial, refused
-from verizero.sandbox.calls import CallResult
-from verizero.sandbox.results import Limits, Mode, RunResult
+from verizero.pipeline.errors import IsolationError
+from verizero.pipeline.host.requests import MAX_BODY, open_url
+from verizero.sandbox.api import Trial, refused
+from verizero.sandbox.results import Limits, RunResult, TestResult
+from verizero.sandbox.worker import codec
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
 """Seconds between two tries: a service that is started again may take some to answer."""
@@ -44,24 +42,6 @@ class Client:
         self._num_requests = dict.fromkeys(self.urls, 0)
         self._avoid_until = dict.fromkeys(self.urls, 0.0)
 
-    def run(
-        self,
-        program: str,
-        tests: Tests,
-        *,
-        mode: Mode = "stdin",
-        limits: Limits | None = None,
-        stop_on_failure: bool = False,
-    ) -> RunResult:
-        """Return the result as `sandbox.run` does. Without `limits` they are the service's own.
-
-        Raises: ValueError on tests that the service calls malformed, and on limits above the service's.
-        """
-        trial = http_format.trial_to_json(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
-        if limits is None:
-            del trial["limits"]
-        return self._run_trial(trial, len(tests))
-
     def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
         """Return one result per trial, in order. A trial that cannot be sent or run has the status "sandbox_error"."""
         trials = list(trials)
@@ -72,44 +52,9 @@ class Client:
 
     def _result(self, trial: Trial) -> RunResult:
         try:
-            return self._run_trial(http_format.trial_to_json(trial), len(trial.tests))
+            return self._run_trial(trial_to_json(trial), len(trial.tests))
         except Exception as exc:  # whatever is wrong with it, it touches no other
             return refused(trial, exc)
-
-    def session(self, **settings: Any) -> RemoteSession:
-        """Open a session on one service, which serves all of its calls. `settings` are those of `Session`.
-
-        Raises: ValueError when the service refuses it; SessionError when none answers.
-        """
-        last_error = ""
-        for _ in self.urls:
-            url = self._least_busy_url()
-            try:
-                reply = self.ask(url, "open", settings)
-                return RemoteSession(self, url, reply["session"], reply["level"])
-            except SessionError as exc:
-                last_error = str(exc)
-                with self._lock:
-                    self._avoid_until[url] = time.monotonic() + _AVOID_S
-            finally:
-                with self._lock:
-                    self._num_requests[url] -= 1
-        raise SessionError(f"no service opens a session; the last error: {last_error}")
-
-    def ask(self, url: str, act: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a service's reply to a request for a session. It is never repeated: a call changes its session.
-
-        Raises: ValueError when the service calls the request malformed; SessionError on any other failure.
-        """
-        try:
-            return self._post(f"{url}/sessions/{act}", json.dumps(body).encode())
-        except urllib.error.HTTPError as exc:
-            last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
-            if exc.code in _MALFORMED:
-                raise ValueError(last_error) from exc
-            raise SessionError(last_error) from exc
-        except (OSError, TypeError, ValueError) as exc:
-            raise SessionError(f"{url}: {type(exc).__name__}: {exc}") from exc
 
     def modules(self) -> frozenset[str]:
         """Return the names that programs may import besides the standard library's at every service that answers.
@@ -137,7 +82,7 @@ class Client:
         for pause in (*_PAUSE_S, None):
             url = self._least_busy_url()
             try:
-                return http_format.result_from_json(self._post(f"{url}/run", body))
+                return result_from_json(self._post(f"{url}/run", body))
             except urllib.error.HTTPError as exc:
                 last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
                 if exc.code in _MALFORMED:
@@ -173,38 +118,46 @@ class Client:
         return data
 
 
-class RemoteSession:
-    """A session on another machine, with the calls of `sandbox.Session`."""
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """Return the trial with encoded tests, since JSON alone would lose tuples, sets and integer keys."""
+    return {
+        # A program with half of a surrogate pair is no program, here or there; JSON cannot carry it.
+        "program": trial.program.encode("utf-8", "replace").decode(),
+        "encoded_tests": codec.encode([dict(t) for t in trial.tests]).decode("ascii"),
+        "mode": trial.mode,
+        "limits": {name: getattr(trial.limits, name) for name in Limits.__dataclass_fields__},
+        "stop_on_failure": trial.stop_on_failure,
+        "language": trial.language,
+        "values": trial.values,
+    }
 
-    def __init__(self, client: Client, url: str, name: str, level: int) -> None:
-        self._client, self._url, self._name, self.level = client, url, name, level
 
-    def python(self, code: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
-        """Run a cell. Raises: ValueError; SessionError."""
-        return CallResult(**self._call("python", code=code, wall_s=wall_s, cpu_s=cpu_s))
+def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
+    """Return the result as JSON; with `values`, every test has its function's returned value, encoded."""
+    names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
+    tests = [{n: getattr(t, n) for n in names} for t in result.tests]
+    if values:
+        for row, test in zip(tests, result.tests, strict=True):
+            row["encoded_value"] = test.encoded.decode("ascii")
+    return {
+        "passed": result.passed,
+        "status": result.status,
+        "level": result.level,
+        "num_tests": result.num_tests,
+        "wall_s": result.wall_s,
+        "tests": tests,
+    }
 
-    def shell(self, line: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
-        """Run a line of Bash. Raises: ValueError; SessionError."""
-        return CallResult(**self._call("shell", line=line, wall_s=wall_s, cpu_s=cpu_s))
 
-    def write(self, path: str, data: bytes | str) -> None:
-        """Write a file. Raises: ValueError; SessionError."""
-        content = data.encode() if isinstance(data, str) else data
-        self._call("write", path=path, data=base64.b64encode(content).decode())
+def result_from_json(data: Mapping[str, Any]) -> RunResult:
+    """Return the result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
+    tests = tuple(_test_from_json(t) for t in data["tests"])
+    return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
 
-    def read(self, path: str) -> bytes:
-        """Return a file's bytes. Raises: ValueError; SessionError."""
-        return base64.b64decode(self._call("read", path=path)["data"])
 
-    def close(self) -> None:
-        """Close the session. Raises: SessionError when the service does not answer."""
-        self._client.ask(self._url, "close", {"session": self._name})
-
-    def __enter__(self) -> RemoteSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _call(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return self._client.ask(self._url, "call", {"session": self._name, "kind": kind, **fields})
+def _test_from_json(data: Mapping[str, Any]) -> TestResult:
+    fields = dict(data)
+    encoded = fields.pop("encoded_value", "").encode("ascii")
+    if encoded:
+        codec.read(encoded)  # a service that sends what nobody can read has failed, and is not asked for it later
+    return TestResult(**fields, encoded=encoded)

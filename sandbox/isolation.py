@@ -50,7 +50,7 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
     tried: dict[str, bool] = json.loads(result.records[0].value)
     stands = {wall: tried.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes
-    worker.level, worker.stands = level_of(stands), stands
+    worker.level = level_of(stands)
     return Isolation(worker.level, stands, notes)
 
 

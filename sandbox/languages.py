@@ -6,14 +6,14 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from verizero.pipeline.errors import IsolationError
-from verizero.sandbox import canary, compare, toolchains
-from verizero.sandbox.pool import Pool
+from verizero.sandbox import compare, toolchains
+from verizero.sandbox.pool import Pool, confirm, default_pool
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
     NOT_RUN,
@@ -27,7 +27,7 @@ from verizero.sandbox.results import (
     limits_for,
     require_tests,
 )
-from verizero.sandbox.trial import cases, run_tests
+from verizero.sandbox.trial import cases
 from verizero.sandbox.worker import frames
 
 TOOLS = toolchains.folders()
@@ -36,22 +36,25 @@ _BUILD_LIMITS = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, d
 _SIGNALS_ABI = 6
 _MAX_KILLS = 2
 """Kills of a program that may have killed itself, after which it is tried again."""
-_KILLED_BY_GCC = re.compile(
-    rb"\A(\S+: fatal error: Killed signal terminated program \S+|collect2: fatal error: ld terminated with signal 9.*)"
-    rb"\ncompilation terminated\.(\n\S*ld: (?!.*(?i:error|warning|note):).*)*\s*\Z"
-)
-_KILLED = {
-    "gcc": _KILLED_BY_GCC,
-    "g++": _KILLED_BY_GCC,
-    "rustc": re.compile(rb"^error: linking with .* failed: signal: 9 ", re.MULTILINE),
-    "go": re.compile(rb"^\S+: signal: killed$", re.MULTILINE),
-}
-"""Tool -> its messages about a compiler or linker that it started and that was killed.
-
-No program can write them. gcc's are alone: a text of a program, as of `static_assert`, is behind the place of an
-error. Only lines of a linker may follow, which outlives `collect2` and misses the object files that gcc has removed.
-In rustc's a text is indented, and Go shows none with spaces in this form.
+_PARTS = ("part", "gcc", "ld", "ld.bfd")
+_PART = """#!/bin/sh
+[ "${0##*/}" = part ] || set -- "${0##*/}" "$@"
+printf x >> "$TMPDIR/.begun"
+"$@"
+s=$?
+[ $s = 137 ] || printf x >> "$TMPDIR/.ended"
+exit $s
 """
+"""Runs a part of a compiler: its arguments, or the program of its own name. Compilers hide how their parts ended, so
+it notes each part that begins, and each that ends and was not killed."""
+_BUILD = """{line} && cat prog
+s=$?
+[ $s = 0 ] || {{ read -r begun < .begun; read -r ended < .ended; }} 2> /dev/null
+[ $s = 0 ] || [ "$begun" = "$ended" ] || s=137
+exit $s"""
+"""Ends as if by SIGKILL if a part was killed."""
+_OF_GCC = "-B. -wrapper /bin/sh,./part"
+_C = f"{{tool}} {_OF_GCC} -w -O2 -DONLINE_JUDGE -o prog {{file}}"
 _ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 _NO_SUCH_TOOL = (126, 127)
 """Exit codes of a shell that may not run a program, or does not find it."""
@@ -82,19 +85,20 @@ class Language:
 
 _JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=2", "-XX:-UsePerfData", "-Xss64m")
 _JAVAC = "-J-XX:+UseSerialGC -J-XX:-UsePerfData -J-XX:TieredStopAtLevel=1 -J-Xmx768m -nowarn -encoding UTF-8"
-_GO = "GO111MODULE=off CGO_ENABLED=0 GOMAXPROCS=2 GOCACHE=$TMPDIR/.cache"
+_GO = "GO111MODULE=off CGO_ENABLED=0 GOMAXPROCS=2 GOCACHE=$TMPDIR/.cache {tool} build -toolexec '/bin/sh '$PWD/part"
 LANGUAGES = {
-    "c": Language("gcc", "main.c", ("./prog",), "{tool} -w -O2 -std=gnu17 -DONLINE_JUDGE -o prog {file} -lm"),
-    "cpp": Language("g++", "main.cpp", ("./prog",), "{tool} -w -O2 -std=gnu++20 -DONLINE_JUDGE -o prog {file}"),
+    "c": Language("gcc", "main.c", ("./prog",), f"{_C} -std=gnu17 -lm"),
+    "cpp": Language("g++", "main.cpp", ("./prog",), f"{_C} -std=gnu++20"),
     "java": Language(
         "javac", "Main.java", ("java", *_JAVA, "-Xmx{heap}m", "-jar", "prog"), threads=24, has_libraries=True,
         build=f"{{tool}} {_JAVAC} -d out {{file}} && {{folder}}/jar -J-XX:+UseSerialGC -cfe prog {{main}} -C out .",
     ),
-    "go": Language("go", "main.go", ("./prog",), f"{_GO} {{tool}} build -o prog {{file}}", threads=16),
+    "go": Language("go", "main.go", ("./prog",), f"{_GO} -o prog {{file}}", threads=16),
     "rust": Language(
         "rustc", "main.rs", ("./prog",), has_libraries=True,
         # Rust's own linker looks for itself in /proc, which is not there.
-        build="{tool} --edition 2021 -C opt-level=2 -C link-arg=-fuse-ld=bfd -A warnings -o prog {file}",
+        build="{tool} --edition 2021 -C opt-level=2 -C linker=./gcc -C link-arg=-fuse-ld=bfd -A warnings "
+        + "".join(f"-C link-arg={word} " for word in _OF_GCC.split()) + "-o prog {file}",
     ),
     "javascript": Language("node", "main.js", ("node", "--stack-size=50000", "main.js"), threads=16),
     "bash": Language("bash", "main.sh", ("bash", "main.sh")),
@@ -115,32 +119,10 @@ def _java_names(program: str) -> tuple[str, str]:
     return f"{public[1] if public else main}.java", f"{package[1]}.{main}" if package else main
 
 
-_SQL = """
-import sqlite3, sys
-base = sqlite3.connect(":memory:")
-base.executescript(sys.stdin.read())
-allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE,
-           sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_TRANSACTION,
-           sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_VIEW, sqlite3.SQLITE_CREATE_TEMP_TABLE,
-           sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_TABLE}
-base.set_authorizer(lambda act, *rest: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY)
-statement = ""
-for piece in PROGRAM.split(";"):
-    statement += piece + ";"
-    if sqlite3.complete_statement(statement) and statement.strip(" \\n\\t\\r;"):
-        for row in base.execute(statement):
-            print("|".join("" if x is None else str(x) for x in row))
-        statement = ""
-"""
-
-_lock = threading.Lock()
-_pool: Pool | None = None
-
-
 def available() -> dict[str, bool]:
     """Return every language, with True if its tool is installed where programs may run it."""
     by_tool = {name: toolchains.find(language.tool) is not None for name, language in LANGUAGES.items()}
-    return {"python": True, "sql": True} | by_tool
+    return {"python": True} | by_tool
 
 
 def run_language(
@@ -151,38 +133,34 @@ def run_language(
 
     With `stop_on_failure`, tests after the first that failed are left out.
 
-    A program that does not compile has status "runtime_error" on every test, with the compiler's message. For "sql" the
-    input is the script that fills the database, and the output has one row per line, columns joined by "|".
+    A program that does not compile has status "runtime_error" on every test, with the compiler's message.
 
-    Raises: ValueError when the language is unknown or its tool not installed; IsolationError.
+    Raises: ValueError when the language is unknown; IsolationError when its tool is not installed, or the walls are too
+    low.
     """
     limits = limits or Limits()
     require_tests(tests, limits)
-    if language == "sql":
-        script = f"PROGRAM = {program!r}\n{_SQL}"
-        return run_tests(pool or _tool_pool(), script, tests, "stdin", limits, stop_on_failure)
-    spec = LANGUAGES.get(language)
-    if spec is None or toolchains.find(spec.tool) is None:
-        known = ", ".join(name for name, is_available in available().items() if is_available)
-        raise ValueError(f"language {language!r} is not available here; there are {known}")
+    require_tool(language)
     all_cases = cases(tests, "stdin")
-    built = _BuiltProgram(spec, program, all_cases, limits_for(all_cases, limits), stop_on_failure)
-    pool_to_use = pool or _tool_pool()
-    require_walls(pool_to_use)
+    built = _BuiltProgram(LANGUAGES[language], program, all_cases, limits_for(all_cases, limits), stop_on_failure)
+    pool = (pool or default_pool()).with_tools()
+    require_walls(pool)
     try:
-        pool_to_use.use(built.run)
+        pool.use(built.run)
     except WorkerDied as exc:
-        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(tests), pool_to_use.isolation.level)
+        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(tests), pool.isolation.level)
     results = tuple(built.results)
-    return RunResult(results, pool_to_use.isolation.level, len(tests), sum(r.wall_s for r in results))
+    return RunResult(results, pool.isolation.level, len(tests), sum(r.wall_s for r in results))
 
 
-def _tool_pool() -> Pool:
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = Pool(tools=TOOLS)
-        return _pool
+def require_tool(language: str) -> None:
+    """Raise IsolationError if the tool of that language is not installed. Raises: ValueError if it is unknown."""
+    there = available()
+    if language not in there:
+        raise ValueError(f"language {language!r} is unknown; there are {', '.join(there)}")
+    if not there[language]:
+        tool = LANGUAGES[language].tool
+        raise IsolationError(f"language {language!r} needs {tool}, which is not installed here; install {tool}")
 
 
 def require_walls(pool: Pool) -> None:
@@ -209,7 +187,7 @@ class _BuiltProgram:
         """Build and run the program, then check the worker. Raises: WorkerDied."""
         self.results, was_new = [], worker.runs == 0
         self._run(worker)
-        canary.confirm(worker, was_new, frames.STDIN)
+        confirm(worker, was_new, frames.STDIN)
 
     def _run(self, worker: Worker) -> None:
         name, content = self.language.source, self.source
@@ -226,7 +204,7 @@ class _BuiltProgram:
             if is_too_slow(self.results):
                 self.results.append(TestResult("timeout", error=NOT_RUN))
                 continue
-            result = self._execute(worker, self.limits, command, name, 0o700, test.data, content)
+            result = self._execute(worker, self.limits, command, name, test.data, content)
             self._require_not_killed(result, worker.level)
             self.results.append(self._result(result, test.expected))
             if self.stop and not self.results[-1].passed:
@@ -239,11 +217,11 @@ class _BuiltProgram:
             file, main = _java_names(self.source.decode("utf-8", "surrogateescape"))
         tool = _path(language.tool)
         line = language.build.format(tool=tool, folder=os.path.dirname(tool), file=file, main=main)
-        command = ["/bin/sh", "-c", f"{line} && cat prog"]
-        result = self._execute(worker, _BUILD_LIMITS, command, file, 0o600, b"", self.source)
+        command = ["/bin/sh", "-c", _BUILD.format(line=line)]
+        result = self._execute(worker, _BUILD_LIMITS, command, file, b"", self.source, dict.fromkeys(_PARTS, _PART))
         status, error = _status(result, _BUILD_LIMITS)
         if result.limit_reached(_BUILD_LIMITS) is None:
-            if _is_killed_compiler(language, result):
+            if os.waitstatus_to_exitcode(result.exit.status) in (-signal.SIGKILL, 128 + signal.SIGKILL):
                 raise WorkerDied(f"the compiler was killed: {error[-200:]}")
             if os.WIFEXITED(result.exit.status) and os.WEXITSTATUS(result.exit.status) in _NO_SUCH_TOOL:
                 raise WorkerDied(f"the compiler cannot be run behind these walls: {error[-200:]}")
@@ -253,15 +231,16 @@ class _BuiltProgram:
         return TestResult("runtime_error", error=f"{NO_COMPILE}{reason}\n{error}")
 
     def _execute(
-        self, worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes
-    ) -> ProcessResult:
+        self, worker: Worker, limits: Limits, argv: list[str], file: str, stdin: bytes, content: bytes,
+        scripts: Mapping[str, str] = MappingProxyType({}),
+    ) -> ProcessResult:  # fmt: skip
         job = order(frames.MANAGED if self.language.threads else frames.NATIVE, limits)
         disk_mib = limits.disk_mib + (len(content) >> 20) + 1  # the program's own file is extra
         job = job._replace(disk_mib=disk_mib, processes=limits.processes + self.language.threads)
         # Without /proc, the loader asks this variable where a program is whose libraries are next to it.
         origin = os.path.dirname(_path(self.language.tool))
         environment = {"LD_ORIGIN_PATH": origin} if self.language.has_libraries else {}
-        plan = json.dumps({"argv": argv, "file": file, "mode": mode, "environment": environment}).encode()
+        plan = json.dumps({"argv": argv, "file": file, "scripts": dict(scripts), "environment": environment}).encode()
         return worker.execute(job, frames.pack_payload(plan, [stdin, content]))
 
     def _result(self, result: ProcessResult, expected: str | None) -> TestResult:
@@ -269,9 +248,7 @@ class _BuiltProgram:
         out, end = result.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), result.exit
         if status == "passed" and expected is not None and not compare.outputs_equal(out, expected):
             status = "wrong_answer"
-        code = os.waitstatus_to_exitcode(end.status) if end.why == frames.ENDED else None
-        stderr, peak_mib = tail(result.err), end.peak_kib / 1024
-        return TestResult(status, out, error, end.cpu_s, end.wall_s, peak_mib, stderr=stderr, exit_code=code)
+        return TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024)
 
     def _require_not_killed(self, result: ProcessResult, level: int) -> None:
         """Raise WorkerDied if the program was killed, at no limit of its own; another worker then repeats all of it.
@@ -282,11 +259,6 @@ class _BuiltProgram:
             self.kills += 1
             if level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
                 raise WorkerDied("the program was killed from outside")
-
-
-def _is_killed_compiler(language: Language, result: ProcessResult) -> bool:
-    code, messages = os.waitstatus_to_exitcode(result.exit.status), _KILLED.get(language.tool)
-    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(messages and messages.search(result.err))
 
 
 def _ended_by(result: ProcessResult, number: int) -> bool:

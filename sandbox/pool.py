@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -13,20 +14,29 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from verizero.pipeline.errors import IsolationError, fault_in_log
-from verizero.sandbox import canary, keepers, process
+from verizero.sandbox import keepers, process, suites, toolchains
 from verizero.sandbox.isolation import WALLS, Isolation, examine, explain
 from verizero.sandbox.packages import resolve
-from verizero.sandbox.process import Worker, WorkerDied
-from verizero.sandbox.worker import frames
+from verizero.sandbox.process import Worker, WorkerDied, order
+from verizero.sandbox.results import Limits
+from verizero.sandbox.worker import codec, frames
 
 T = TypeVar("T")
-_ATTEMPTS = 4
-"""Workers on which a run is tried, should it or its worker be killed."""
-_START_PAUSES_S = (0.05, 0.2, 0.5)
-"""Seconds between two tries to start a worker."""
+CHECK_EVERY = 64
+"""A worker is checked after this many processes, whatever their results."""
+_PAUSES_S = (0.05, 0.2, 0.5, 0.5)
+"""Seconds between two workers on which a run is tried, should it or its worker be killed, or not start."""
+_OFF = "switched off"
 _IS_CLOSED = "the sandbox pool is closed; make a new Pool"
 _PER_CORE = 2
 """Workers per core: a run often waits between caller, worker and child, and another can use the core."""
+_CHECK_LIMITS = Limits()
+_SHOW = "import os, sys\ndef show(text):\n    print(text[::-1], os.listdir('.'))\n    print(text, file=sys.stderr)\n"
+_PROGRAMS = {
+    frames.STDIN: f"{_SHOW}show(sys.stdin.read())",
+    frames.FUNCTION: f"{_SHOW}def f(text):\n    show(text)\n    return [text, len(text)]",
+}
+_SUITE_PROGRAM = b"def f(text): return text[::-1]"
 
 
 class Pool:
@@ -35,9 +45,8 @@ class Pool:
     `workers`: how many programs run at one time, by default two per usable core. `min_level`: the isolation level below
     which the pool refuses to start. `walls`: the walls to put up, by default all; tests leave some out, and so may a
     machine that has trouble with one. `tools`: folders whose programs may be executed, for languages other than Python;
-    by default none. `bounds`: the limits of all sessions together. `packages`: installed distributions that programs
-    may import, with what they require, besides the standard library. `python`: the interpreter of programs, by default
-    the one that runs.
+    by default none. `packages`: installed distributions that programs may import, with what they require, besides the
+    standard library.
     """
 
     def __init__(
@@ -46,9 +55,7 @@ class Pool:
         min_level: int = 2,
         walls: Iterable[str] = WALLS,
         tools: Iterable[str] = (),
-        bounds: keepers.SessionBounds | None = None,
         packages: Iterable[str] = (),
-        python: str | None = None,
     ) -> None:
         """Raises: ValueError naming a wrong setting; ConfigError for a package that is not installed."""
         self.size = _PER_CORE * len(os.sched_getaffinity(0)) if workers is None else workers
@@ -60,11 +67,10 @@ class Pool:
         if unknown:
             raise ValueError(f"Pool.walls: unknown {sorted(unknown)}; known: {', '.join(WALLS)}")
         self.min_level = min_level
-        self.tools, self.bounds = tuple(tools), bounds or keepers.SessionBounds()
-        self.packages, self.python = tuple(packages), python
-        self._installed = resolve(self.packages, python)
+        self.tools, self.packages = tuple(tools), tuple(packages)
+        self._installed = resolve(self.packages)
         self._walls = frozenset(walls)
-        self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
+        self._refused: dict[str, str] = {w: _OFF for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
         self._isolation: Isolation | None = None
         self._reset()
@@ -82,6 +88,7 @@ class Pool:
         """Why the last start of a worker failed; empty if it did not."""
         self._keeper: keepers.Keeper | None = None
         self._keeper_lock = threading.Lock()
+        self._with_tools: Pool | None = None
 
     @property
     def isolation(self) -> Isolation:
@@ -101,6 +108,8 @@ class Pool:
         """
         if self._closed:
             raise IsolationError(_IS_CLOSED)
+        if (other := self._with_tools) is not None:
+            other.require_workers()
         if self._fault:
             try:
                 self._put_back(self._start())
@@ -115,15 +124,16 @@ class Pool:
         """
         num_interrupts = self._num_interrupts
         with self._free:
-            for attempt in itertools.count(1):
+            for attempt, pause in enumerate((*_PAUSES_S, None), 1):
                 try:
                     with self._worker_for_use(fresh=attempt > 1) as worker:
                         if self._num_interrupts > num_interrupts:
                             raise WorkerDied("the run was interrupted")
                         return act(worker)
                 except WorkerDied:
-                    if attempt == _ATTEMPTS or self._closed or self._num_interrupts > num_interrupts:
+                    if pause is None or self._closed or self._num_interrupts > num_interrupts:
                         raise
+                    time.sleep(pause)
         raise AssertionError("unreachable")
 
     def interrupt(self) -> None:
@@ -133,6 +143,23 @@ class Pool:
             busy = self._all - set(self._idle)
         for worker in busy:
             worker.process.kill()
+        if (other := self._with_tools) is not None:
+            other.interrupt()
+
+    def with_tools(self) -> Pool:
+        """Return this pool if its programs may run compilers and a shell; else one that only differs in that.
+
+        That is made when first needed, and closed with this one.
+        """
+        with self._lock:
+            if self._closed:
+                raise IsolationError(_IS_CLOSED)
+            if not self.tools and self._with_tools is None:
+                walls = [wall for wall in WALLS if self._refused.get(wall) != _OFF]
+                self._with_tools = Pool(
+                    self.size, self.min_level, walls, tools=toolchains.folders(), packages=self.packages
+                )
+            return self._with_tools or self
 
     def keeper(self) -> keepers.Keeper:
         """Return the keeper of this pool's sessions. It is started when first needed, and again if it has died.
@@ -149,19 +176,18 @@ class Pool:
             if self._keeper is None:
                 assert self._interpreter is not None
                 self._keeper = keepers.start(
-                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths, self.bounds,
-                    self.min_level,
+                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths, self.min_level,
                 )  # fmt: skip
             return self._keeper
 
     @property
     def _package_paths(self) -> tuple[str, ...]:
-        return self._installed.paths if self._installed else ()
+        return self._installed.paths
 
     @property
     def modules(self) -> frozenset[str]:
         """The names that programs may import besides the standard library's."""
-        return self._installed.modules if self._installed else frozenset()
+        return self._installed.modules
 
     @contextlib.contextmanager
     def _worker_for_use(self, fresh: bool) -> Iterator[Worker]:
@@ -179,8 +205,8 @@ class Pool:
         except BaseException:  # the worker may still be busy with the run; a new one is cheap
             self._discard(worker)
             raise
-        if worker.runs >= canary.CHECK_EVERY:
-            canary.check(worker, frames.STDIN, frames.FUNCTION, frames.SUITE)
+        if worker.runs >= CHECK_EVERY:
+            check(worker, frames.STDIN, frames.FUNCTION, frames.SUITE)
         self._put_back(worker)
 
     def _put_back(self, worker: Worker) -> None:
@@ -218,11 +244,13 @@ class Pool:
     def _start_the_first(self) -> Worker:
         """Start a worker; the walls that the kernel refuses are left out from then on. Raises: IsolationError."""
         failures: list[str] = []
-        for interpreter in [self._installed.interpreter] if self._installed else process.interpreters():
-            for pause in (*_START_PAUSES_S, None):
+        interpreters = process.interpreters()
+        for interpreter in interpreters[:1] if self.packages else interpreters:  # the first has the packages
+            # The first that starts is kept for good, so one that was killed from outside is tried again.
+            for pause in (*_PAUSES_S, None):
                 try:
                     worker, isolation = self._start_with_any_walls(interpreter)
-                except WorkerDied as exc:  # killed, perhaps
+                except WorkerDied as exc:
                     failures.append(f"{interpreter}: {exc}")
                     if pause is not None and not self._closed:
                         time.sleep(pause)
@@ -233,7 +261,7 @@ class Pool:
                 self._interpreter, self._isolation = interpreter, isolation
                 return worker
         fault = fault_in_log("\n".join(failures))
-        raise IsolationError("no interpreter can start a sandbox worker: " + (fault or "; ".join(failures)))
+        raise IsolationError("the sandbox starts no worker: " + (fault or "; ".join(failures)))
 
     def _start_with_any_walls(self, interpreter: str) -> tuple[Worker, Isolation]:
         while True:
@@ -251,22 +279,15 @@ class Pool:
         """
         assert self._interpreter is not None
         assert self._isolation is not None
-        failure = ""
-        for pause in (*_START_PAUSES_S, None):
-            try:
-                worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
-                isolation = examine(worker, self._refused)
-                if isolation.level >= self._isolation.level:
-                    return worker
-                worker.close()
-                failure = f"a new worker has level {isolation.level}, and the first had {self._isolation.level}"
-            except (WorkerDied, process.WallRefused) as exc:
-                failure = str(exc) or type(exc).__name__
-            if self._closed:
-                break
-            if pause is not None:
-                time.sleep(pause)
-        raise WorkerDied(failure)
+        try:
+            worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
+        except process.WallRefused as exc:
+            raise WorkerDied(str(exc) or type(exc).__name__) from exc
+        isolation = examine(worker, self._refused)
+        if isolation.level < self._isolation.level:
+            worker.close()
+            raise WorkerDied(f"a new worker has level {isolation.level}, and the first had {self._isolation.level}")
+        return worker
 
     def close(self) -> None:
         """End all workers. A run in progress ends with WorkerDied."""
@@ -274,6 +295,9 @@ class Pool:
             self._closed = True
             workers, self._idle = list(self._all), []
             self._all.clear()
+            with_tools, self._with_tools = self._with_tools, None
+        if with_tools is not None:
+            with_tools.close()
         for worker in workers:
             worker.process.kill()
             worker.close()
@@ -295,6 +319,76 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def confirm(worker: Worker, was_new: bool, kind: int) -> None:
+    """Check a worker after results of this `kind` that no right output proves; a worker that fails is not used again.
+
+    Results of a worker that `was_new` count in either case: only their own program can have harmed it.
+    Raises: WorkerDied if an earlier program may have harmed the worker; another worker must repeat the run.
+    """
+    if not check(worker, kind) and not was_new:
+        raise WorkerDied(f"worker {worker.process.pid} runs a known program wrongly")
+
+
+def check(worker: Worker, *kinds: int) -> bool:
+    """Run a known program of each kind. Return True if all results are right, else mark the worker unfit."""
+    try:
+        worker.is_fit = all(_is_right(worker, kind) for kind in kinds)
+    except WorkerDied:
+        worker.is_fit = False
+    worker.runs = 0
+    return worker.is_fit
+
+
+def _is_right(worker: Worker, kind: int) -> bool:
+    """True if a run gives exactly the known output, errors and value. Raises: WorkerDied."""
+    text = secrets.token_hex(8 + secrets.randbelow(24))
+    if kind == frames.SUITE:
+        return _runs_suite_rightly(worker, text)
+    out, err, item, value = f"{text[::-1]} []\n".encode(), f"{text}\n".encode(), text.encode(), b""
+    if kind == frames.FUNCTION:
+        item, value = codec.encode({"fn": "f", "args": [text], "kwargs": {}}), codec.encode([text, len(text)])
+    result = worker.execute(order(kind, _CHECK_LIMITS), frames.pack_payload(_PROGRAMS[kind].encode(), [item]))
+    record = frames.Record(0, frames.FINISHED, len(out), len(err), value)
+    end = (result.exit.status, result.exit.why)
+    return (end, result.out, result.err, result.records) == ((0, frames.ENDED), out, err, [record])
+
+
+def _runs_suite_rightly(worker: Worker, text: str) -> bool:
+    """True if a right test passes and a wrong one fails. Raises: WorkerDied."""
+    tests = [{"source": f"assert f({text!r}) == {wanted!r}", "names": ["f"]} for wanted in (text[::-1], text)]
+    payload = frames.pack_suite(_SUITE_PROGRAM, [suites.case(test).data for test in tests])
+    result = worker.execute(order(frames.SUITE, _CHECK_LIMITS, len(tests)), payload)
+    if (result.exit.status, result.exit.why, result.out, result.err) != (0, frames.ENDED, b"..", b""):
+        return False
+    return [suites.status_of(record) for record in result.records] == ["passed", "wrong_answer"]
+
+
+_default_lock = threading.Lock()
+_default: Pool | None = None
+
+
+def default_pool() -> Pool:
+    """Return the pool that calls use by default. It is made on first use and closed at exit."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = Pool()
+        return _default
+
+
+def configure(
+    workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS, packages: Iterable[str] = ()
+) -> Pool:
+    """Return a new default pool with these settings, and close the former one. Raises: ValueError; ConfigError."""
+    global _default
+    new = Pool(workers, min_level, walls, packages=packages)
+    with _default_lock:
+        old, _default = _default, new
+    if old is not None:
+        old.close()
+    return new
 
 
 _NUMBERS = itertools.count()

@@ -20,8 +20,7 @@ from typing import Any
 from verizero.pipeline.errors import IsolationError, limit_fault
 from verizero.sandbox import cgroups, work_folders
 from verizero.sandbox.results import Limits, Status
-from verizero.sandbox.worker import frames
-from verizero.sandbox.worker.disk import MAX_ENTRIES
+from verizero.sandbox.worker import disk, frames
 from verizero.sandbox.worker.frames import CGROUP, NAMESPACES
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,16 +77,23 @@ class ProcessResult:
         end = self.exit
         if end.status == -1:
             raise WorkerDied(f"no process: {os.strerror(end.why)} {tail(self.err)}".strip())
-        reasons: dict[int, tuple[Status, str]] = {
-            frames.CPU: ("cpu_limit", f"used {end.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
-            frames.WALL: ("timeout", f"ran {end.wall_s:.1f} s of {limits.wall_s}, on {end.cpu_s:.1f} CPU seconds"),
-            frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB or {MAX_ENTRIES} files"),
-            frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
-            frames.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
-            frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
-        }
         is_long = end.why == frames.ENDED and len(self.out) > limits.output_kib << 10
-        return reasons.get(frames.OUTPUT if is_long else end.why)
+        return over_limit(frames.OUTPUT if is_long else end.why, end.cpu_s, end.wall_s, limits)
+
+
+def over_limit(
+    why: int, cpu_s: float, wall_s: float, limits: Limits, max_files: int = disk.MAX_ENTRIES
+) -> tuple[Status, str] | None:
+    """Return status and reason of what a limit has ended, as `frames` names it; None for any other end."""
+    reasons: dict[int, tuple[Status, str]] = {
+        frames.CPU: ("cpu_limit", f"used {cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
+        frames.WALL: ("timeout", f"ran {wall_s:.1f} s of {limits.wall_s}, on {cpu_s:.1f} CPU seconds"),
+        frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB or {max_files} files"),
+        frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
+        frames.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
+        frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
+    }
+    return reasons.get(why)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,11 +118,10 @@ class Worker:
     answer_timeout_s: float = 0.0
     """Present timeout of `sock`."""
     level: int = 0
-    stands: dict[str, bool] = field(default_factory=dict)
     tried: dict[str, bool] = field(default_factory=dict)
     """Wall -> True if it held around a program of this keeper; empty for other workers."""
     runs: int = 0
-    """Processes that it has run since its last check (`canary`)."""
+    """Processes that it has run since its last check (`pool.check`)."""
     is_fit: bool = True
     """False once it has failed a check: then it must run no other program."""
 
@@ -127,7 +132,7 @@ class Worker:
         try:
             for fd in (out_fd, err_fd, log_fd) if self.has_errors else (out_fd, log_fd):
                 os.ftruncate(fd, 0)
-            _write(payload_fd, payload)
+            disk.write(payload_fd, payload)
             if len(payload) < self.payload_bytes:
                 os.ftruncate(payload_fd, len(payload))
             self.payload_bytes = len(payload)
@@ -251,12 +256,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _write(fd: int, data: bytes) -> None:
-    view, num_written = memoryview(data), 0
-    while num_written < len(view):
-        num_written += os.pwrite(fd, view[num_written:], num_written)
-
-
 def _read(fd: int, max_bytes: int) -> bytes:
     data = os.pread(fd, min(_FIRST_READ, max_bytes), 0)
     return data if len(data) < _FIRST_READ else os.pread(fd, min(os.fstat(fd).st_size, max_bytes), 0)
@@ -277,7 +276,7 @@ def start(
     packages: tuple[str, ...] = (),
     sessions: Mapping[str, int] | None = None,
 ) -> Worker:
-    """Start a worker behind these walls, which are not tested yet. With `sessions` (SessionBounds) it is a keeper.
+    """Start a worker behind these walls, which are not tested yet. With `sessions` (`keepers.BOUNDS`) it is a keeper.
 
     Its programs have fixed hashes, so that equal runs, and repeated calls of a session, give equal outputs.
 

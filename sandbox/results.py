@@ -20,6 +20,14 @@ WITH_NAMESPACES = 3
 """Isolation level at which each run has namespaces of its own."""
 
 
+def require_positive(numbers: Any) -> None:
+    """Raise ValueError naming a field of a dataclass that is no positive number."""
+    for field_of in fields(numbers):
+        value = getattr(numbers, field_of.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{type(numbers).__name__}.{field_of.name} must be a positive number, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one test. Tests share a process only as long as together they use less than half of them.
@@ -42,17 +50,9 @@ class Limits:
     max_tests: int = 1000
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ValueError(f"Limits.{limit.name} must be a positive number, got {value!r}")
-            if limit.name not in ("wall_s", "cpu_s"):
-                object.__setattr__(self, limit.name, math.ceil(value))
-
-    def lowered(self, **asked: float | None) -> Limits:
-        """Return these limits with lower numbers where `asked` has them. A limit is never raised."""
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Limits(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in present.items()})
+        require_positive(self)
+        for limit in fields(self)[2:]:
+            object.__setattr__(self, limit.name, math.ceil(getattr(self, limit.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,6 @@ class TestResult:
     """Peak memory of that process."""
     encoded: bytes = field(default=b"", repr=False)
     """Returned value in function mode, as it came from the program's process."""
-    stderr: str = field(default="", repr=False)
-    """The last lines that the program wrote to stderr, also if it passed. A service sends them for `/run_code` only."""
-    exit_code: int | None = None
-    """Exit code, negative for a signal; None if no process of the program ended by itself. Sent as `stderr` is."""
 
     @property
     def value(self) -> Any:

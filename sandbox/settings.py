@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from verizero.pipeline.errors import IsolationError
-from verizero.sandbox import api
+from verizero.sandbox import api, pool
 from verizero.sandbox.api import Trial
-from verizero.sandbox.calls import Quota
-from verizero.sandbox.languages import LANGUAGES, TOOLS, available
-from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits, RunResult
-from verizero.sandbox.session import Session
+from verizero.sandbox.session import Quota, Session
 
 if TYPE_CHECKING:
-    from verizero.sandbox.client import Client, RemoteSession
+    from verizero.sandbox.client import Client
 
 VARIABLE = "VERIZERO_SANDBOX"
 """Environment variable that hands the settings to a process that plays episodes."""
+SESSION = "session"
+"""The word that an environment names besides its languages if its programs keep a state in a session."""
+NO_SESSIONS = (
+    "sandbox.url: services run single programs, and the tool `session` keeps a state; drop sandbox.url to run sessions "
+    "on this machine, or name the tools `python` and `shell`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,10 @@ class SandboxSettings:
     token: str | None = field(default=None, repr=False)
     packages: tuple[str, ...] = ()
     """Installed distributions that programs may import."""
-    python: str | None = None
-    """The interpreter of programs; None is the one that runs."""
 
 
-_lock = threading.Lock()
 _settings = SandboxSettings()
 _services: Client | None = None
-_tools: Pool | None = None
 
 
 def current() -> SandboxSettings:
@@ -58,7 +56,7 @@ def configure(settings: SandboxSettings) -> None:
 
     Former workers are ended. Raises: ValueError for a malformed address.
     """
-    global _settings, _services, _tools
+    global _settings, _services
     if settings == _settings:
         return
     services: Client | None = None
@@ -66,13 +64,9 @@ def configure(settings: SandboxSettings) -> None:
         from verizero.sandbox.client import Client  # only here: a run on this machine alone loads no network code
 
         services = Client(settings.urls, settings.token)
-    with _lock:
-        old_pool, _tools = _tools, None
-        _settings, _services = settings, services
-    if old_pool is not None:
-        old_pool.close()
-    here = settings if services is None else replace(settings, packages=(), python=None)  # they are the services'
-    api.configure(here.workers, here.min_level, packages=here.packages, python=here.python)
+    _settings, _services = settings, services
+    packages = settings.packages if services is None else ()  # they are the services'
+    pool.configure(settings.workers, settings.min_level, packages=packages)
 
 
 def variables() -> dict[str, str]:
@@ -97,10 +91,7 @@ def run(trials: Sequence[Trial]) -> list[RunResult]:
     services = _services
     if services is not None:
         return services.run_many(trials)
-    others = {trial.language for trial in trials} - {"python"}
-    for language in others:
-        require_tool(language)
-    return api.run_many(trials, tools=_tool_pool() if others else None)
+    return api.run_many(trials)
 
 
 def modules() -> frozenset[str]:
@@ -109,31 +100,11 @@ def modules() -> frozenset[str]:
     Raises: IsolationError if the programs run at services and none answers.
     """
     services = _services
-    return api.default_pool().modules if services is None else services.modules()
+    return pool.default_pool().modules if services is None else services.modules()
 
 
-def open_session(limits: Limits, quota: Quota) -> Session | RemoteSession:
-    """Return a new session: of a service, which may lower limits and quota, or of this machine.
-
-    Raises: IsolationError when the walls are too low; SessionError; ValueError when a service refuses it.
-    """
-    services = _services
-    if services is not None:
-        return services.session(limits=asdict(limits), quota=asdict(quota))
-    return Session(_tool_pool(), limits=limits, quota=quota)
-
-
-def require_tool(language: str) -> None:
-    """Raise IsolationError if the tool of that language is not installed."""
-    if not available().get(language, False):
-        tool = LANGUAGES[language].tool
-        raise IsolationError(f"language {language!r} needs {tool}, which is not installed here; install {tool}")
-
-
-def _tool_pool() -> Pool:
-    global _tools
-    with _lock:
-        if _tools is None:
-            packages, python = _settings.packages, _settings.python
-            _tools = Pool(_settings.workers, _settings.min_level, tools=TOOLS, packages=packages, python=python)
-        return _tools
+def open_session(limits: Limits, quota: Quota) -> Session:
+    """Return a new session of this machine. Raises: IsolationError when the walls are too low; SessionError."""
+    if _services is not None:
+        raise IsolationError(NO_SESSIONS)
+    return Session(pool.default_pool().with_tools(), limits=limits, quota=quota)

@@ -15,7 +15,7 @@ from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, signal_nam
 from verizero.sandbox.results import Case, Limits, Status, TestResult
 from verizero.sandbox.worker import codec, frames
 
-FORM = '{"source", "names", "function"?, "records"?, "classes"?}'
+FORM = '{"source", "names", "function"?, "records"?}'
 _STATUSES: dict[str, Status] = {
     "passed": "passed", "idle": "passed", "failed": "wrong_answer", "raised": "runtime_error", "broken": "bad_test",
     "fault": "bad_output", "memory": "memory_limit",
@@ -27,15 +27,14 @@ def case(test: Mapping[str, Any]) -> Case:
     """Return a test as the bytes for its process: source, the program's names in it, the function to call after it.
 
     `records`: names of classes that both the source and the program have, whose instances travel by their attributes.
-    `classes`: those of `names` that the source uses as classes; by default, all of them.
     """
     source, names, function = test["source"], list(test["names"]), test.get("function")
-    records, classes = list(test.get("records", ())), list(test.get("classes", names))
-    if not isinstance(source, str) or not all(isinstance(n, str) for n in (*names, *records, *classes)):
-        raise TypeError("source must be text, names, records and classes lists of texts")
+    records = list(test.get("records", ()))
+    if not isinstance(source, str) or not all(isinstance(n, str) for n in (*names, *records)):
+        raise TypeError("source must be text, names and records lists of texts")
     if function is not None and not isinstance(function, str):
         raise TypeError("function must be text")
-    parts = {"source": source, "names": names, "function": function, "records": records, "classes": classes}
+    parts = {"source": source, "names": names, "function": function, "records": records}
     return Case(json.dumps(parts).encode(), None)
 
 

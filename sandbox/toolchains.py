@@ -18,7 +18,7 @@ _RUST, _JAVA = "rustc", ("java", "javac")
 
 def find(tool: str) -> str | None:
     """Return the path of a compiler or interpreter that programs may run; None if it is not installed."""
-    if tool == _RUST and shutil.which("cc", path=_PATH) is None:
+    if tool == _RUST and shutil.which("gcc", path=_PATH) is None:
         return None  # it cannot link
     if tool == _RUST and (root := _rust_toolchain()) is not None:
         return f"{root}/bin/{_RUST}"

@@ -6,13 +6,13 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from verizero.sandbox import canary, compare, suites
-from verizero.sandbox.pool import Pool
+from verizero.sandbox import compare, suites
+from verizero.sandbox.pool import Pool, confirm
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
     NOT_RUN,
@@ -32,8 +32,6 @@ from verizero.sandbox.worker import codec, frames
 _MAX_SHARED_BYTES = 8 << 20
 _MAX_KILLS = 2
 """Kills of one test's process by an unknown hand after which it is tried again."""
-ANYTHING = object()
-"""Expected value of a test that accepts every output."""
 _KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION, "suite": frames.SUITE}
 _FORMS = {"stdin": '{"input", "output"}', "function": '{"fn", "args", "expected"}', "suite": suites.FORM}
 
@@ -81,9 +79,8 @@ def run_tests(
     mode: Mode,
     limits: Limits,
     stop_on_failure: bool,
-    compares: bool = True,
 ) -> RunResult:
-    """Return the program's result on the tests. `compares=False`: every output and value passes.
+    """Return the program's result on the tests.
 
     All tests share one process while they pass. A test that fails there runs again alone in a fresh process, and only
     the second run counts. Raises: ValueError on tests that cannot be run; IsolationError.
@@ -91,58 +88,12 @@ def run_tests(
     require_tests(tests, limits)
     all_cases = cases(tests, mode)
     limits = limits_for(all_cases, limits)
-    if not compares:
-        all_cases = [replace(case, expected=ANYTHING) for case in all_cases]
     code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
     progress = _Progress(code, mode, all_cases, limits, stop_on_failure)
     try:
         return pool.use(progress.run)
     except WorkerDied as exc:
         return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(all_cases), pool.isolation.level)
-
-
-def run_with_checker(
-    pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
-) -> RunResult:
-    """Return the program's result, as `checker` decides: a program that defines check(input, output, expected).
-
-    In function mode `input` is the list of arguments and `output` the returned value. The checker runs in a process of
-    its own, after the program's process is dead. A checker that fails, or returns neither True nor False, gives
-    "sandbox_error", which is no fault of the program; but if it accepts the expected output in the same test, it is the
-    program's output that it cannot read, and that is a wrong answer. Raises: ValueError; IsolationError.
-    """
-    expected_key = "output" if mode == "stdin" else "expected"
-    for number, test in enumerate(tests):
-        if expected_key not in test:
-            raise ValueError(f"test {number}: no {expected_key!r} to hand to the checker; use None where it needs none")
-    unchecked = run_tests(
-        pool, program, [dict(t) | {expected_key: None} for t in tests], mode, limits, False, compares=False
-    )
-    results, calls, unsure = list(unchecked.tests), dict[int, list[Any]](), dict[int, TestResult]()
-    for index, (test, result) in enumerate(zip(tests, unchecked.tests, strict=True)):
-        if result.passed:
-            given_input, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
-            calls[index] = [given_input, got, test[expected_key]]
-    for index, verdict in _checked(pool, checker, calls, limits):
-        if verdict.status == "wrong_answer" and verdict.value is False:
-            results[index] = replace(results[index], status="wrong_answer")
-        elif not verdict.passed:
-            unsure[index] = verdict
-    proofs = {i: [calls[i][0], calls[i][2], calls[i][2]] for i in unsure}
-    for index, proof in _checked(pool, checker, proofs, limits):
-        verdict = unsure[index]
-        is_sound = proof.passed and verdict.status != "sandbox_error"
-        error = f"checker: {verdict.status} {verdict.error}"[:ERROR_CHARACTERS]
-        results[index] = replace(results[index], status="wrong_answer" if is_sound else "sandbox_error", error=error)
-    return replace(unchecked, tests=tuple(results))
-
-
-def _checked(
-    pool: Pool, checker: str, calls: Mapping[int, list[Any]], limits: Limits
-) -> Iterable[tuple[int, TestResult]]:
-    """Return the numbers of tests with the result of the checker's call with these arguments; True passes."""
-    tests = [{"fn": "check", "args": arguments, "expected": True} for arguments in calls.values()]
-    return zip(calls, run_tests(pool, checker, tests, "function", limits, False).tests if tests else (), strict=True)
 
 
 class _Progress:
@@ -163,13 +114,13 @@ class _Progress:
     def run(self, worker: Worker) -> RunResult:
         """Run the tests that have no result. Raises: WorkerDied; another worker can then run the rest.
 
-        A right output proves itself. Other results count only after the worker has passed a check (`canary`).
+        A right output proves itself. Other results count only after the worker has passed a check (`confirm`).
         """
         was_new, self.level = worker.runs == 0, worker.level
         try:
             self._run_rest(worker)
             if not all(map(self._is_proven, self.results)):
-                canary.confirm(worker, was_new, frames.STDIN if self.mode == "stdin" else frames.FUNCTION)
+                confirm(worker, was_new, frames.STDIN if self.mode == "stdin" else frames.FUNCTION)
         except WorkerDied:
             self.results = {number: result for number, result in self.results.items() if self._is_proven(number)}
             raise
@@ -179,8 +130,7 @@ class _Progress:
     def _is_proven(self, number: int) -> bool:
         """True if the test passed because its output equals the expected one: a harmed worker cannot fake that."""
         expected, result = self.cases[number].expected, self.results[number]
-        is_compared = expected is not None and expected is not ANYTHING  # not by ==, which may be any value's own
-        return result.passed and is_compared and number not in self.without_record
+        return result.passed and expected is not None and number not in self.without_record
 
     def _run_rest(self, worker: Worker) -> None:
         while (batch := self._next()) and not (self.stop and self._has_failure()):
@@ -276,10 +226,7 @@ class _Progress:
             reason = f"exit code {os.WEXITSTATUS(exit.status)} before a result"
         error = f"{tail(ended.err)}\n{reason}".strip()[-ERROR_CHARACTERS:]
         stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
-        code = os.waitstatus_to_exitcode(exit.status) if exit.why == frames.ENDED else None
-        self.results[number] = TestResult(
-            status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib, stderr=tail(ended.err), exit_code=code
-        )
+        self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib)
 
     def _may_run_again(self, number: int) -> bool:
         """True if a test whose process was killed runs again. Raises: WorkerDied if the killer was not the program.
@@ -295,12 +242,11 @@ class _Progress:
     def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, exit: frames.Exit) -> TestResult:
         max_output = self.limits.output_kib << 10
         status, error = self._decide(number, record, out)
-        stderr = tail(err)
-        error = "" if status == "passed" else f"{stderr}\n{error}".strip()
+        error = "" if status == "passed" else f"{tail(err)}\n{error}".strip()
         stdout = out[:max_output].decode("utf-8", "replace")
         encoded = record.value if self.mode == "function" and status in ("passed", "wrong_answer") else b""
         peak_mib = exit.peak_kib / 1024
-        return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib, encoded, stderr, record.code)
+        return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak_mib, encoded)
 
     def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str]:
         """Return the status of a test that has a record, with an error text.
@@ -326,9 +272,9 @@ class _Progress:
         expected = self.cases[number].expected
         try:
             if self.mode == "stdin":
-                right = expected is None or expected is ANYTHING or compare.outputs_equal(got, expected)
+                right = expected is None or compare.outputs_equal(got, expected)
             else:
-                right = expected is ANYTHING or compare.values_equal(got, expected)
+                right = compare.values_equal(got, expected)
         except (ValueError, ArithmeticError, TypeError, RecursionError) as exc:
             return "wrong_answer", f"cannot be compared to the expected value: {type(exc).__name__}"
         return "passed" if right else "wrong_answer", ""

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.warm import wait_for_no_disk
 
@@ -26,11 +28,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else torch's compiler starts a process per core
 
+settings.load_profile("ci")  # the same examples everywhere, and no limit of time, which a busy machine exceeds
 WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder of what tests share (`tests.stages.start`, `tests.warm`), once for all processes."""
+    """Make the folder of what tests share (`tests.stages.start`, `tests.warm`), once for all processes.
+
+    And hear the interrupts that tests send: a shell lets what it starts in the background ignore them.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wait_for_no_disk()
     if "VERIZERO_TEST_MODELS" not in os.environ:
         folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
@@ -40,14 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
             shutil.rmtree(folder)
 
         config.add_cleanup(remove)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def charts_drawn_once() -> None:
-    """Draw each kind of chart once for all runs."""
-    from tests.charts import draw_once
-
-    draw_once()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,7 +30,7 @@ if __name__ == "__main__":  # before the project is imported: its decorators tak
 import torch
 
 import verizero.pipeline.config.sections
-import verizero.pipeline.train.micros
+import verizero.pipeline.train.collate
 import verizero.pipeline.train.prepare
 from tests.stages.parity import VERIFIER
 from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
@@ -40,7 +40,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import load_preference
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
 from verizero.pipeline.run.opening import open_run
@@ -48,7 +49,6 @@ from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.stage_entry import load_policy
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
-from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import row_after, text_gradient
 from verizero.pipeline.types import Group
@@ -57,7 +57,7 @@ from verizero.pipeline.whole_run import items_by_stage, run_items
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 WHOLE = {
-    *("demo", "demo_moe", "demo_zero", "instruct", "r1", "algorithms/remax", "algorithms/gdpo", "options/m2po"),
+    *("demo", "demo_moe", "demo_zero", "instruct", "r1", "algorithms/remax", "algorithms/gdpo"),
     *("cluster/gspo_qwen3_0_6b_lora", "cluster/grpo_qwen3_30b_a3b", "cluster/ppo_qwen2_5_1_5b"),
     *("preferences/dpo", "preferences/online_dpo", "preferences/self_rewarding"),
     *("stages/distill", "stages/feedback_alone", "stages/star", "stages/raft"),
@@ -152,7 +152,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
 def run_whole(name: str, folder: Path) -> None:
     """Do a whole run: every stage, each evaluation and checkpoint. Its page is drawn from files, so is left out."""
     config = tiny(name, folder)
-    with open_run(config, folder, folder / config.name, "never", Silent()) as session:
+    with open_run(config, folder, folder / config.name, "never", Progress()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, items)
         save_final(session.run, session.workers.backend)
@@ -178,7 +178,7 @@ def learner(config: RunConfig) -> tuple[Backend, Any]:
     parts, rl = resolve_parts(config.of_stage("rl"), policy), config.rl
     assert parts is not None
     assert rl is not None
-    parts = replace(parts, masks=replace(parts.masks, keep_sampling=False, keep_routing=False))  # nothing was recorded
+    parts = parts.with_params(keep_sampling=False, keep_routing=False)  # nothing was recorded
     backend.start(rl.optimizer, 10)
     backend.refresh_reference()
     if parts.critic is not None:
@@ -236,24 +236,24 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     config = tiny(name, folder, LAYERS_OF_WAITS)
     train = config.train.model_copy(update=how)
     backend, parts = learner(config.model_copy(update={"train": train}))
-    parts = replace(parts, updates=replace(parts.updates, num_epochs=1, num_minibatches=1))
+    parts = parts.with_params(num_epochs=1, num_minibatches=1)
     groups = groups_with_prompts(lost=False)
 
     def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
         micros: list[int] = []
-        plain = verizero.pipeline.train.micros.rank_micro_batches
+        plain = verizero.pipeline.train.collate.rank_micro_batches
 
         def counted(*arguments: Any, **named: Any) -> Any:
             own = plain(*arguments, **named)
             micros.append(len(own[0]))
             return own
 
-        verizero.pipeline.train.micros.rank_micro_batches = counted
+        verizero.pipeline.train.collate.rank_micro_batches = counted
         try:
-            settings = replace(settings_of(parts, tokens), controllers=Controllers(parts))
+            settings = replace(settings_of(parts, tokens), kl=KlController(parts))
             seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
         finally:
-            verizero.pipeline.train.micros.rank_micro_batches = plain
+            verizero.pipeline.train.collate.rank_micro_batches = plain
         return seen, max(micros)
 
     waits(MOST_TOKENS)

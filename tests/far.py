@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.processes import until
 from tests.warm import warm
-from verizero.pipeline.child import die_with
+from verizero.pipeline.host.child import die_with
 
 
 class FarProgram:
@@ -58,9 +58,9 @@ class FarProgram:
 
 
 def begin(owner: int) -> None:
-    """End with the owner, and hear Ctrl-C, which a program ignores that a shell has started in the background."""
+    """End with the owner, and ignore Ctrl-C, as a program does that a shell has started in the background."""
     die_with(owner)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_to_end(program: list[str], log: Path, number: Path, environment: Mapping[str, str], folder: Path) -> int:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 import accelerate.utils.other  # noqa: F401
-import matplotlib.backends.backend_svg
-import matplotlib.figure  # noqa: F401
 import torch.utils.serialization.config  # noqa: F401
 import transformers.modeling_utils
 import transformers.models.auto.tokenization_auto

@@ -137,17 +137,6 @@ def dotted(path: Path) -> str:
     return ".".join((PACKAGE, *parts) if parts[0] in CODE else parts)
 
 
-def long_functions(source: str, limit: int) -> list[tuple[str, int]]:
-    """Functions of more lines than `limit`, with their lines, decorators and docstring counted."""
-    found = []
-    for node in nodes(source, ast.FunctionDef, ast.AsyncFunctionDef):
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        lines = (node.end_lineno or first) - first + 1
-        if lines > limit:
-            found.append((node.name, lines))
-    return found
-
-
 def stubs(source: str) -> list[str]:
     """Functions that do nothing and do not say why, outside protocols and overloads.
 

@@ -10,12 +10,11 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.source import ROOT, all_files, code_files, dotted, imports_of, nodes, relative
 
-MAX_FIELDS = 16
-MAX_PARAMETERS = 8
 OPENINGS = {"What", "Whether", "How", "Where", "Those", "Of", "Whoever", "Whatever", "Whichever"}
 """A docstring that begins with one of these has no subject and verb, or hides them."""
 BARRED_NAMES = {"found", "said", "given", "one"}
@@ -42,42 +41,14 @@ SPEAKERS = {"say", "print", "warn", "error", "add_parser", "add_argument", "Fiel
 """A text in a call of one of these is read by people."""
 
 
-def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The strongly connected groups of more than one node, each sorted (Tarjan's algorithm, without recursion)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
-    groups = []
-    for root in sorted(graph):
-        if root in index:
-            continue
-        work: list[tuple[str, Iterator[str]]] = [(root, iter(sorted(graph[root])))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, rest = work[-1]
-            child = next(rest, None)
-            if child is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    group = []
-                    while not group or group[-1] != node:
-                        group.append(stack.pop())
-                        on_stack.discard(group[-1])
-                    if len(group) > 1:
-                        groups.append(sorted(group))
-            elif child not in index and child in graph:
-                index[child] = low[child] = len(index)
-                stack.append(child)
-                on_stack.add(child)
-                work.append((child, iter(sorted(graph[child]))))
-            elif child in on_stack:
-                low[node] = min(low[node], index[child])
-    return groups
+def cycle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """A circle of the graph, its first node twice; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        circle: list[str] = exc.args[1]
+        return circle
+    return []
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
@@ -98,29 +69,6 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
             if package + ".__init__" in sources and not module.startswith(package + "."):
                 graph[module].add(package + ".__init__")
     return graph
-
-
-def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
-    """(class, line, fields) of dataclasses with more than MAX_FIELDS fields."""
-    wide = []
-    for node in nodes(source, ast.ClassDef):
-        if any("dataclass" in ast.unparse(d) for d in node.decorator_list):
-            count = sum(isinstance(s, ast.AnnAssign) for s in node.body)
-            if count > MAX_FIELDS:
-                wide.append((node.name, node.lineno, count))
-    return wide
-
-
-def long_signatures(source: str) -> list[tuple[str, int, int]]:
-    """(function, line, parameters) of functions with more than MAX_PARAMETERS parameters, `self` not counted."""
-    long = []
-    for node in nodes(source, ast.FunctionDef, ast.AsyncFunctionDef):
-        a = node.args
-        names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-        count = len([n for n in names if n not in ("self", "cls")])
-        if count > MAX_PARAMETERS:
-            long.append((node.name, node.lineno, count))
-    return long
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -198,15 +146,12 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def main(under: list[str]) -> int:
-    """Print the findings under the paths given, then the import cycles of the whole tree; 1 where there are any."""
+    """Print the findings under the paths given, and an import cycle of the whole tree; 1 if there are any."""
     roots = [(ROOT / u).resolve() for u in under] or [ROOT]
     files = [p for p in all_files() if any(p.is_relative_to(r) for r in roots)]
     listed = list(findings(files))
-    for path in (p for p in files if p in code_files()):
-        text = path.read_text()
-        listed += [f"{relative(path)}:{n}: {name} has {count} fields" for name, n, count in wide_dataclasses(text)]
-        listed += [f"{relative(path)}:{n}: {name} has {count} parameters" for name, n, count in long_signatures(text)]
-    listed += [f"import cycle: {', '.join(group)}" for group in cycles(import_graph(sources()))]
+    if circle := cycle(import_graph(sources())):
+        listed.append(f"import cycle: {', '.join(circle)}")
     print(*listed, sep="\n")
     print(f"{len(listed)} findings")
     return int(bool(listed))

@@ -1,4 +1,4 @@
-"""Claims: the rules judge as they say, and a claim runs from start to page."""
+"""Claims: the rules judge as they say, and a claim runs from start to verdict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
-from benchmarks.claims.claim import above, within
-from benchmarks.claims.page import number, write_page
+from benchmarks.claims.__main__ import RESULTS, number, report, values_of
+from benchmarks.claims.claims import CLAIMS, above, within
 from tests.stages.tiny import FEW_SHOWN
 from tests.warm import warm
 from verizero.pipeline.config.load import load_recipe
@@ -35,14 +34,13 @@ def test_a_claim_of_equality_is_judged_by_its_whole_interval(low: float, high: f
 
 
 def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "claims.md").read_text()
-    for name, claim in all_claims().items():
+    page = (ROOT / "benchmarks" / "claims" / "claims.md").read_text()
+    for name, claim in CLAIMS.items():
         assert claim.name == name
         assert claim.seeds >= 3
         assert claim.title in page
-        assert claim.rule in page
-        for arm in claim.arms:
-            load_recipe(ROOT / arm.recipe, list(arm.changes))
+        for changes in claim.arms.values():
+            load_recipe(ROOT / claim.recipe, list(changes))
 
 
 SHORT = (
@@ -53,38 +51,40 @@ SHORT = (
 
 
 def values_of_short_runs(name: str, folder: Path) -> list[float]:
-    return values_of(all_claims()[name], folder, 2, SHORT)
+    return values_of(CLAIMS[name], folder, 2, SHORT)
 
 
 @pytest.mark.integration
-def test_a_claim_runs_from_start_to_page(tmp_path: Path) -> None:
-    claims = all_claims()
-    values = warm().call(values_of_short_runs, "spurious_rewards", tmp_path)
+def test_a_claim_runs_and_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claim = CLAIMS["spurious_rewards"]
+    values = warm().call(values_of_short_runs, claim.name, tmp_path)
     assert len(values) == 2
     assert all(-1 <= v <= 1 for v in values)
-    report(claims["spurious_rewards"], values, tmp_path)
-    page = tmp_path / "claims.md"
-    write_page(page, claims, tmp_path)
-    said = page.read_text()
-    assert said.count("not run") == 2 * (len(claims) - 1)
-    assert claims["spurious_rewards"].title in (tmp_path / "claims.svg").read_text()
+    report(claim, values, tmp_path)
+    assert json.loads((tmp_path / "spurious_rewards.json").read_text())["values"] == values
+    assert capsys.readouterr().out.startswith(claim.title)
 
 
-@pytest.mark.integration
-def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
-    write_page(tmp_path / "claims.md", all_claims(), RESULTS)
-    assert (tmp_path / "claims.md").read_text() == (ROOT / "docs" / "claims.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "value", "outcome"), [("bitwise_on_policy", 0.0, "holds"), ("spurious_rewards", 0.1, "not at this scale")]
+)
+def test_equal_seeds_have_no_interval(
+    name: str, value: float, outcome: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(CLAIMS[name], [value] * 3, tmp_path)
+    assert f": {outcome}. {value:.3f} no interval: 3 seeds of the same value" in capsys.readouterr().out
 
 
 def test_each_verdict_follows_from_the_values_of_its_seeds() -> None:
-    claims = all_claims()
+    page = (ROOT / "benchmarks" / "claims" / "claims.md").read_text()
     files = sorted(RESULTS.glob("*.json"))
     assert len(files) >= 10
     for file in files:
-        result, claim = json.loads(file.read_text()), claims[file.stem]
+        result, claim = json.loads(file.read_text()), CLAIMS[file.stem]
         assert len(result["values"]) == claim.seeds
         seen = over_seeds(result["values"])
         assert claim.judge(seen) == result["outcome"]
+        assert f"**{result['outcome']}**: {number(result['mean'])}" in page
         assert (seen.value, seen.low, seen.high) == (result["mean"], result["low"], result["high"])
 
 

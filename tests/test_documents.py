@@ -122,7 +122,7 @@ def test_the_verifier_example_grades(tmp_path: Path) -> None:
 
 
 def test_the_environment_example_is_played(tmp_path: Path) -> None:
-    from verizero.pipeline.commands.environments.check import check
+    from verizero.pipeline.commands.environment import check
     from verizero.pipeline.environments.base import load as load_environment
     from verizero.pipeline.types import Message, Prompt
 
@@ -140,8 +140,8 @@ def test_the_environment_example_is_played(tmp_path: Path) -> None:
 def test_the_layout_of_contributing_reads_a_reference(tmp_path: Path) -> None:
     module = imported(block(CONTRIBUTING, "python", "layout"), "streams", tmp_path)
     reference = {"stdin": "1", "stdout": "2"}
-    assert reference.keys() == set(module.KEYS)
-    assert module.read(reference) == suite_of([{"input": "1", "output": "2"}])
+    assert reference.keys() == set(module.streams.keys)
+    assert module.streams.read(reference) == suite_of([{"input": "1", "output": "2"}])
 
 
 def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_paramet
     listed = {name: line for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
     for name in names(kind):
         params = load_environment(name).params_type if kind == "environments" else load_tools(name).params_type
-        where = {"agent": AGENTS, "files": EPISODES, "sql": EPISODES, "session": EPISODES}.get(name, listed[name])
+        where = {"agent": AGENTS, "sql": EPISODES, "session": EPISODES}.get(name, listed[name])
         missing = [f for f in params.model_fields if f"`{f}`" not in where]
         assert missing == [], f"{kind} {name}"
 
@@ -212,23 +212,19 @@ def test_every_limit_of_episodes_is_explained() -> None:
     assert [e for e in ENDINGS if f"`{e}`" not in EPISODES] == []
 
 
-def test_the_apis_take_and_refuse_what_is_listed() -> None:
-    """Each field that an API knows is in its column."""
-    from verizero.pipeline.environments.gateway import chat, messages, responses
+def test_the_gateway_takes_and_refuses_what_is_listed() -> None:
+    """Each field that it knows is in its row."""
+    from verizero.pipeline.environments.gateway import chat
 
-    heads = next(line for line in AGENTS.splitlines() if line.startswith("| | chat"))
-    columns = [c.strip() for c in heads.split("|")]
     rows = {
-        line.split("|")[1].split(";")[0].split(",")[0].strip(): line.split("|")
+        line.split("|")[1].split(";")[0].split(",")[0].strip(): line.split("|")[2]
         for line in AGENTS.splitlines()
         if line.startswith("|")
     }
-    for api, title in ((chat, "chat completions"), (responses, "responses"), (messages, "messages")):
-        at = columns.index(title)
-        for head, fields in (("the recipe decides", api.DECIDED), ("accepted", api.HARMLESS)):
-            assert sorted(re.findall(r"`(\w+)`", rows[head][at])) == sorted(fields)
-        told = rows["read"][at] + rows["refused by name"][at]
-        assert [f for f in api.READ if f != "model" and f"`{f}" not in told] == []
+    for head, fields in (("the recipe decides", chat.DECIDED), ("accepted", chat.HARMLESS)):
+        assert sorted(re.findall(r"`(\w+)`", rows[head])) == sorted(fields)
+    told = rows["read"] + rows["refused by name"]
+    assert [f for f in chat.READ if f != "model" and f"`{f}" not in told] == []
 
 
 def test_the_table_of_layouts_names_all_of_them() -> None:

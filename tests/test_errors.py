@@ -244,20 +244,15 @@ HUGE_STACKS = (
 NO_THREADS = f"{sys.executable} -c '{HUGE_STACKS}'"
 TRAIN = "verizero train tiny.yaml --no-prefect"
 FORKED = {
-    "full at the first rows": (full("40k"), FULL),
     "full at a checkpoint": (full("120k"), FULL),
     "read-only": (READ_ONLY, CLOSED),
 }
 """Runs that begin with torch loaded, which takes seconds: by the time they fail, a run of its own would have it too."""
 COMMANDS = {
     "full for Prefect": (f"{full('600k')} && $V train tiny.yaml", FULL),
-    "full for serve": (f"{full('600k')} && $V serve --home out/home --port 1", FULL),
-    "read-only for Prefect": (f"{READ_ONLY} && $V train tiny.yaml", CLOSED),
     "read-only for serve": (f"{READ_ONLY} && $V serve --home out/home --port 1", CLOSED),
     "few descriptors for Prefect": ("ulimit -n 20 && $V train tiny.yaml", "Prefect's server needs `ulimit -n` of 64"),
-    "few descriptors for serve": ("ulimit -n 20 && $V serve --home out --port 1", "needs `ulimit -n` of 64"),
     "no threads": (f"{NO_THREADS} train tiny.yaml", THREADS),
-    "few descriptors": ("ulimit -n 6 && $V train tiny.yaml --no-prefect", MANY),
 }
 
 

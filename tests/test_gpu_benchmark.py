@@ -215,7 +215,7 @@ class TestParts:
 
 class TestPage:
     def test_the_page_has_every_part_and_says_never_run_until_there_are_results(self) -> None:
-        text = (ROOT / "docs" / "gpu.md").read_text()
+        text = (ROOT / "benchmarks" / "gpu_results.md").read_text()
         results = text.split("<!-- results: begin -->")[1].split("<!-- results: end -->")[0].strip()
         assert gpu.page(text, results) == text, "run benchmarks/gpu.py page, or write the tables of the parts again"
         assert page.section([]) == page.NEVER

@@ -5,30 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.style import (
-    BARRED,
     bad_openings,
     barred_names,
     barred_words,
-    cycles,
+    cycle,
     import_graph,
-    long_signatures,
     prose_of,
-    wide_dataclasses,
 )
-
-
-@pytest.mark.parametrize(
-    ("graph", "expected"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
-        ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
-        ({"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": {"c"}}, [["c", "d"], ["a", "b"]]),
-        ({"a": {"elsewhere"}, "b": {"a"}}, []),
-    ],
-)
-def test_circles_are_the_strongly_connected_groups(graph: dict[str, set[str]], expected: list[list[str]]) -> None:
-    assert sorted(cycles(graph)) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -49,29 +32,18 @@ def test_a_circle_of_any_kind_of_import_is_seen(second: str) -> None:
         "verizero.pipeline.b": second,
         "verizero.pipeline.c": "import verizero.pipeline.a",
     }
-    assert cycles(import_graph(sources)) == [["verizero.pipeline.a", "verizero.pipeline.b"]]
+    assert set(cycle(import_graph(sources))) == {"verizero.pipeline.a", "verizero.pipeline.b"}
 
 
 def test_a_circle_through_a_package_is_found() -> None:
     sources = {
         "verizero.pipeline.cpu.__init__": "from verizero.pipeline.cpu.blocks import Blocks",
-        "verizero.pipeline.cpu.blocks": "from verizero.pipeline.cpu.norms import norm\n"
-        "from verizero.pipeline.shared import Shared",
-        "verizero.pipeline.cpu.norms": "",
+        "verizero.pipeline.cpu.blocks": "from verizero.pipeline.shared import Shared",
         "verizero.pipeline.shared": "from verizero.pipeline.cpu.norms import norm",
+        "verizero.pipeline.cpu.norms": "",
     }
-    assert cycles(import_graph(sources)) == [
-        ["verizero.pipeline.cpu.__init__", "verizero.pipeline.cpu.blocks", "verizero.pipeline.shared"]
-    ]
-
-
-def test_fields_and_parameters_are_counted() -> None:
-    fields = "\n".join(f"    f{i}: int = 0" for i in range(17))
-    assert wide_dataclasses(f"@dataclass(frozen=True)\nclass A:\n{fields}") == [("A", 2, 17)]
-    assert wide_dataclasses(f"class A:\n{fields}") == []
-    names = ", ".join(f"p{i}" for i in range(8))
-    assert long_signatures(f"def f(self, {names}): ...") == []
-    assert long_signatures(f"def f({names}, *, more): ...") == [("f", 1, 9)]
+    assert set(cycle(import_graph(sources))) == sources.keys() - {"verizero.pipeline.cpu.norms"}
+    assert cycle(import_graph({**sources, "verizero.pipeline.shared": ""})) == []
 
 
 @pytest.mark.parametrize(
@@ -109,10 +81,6 @@ def test_names_that_say_nothing_are_seen_where_they_are_bound() -> None:
 )
 def test_hard_words_are_seen_and_plain_ones_are_not(text: str, words: list[str]) -> None:
     assert [hit for _, hit, _ in barred_words([(1, text)])] == words
-
-
-def test_every_hard_word_has_plain_words() -> None:
-    assert all(BARRED.values())
 
 
 def test_docstrings_comments_and_messages_are_prose_and_data_is_not() -> None:

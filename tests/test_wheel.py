@@ -18,16 +18,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.diagnose.in_trl.score import RECORDED
-from benchmarks.diagnose.recorded import unpack
+from tests.checks.recorded import OF_TRL, unpack
 from tests.environments.packages import venv_with
+from tests.host.test_programs import NAMES
 from tests.source import CODE, PACKAGE, ROOT
-from tests.stages.test_graders_down import CHECK
+from tests.stages.test_ended import CHECK
 from tests.stages.test_stale import rows
-from tests.test_own_programs import NAMES
 from verizero.pipeline.errors import TRAIN_EXTRA, TRAINING
 
-PARTS = (*CODE, "configs")
+PARTS = (*CODE, "configs", "examples")
 TASKS = ROOT / "tests" / "environments" / "verifiers_tasks"
 FOUND = """
 import pathlib, sys
@@ -148,7 +147,7 @@ def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
 @pytest.mark.slow
 def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there: Path) -> None:
     """One process each, all at once: each loads its libraries for a second."""
-    unpack(RECORDED / "rate_of_pretraining-0.tar.xz", there / "trl")
+    unpack(OF_TRL / "rate_of_pretraining-0.tar.xz", there / "trl")
     (there / "r.py").write_text("def right(completion, answer):\n    return float(answer in completion)\n")
     rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
     (there / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -166,11 +165,7 @@ def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there:
         f"import importlib.util as u; print([n for n in {TRAINING} if u.find_spec(n)]); import verizero as vz; vz.train"
     )
     program = [core, "-m", "verizero.pipeline.cli"]
-    asked = {what: [*program, *what.split()] for what in commands} | {
-        "vz.train": [core, "-c", ask],
-        "verizero.trl": [core, "-c", "from verizero.trl import GRPOTrainer"],
-    }
-    commands["verizero.trl"] = rf"RunError: No module named .*{re.escape(TRAIN_EXTRA)}\n\Z"
+    asked = {what: [*program, *what.split()] for what in commands} | {"vz.train": [core, "-c", ask]}
     commands["vz.train"] = rf"(?s)\A\[\]\n.*RunError: No module named .*{re.escape(TRAIN_EXTRA)}\n\Z"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": there}
     started = {what: subprocess.Popen(words, **pipes) for what, words in asked.items()}
@@ -191,7 +186,7 @@ def test_all_names_are_found_next_to_the_library_verifiers_which_plays(python: P
 @pytest.mark.integration
 @pytest.mark.slow
 def test_the_installed_program_trains_among_files_of_any_name(python: Path, there: Path) -> None:
-    """With a server, a grader process and a verifier in a file, and none of the files that cannot be imported."""
+    """With a server and a verifier in a file, and none of the files that cannot be imported."""
     for name in NAMES:
         (there / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")
     rows(there)

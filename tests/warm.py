@@ -37,9 +37,9 @@ from pathlib import Path
 from runpy import run_module, run_path
 from typing import Any
 
-from verizero.pipeline import child
-from verizero.pipeline.child import die_with
-from verizero.pipeline.files import locked
+from verizero.pipeline.host import child
+from verizero.pipeline.host.child import die_with
+from verizero.pipeline.host.disk import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "VERIZERO_TEST_RUN"

@@ -12,15 +12,16 @@ The names of its arguments tell the form (docs/rewards.md has the table):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import MAX_REWARD, Attempt, Verdict
 
 Form = Literal["plain", "trl", "verl", "openrlhf", "verifiers"]
 QUESTION_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
@@ -79,6 +80,10 @@ OPENRLHF: dict[str, Callable[[Sequence[Attempt]], Any]] = {
 }
 
 
+class WrongCount(ValueError):
+    """A call for several responses returned another number of values; they may not be asked about one by one."""
+
+
 def is_chat(attempt: Attempt) -> bool:
     """True if the row's question is a list of messages."""
     return isinstance(_question_column(attempt), list)
@@ -125,7 +130,12 @@ class RewardFunction:
     @classmethod
     def of(cls, function: Callable[..., Any], name: str = "") -> RewardFunction:
         """Return the function in its form. Raises: ConfigError if it cannot be called by names."""
-        name = name or getattr(function, "__name__", type(function).__name__)
+        name = name or getattr(inner_of(function), "__name__", type(function).__name__)
+        if isinstance(function, type):
+            raise ConfigError(
+                f"reward function {name!r} is a class; give an object that can be called: {name}(), or in a file "
+                f"reward = {name}() and the name reward"
+            )
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as exc:
@@ -143,6 +153,8 @@ class RewardFunction:
         known = names & (_FORMS[form].keys() | _TRL_HOOKS.keys() if form == "trl" else _FORMS[form].keys())
         columns = frozenset(n for n in names - known if parameters[n].default is inspect.Parameter.empty)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if hasattr(function, "cache_parameters") and (form != "plain" or "row" in names):
+            function = inner_of(function)  # a cache takes no lists and dicts, and no coroutine twice
         return cls(function, name, form, columns, takes_all, names)
 
     @property
@@ -153,17 +165,13 @@ class RewardFunction:
     @property
     def is_batch(self) -> bool:
         """True if it grades many responses in one call, or waits for many at once."""
-        return self.form in ("trl", "openrlhf") or inspect.iscoroutinefunction(self.function)
+        return self.form in ("trl", "openrlhf") or _is_async(self.function)
 
     def values(self, attempts: Sequence[Attempt]) -> list[Any]:
         """Return what the function says of each attempt, in order. Raises: what the function raises; ValueError."""
         if self.form in ("trl", "openrlhf"):
-            returned = self._of_batch(attempts)
-            return _split(returned, len(attempts))
-        calls = [self._one(a) for a in attempts]
-        if inspect.iscoroutinefunction(self.function):
-            return asyncio.run(_gathered([partial(self.function, **call) for call in calls]))
-        return [self.function(**call) for call in calls]
+            return _split(_awaited([self._of_batch(attempts)])[0], len(attempts))
+        return _awaited([self.function(**self._one(a)) for a in attempts])
 
     def _one(self, attempt: Attempt) -> dict[str, Any]:
         row = attempt.row or {}
@@ -183,8 +191,6 @@ class RewardFunction:
         for n in columns:
             if (n in self.arguments or self.takes_all) and n not in arguments and n not in ("prompt", "completion"):
                 arguments[n] = [(a.row or {}).get(n) for a in attempts]
-        if inspect.iscoroutinefunction(self.function):
-            return asyncio.run(self.function(**arguments))
         return self.function(**arguments)
 
 
@@ -205,23 +211,48 @@ def _form(function: Callable[..., Any], names: frozenset[str]) -> Form:
         return "trl"
     if {"solution_str", "ground_truth"} <= names:
         return "verl"
-    return "verifiers" if inspect.iscoroutinefunction(function) else "plain"
+    return "verifiers" if _is_async(function) else "plain"
 
 
-async def _gathered(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+def inner_of(function: Any) -> Any:
+    """Return the function within partials and caches."""
+    while isinstance(function, partial) or hasattr(function, "cache_parameters"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
+    return function
+
+
+def _is_async(function: Any) -> bool:
+    inner = inner_of(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def _awaited(values: list[Any]) -> list[Any]:
+    """Return the values, after those were awaited that have to be."""
+    if not any(map(inspect.isawaitable, values)):
+        return values
+    # With a factory it leaves the thread's own event loop, which other functions may ask for, as it is.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(_gathered(values))
+
+
+async def _gathered(values: Sequence[Any]) -> list[Any]:
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(call: Callable[[], Awaitable[Any]]) -> Any:
+    async def one(value: Any) -> Any:
         async with places:
-            return await call()
+            return await value if inspect.isawaitable(value) else value
 
-    return list(await asyncio.gather(*map(one, calls)))
+    return list(await asyncio.gather(*map(one, values)))
 
 
 def _split(returned: Any, count: int) -> list[Any]:
     """Return a value for each response: of a list, a tensor, or a dict of them."""
     if isinstance(returned, Mapping):
-        columns = {k: _split(v, count) for k, v in _numeric_columns(returned)}
+        columns: dict[str, list[Any]] = {}
+        for name, column in _numeric_columns(returned):
+            # A column that is only shown, and is of another shape, is left out.
+            with contextlib.nullcontext() if name in TOTALS else contextlib.suppress(TypeError, ValueError):
+                columns[name] = _split(column, count)
         if not any(k in columns for k in TOTALS):
             raise ValueError(f"returned a dict without {' or '.join(map(repr, TOTALS))}: keys {list(returned)}")
         return [{k: v[i] for k, v in columns.items()} for i in range(count)]
@@ -230,7 +261,7 @@ def _split(returned: Any, count: int) -> list[Any]:
         raise TypeError(f"returned {returned!r:.60} for {count} responses; return a list with a number for each")
     values = list(values)
     if len(values) != count:
-        raise ValueError(f"returned {len(values)} values for {count} responses; return one for each")
+        raise WrongCount(f"returned {len(values)} values for {count} responses; return one for each")
     return values
 
 
@@ -260,13 +291,13 @@ def verdict_of(value: Any, success: float | None = None) -> Verdict:
         key = next((k for k in TOTALS if k in value), None)
         if key is None:
             raise ValueError(f"returned a dict without {' or '.join(map(repr, TOTALS))}: keys {list(value)}")
-        parts = tuple((str(k), float(v)) for k, v in value.items() if k != key and _is_number(v))
+        parts = shown_parts((k, v) for k, v in value.items() if k != key)
         value = value[key]
     if value is None:
         return Verdict("abstained", reason="the reward function returned None")
     number = _number(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}; a reward is a finite number, or None for no reward")
+    if not abs(number) <= MAX_REWARD:  # written so that NaN is caught too
+        raise ValueError(f"returned {number}; a reward is a number up to {MAX_REWARD:g}, or None for no reward")
     is_share = 0.0 <= number <= 1.0
     right = None if success is None else number >= success
     score = min(1.0, max(0.0, number)) if right is None else float(right)
@@ -276,11 +307,23 @@ def verdict_of(value: Any, success: float | None = None) -> Verdict:
     return Verdict("graded", score, reason, reward=None if number == score else number, right=right, parts=parts)
 
 
+def shown_parts(parts: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...]:
+    """Return those that are numbers. They train nothing, so that NaN, infinity and what is too large are allowed."""
+    numbers: dict[str, float] = {}
+    for name, value in parts:
+        with contextlib.suppress(TypeError, ValueError):  # an array of several
+            try:
+                numbers |= {str(name): float(value)} if _is_number(value) else {}
+            except OverflowError:
+                numbers[str(name)] = math.inf if value > 0 else -math.inf
+    return tuple(numbers.items())
+
+
 def _is_number(value: Any) -> bool:
     return not isinstance(value, str | bytes) and (isinstance(value, int | float) or hasattr(value, "__float__"))
 
 
 def _number(value: Any) -> float:
     if not _is_number(value):
-        raise TypeError(f"returned {value!r:.60}; a reward is a finite number, or None for no reward")
+        raise TypeError(f"returned {value!r:.60}; a reward is a number, or None for no reward")
     return float(value)

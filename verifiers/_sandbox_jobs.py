@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from verizero.sandbox import settings as sandbox_settings
 from verizero.sandbox.api import check as sandbox_check
 from verizero.sandbox.languages import NO_COMPILE
 from verizero.sandbox.worker import codec
-from verizero.verifiers._prelude import with_prelude
+from verizero.verifiers._programs import with_prelude
 from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.layouts.base import Language
 
@@ -27,6 +28,12 @@ SHOWN = 60
 EXPECTED: Mapping[str, str] = {"stdin": "output", "function": "expected"}
 """Key of a test's expected result, by mode."""
 CHECKED = (Path(__file__).parent / "in_sandbox" / "checked.py").read_text()
+OF_JUDGES = frozenset((
+    "atcoder", "bitarray", "gmpy2", "more_itertools", "networkx", "numba", "numpy", "pandas", "scipy", "shapely",
+    "sklearn", "sortedcontainers", "sympy",
+))  # fmt: skip
+"""Packages that judges have (LeetCode, Codeforces, AtCoder). A program cannot be graded without one that it imports."""
+_ABSENT = re.compile(r"No module named '(\w+)|needs the package '(\w+)")
 CHECKER = "checker: "
 """Beginning of the error of a test whose checker failed."""
 
@@ -192,6 +199,9 @@ def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
     failed = next(((i, t) for i, t in enumerate(result.tests) if not t.passed), None)
     if result.status == "sandbox_error":
         return _failed(result, job)
+    if lacks := next(filter(None, (_absent_package(job, test.error) for test in result.tests)), ""):
+        reason = f"no_package: the program imports {lacks}; install it and name it in sandbox.packages"
+        return Outcome("verifier_error", detail=reason, seconds=result.wall_s)
     detail = ""
     if failed is not None:
         number, test = failed
@@ -203,6 +213,15 @@ def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
         if test.status == "wrong_answer" and job.mode != "suite":
             detail += f": {_difference(job, job.tests[number], test)}"
     return Outcome(result.status, result.share_passed, detail, result.wall_s, tests)
+
+
+def _absent_package(job: Job, error: str) -> str:
+    """Return the package of judges for want of which a test failed; nothing if it failed for another reason."""
+    names = {
+        name for match in _ABSENT.findall(error) for name in match if name in OF_JUDGES and job.language == "python"
+    }
+    imported = (n for n in sorted(names) if re.search(rf"^\s*(import|from)\b.*\b{n}\b", job.program, re.MULTILINE))
+    return next((name for name in imported if name not in sandbox_settings.modules()), "")
 
 
 def _failed(result: sandbox.RunResult, job: Job) -> Outcome:

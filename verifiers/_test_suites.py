@@ -5,22 +5,17 @@ from __future__ import annotations
 import ast
 import builtins
 import symtable
-from collections.abc import Iterable, Sequence, Set
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from verizero.pipeline.errors import DataError
-from verizero.verifiers._test_classes import classes_in
+from verizero.sandbox.worker.frames import MODULES
+from verizero.verifiers._one_process import reason_for
 
-_MODULES = ("solution", "main", "your_module")
-"""Modules of which a test imports the program."""
 _MAX_SHOWN = 120
-_RUN_TEXT = frozenset({"eval", "exec", "compile"})
-_RUN_BYTES = frozenset({"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "doctest", "runpy", "code"})
-"""Modules that run what a value says."""
-_OF_ONE_PROCESS = frozenset({"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"})
-"""Methods of unittest that look at what the program's process alone has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,44 +30,49 @@ class TestSuite:
     imported: tuple[str, ...]
     records: tuple[str, ...] = ()
     """Plain classes of the task's text, which tests and program both have."""
-    classes: tuple[str, ...] = ()
-    """Names that the tests use as classes: a program that makes a class of a function gains nothing by it."""
+    one_process: str = ""
+    """The part of the tests that needs the program's own process; empty if nothing does."""
 
     def jobs(self) -> tuple[dict[str, Any], ...]:
         """Return the tests in the sandbox's form."""
         return tuple(
             {"source": source, "names": list(self.names), "function": function, "records": list(self.records)}
-            | {"classes": list(self.classes)}
             for source, function in self.tests
         )
 
 
 @lru_cache(maxsize=4096)
 def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestSuite:
-    """Return the tests in a source: each top-level assert, each `test_...` function or method, each assert of `check`.
+    """Return the tests in a source: each top-level assert or statement with asserts, such as a loop, each `test_...`
+    function or method, each assert of `check`.
 
     Each assert keeps the statements before it, and each function the whole file without asserts. `fn` is the name of
     the program's function, or an expression such as `Solution().f`. `prompt` runs before the tests and the program.
-    Raises: DataError if the source is no Python, runs values as code, or holds no test that can use a program.
+    Raises: DataError if the source is no Python, or holds no test that can use a program.
     """
     try:
+        tree, own = ast.parse(source), ast.parse(setup)
         setup = f"{prompt}\n{setup}"
-        tree, before = ast.parse(source), ast.parse(setup)
+        before = ast.parse(setup)
         fn = fn if fn is None else ast.unparse(ast.parse(fn.strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError) as exc:
         raise DataError(f"reference.tests: not Python: {exc}") from exc
     whole = ast.Module(body=[*before.body, *tree.body], type_ignores=[])
-    if (problem := _unplayable(whole)) is not None:
-        raise DataError(f"reference.tests: {problem}")
     imported = _imported(whole)
     names = _names(whole, f"{setup}\n{source}", fn, bool(imported) or _imports_program(whole))
     if not names and not imported and not _imports_program(whole):
         raise DataError("reference.tests: they call nothing of the program; name its function in reference.fn")
-    classes = classes_in(whole)
+    modules = [n for n in names if n in sys.stdlib_module_names and n not in _called(whole)]
+    names = tuple(n for n in names if n not in modules)
+    before.body += [ast.Import([ast.alias(n)]) for n in modules]  # what answers import, some tests use
+    classes = _records(ast.parse(prompt))
+    records = tuple(c.name for c in classes)
+    kept = ast.Module([*own.body, *(s for s in tree.body if not _is_main_guard(s))], [])
+    one_process = reason_for(kept, (*names, *imported, *_candidate(tree)), classes)
     tests = _split(_explained(before).body, _explained(tree).body, fn or _checked(tree))
     if not tests:
         raise DataError("reference.tests: no assert, no test_ function and no check(candidate) in it")
-    return TestSuite(tuple(tests), names, imported, _records(ast.parse(prompt)), classes)
+    return TestSuite(tuple(tests), names, imported, records, one_process)
 
 
 def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) -> list[tuple[str, str | None]]:
@@ -94,6 +94,8 @@ def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) 
             tests.append(("\n".join([*prelude, text]), None))
             continue
         prelude.append(text)
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and _has_assert(statement):
+            tests.append(("\n".join(prelude), None))
     return tests
 
 
@@ -117,12 +119,28 @@ def _is_test_class(statement: ast.ClassDef) -> bool:
     return statement.name.startswith("Test") or any("TestCase" in ast.unparse(b) for b in statement.bases)
 
 
+_COMPARISONS = {"eq": ast.Eq, "ne": ast.NotEq, "lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE}
+
+
 class _Explaining(ast.NodeTransformer):
-    """Writes each assert as an `if` that raises an AssertionError with the value that was got."""
+    """Writes each assert as an `if` that raises an AssertionError with the value that was got.
+
+    `a.__eq__(b)` becomes `a == b`: for unlike types the method returns NotImplemented, which is true.
+    """
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        operator = _COMPARISONS.get(_name_of(node.func).strip("_")) if _name_of(node.func).startswith("__") else None
+        if operator is None or len(node.args) != 1 or not isinstance(node.func, ast.Attribute):
+            return node
+        left = node.func.value
+        is_of_base = isinstance(left, ast.Call) and _name_of(left.func) == "super"
+        return node if is_of_base else ast.copy_location(ast.Compare(left, [operator()], [node.args[0]]), node)
 
     def visit_Assert(self, node: ast.Assert) -> Any:
+        text = ast.Constant(ast.unparse(node.test)[:_MAX_SHOWN])
+        self.generic_visit(node)
         test, got, values = node.test, node.test, dict[str, ast.expr]()
-        text = ast.Constant(ast.unparse(test)[:_MAX_SHOWN])
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             values = {"_verizero_left": test.left, "_verizero_right": test.comparators[0]}
             left, right = (ast.Name(name, ast.Load()) for name in values)
@@ -149,6 +167,10 @@ def _is_assert(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and isinstance(statement.test, ast.Constant) and statement.test.value == _GROUP
 
 
+def _has_assert(statement: ast.stmt) -> bool:
+    return any(_is_assert(node) for node in ast.walk(statement) if isinstance(node, ast.stmt))
+
+
 def _explained(tree: ast.Module) -> ast.Module:
     changed: ast.Module = _Explaining().visit(tree)
     return changed
@@ -162,25 +184,23 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _records(prompt: ast.Module) -> tuple[str, ...]:
+def _records(prompt: ast.Module) -> list[ast.ClassDef]:
     """Return the classes of a task's text that have only attributes and methods, such as nodes of lists and trees."""
     classes = [s for s in prompt.body if isinstance(s, ast.ClassDef)]
-    return tuple(
-        c.name for c in classes if not (c.bases or c.keywords or c.decorator_list or "__slots__" in ast.dump(c))
-    )
+    return [c for c in classes if not (c.bases or c.keywords or c.decorator_list or "__slots__" in ast.dump(c))]
 
 
 def _imports_program(tree: ast.Module) -> bool:
     nodes = list(ast.walk(tree))
     plain = (alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names)
-    return any(name in _MODULES for name in plain) or any(
-        isinstance(n, ast.ImportFrom) and n.module in _MODULES for n in nodes
+    return any(name in MODULES for name in plain) or any(
+        isinstance(n, ast.ImportFrom) and n.module in MODULES for n in nodes
     )
 
 
 def _imported(tree: ast.Module) -> tuple[str, ...]:
     """Return the names that the tests import from the program."""
-    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in _MODULES]
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in MODULES]
     return tuple(alias.name for n in froms for alias in n.names if alias.name != "*")
 
 
@@ -223,61 +243,21 @@ def _checked(tree: ast.Module) -> str | None:
     return next((ast.unparse(c.args[0]) for c in calls if isinstance(c, ast.Call) and len(c.args) == 1), None)
 
 
-def _unplayable(tree: ast.Module) -> str | None:
-    """Return what in the tests cannot be done apart from the program; None if nothing is.
-
-    A value that is run as code in the tests' own process may be the program's, which would then decide all asserts. A
-    module that no test uses runs nothing.
-    """
-    tree = ast.Module(body=[s for s in tree.body if not _is_main_guard(s)], type_ignores=[])
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    for node in ast.walk(tree):
-        if problem := _reads_process(node) or _runs_value(node):
-            return problem
-        if unsafe := sorted(_modules_in_use(node, used) & _RUN_BYTES):
-            return f"they import {unsafe[0]}, which runs what it reads; compare the values themselves"
-    return None
+def _called(tree: ast.Module) -> set[str]:
+    """Return the names that the tests call, or use in another way than for an attribute."""
+    inside = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in inside}
 
 
-def _reads_process(node: ast.AST) -> str | None:
-    """Return what a node looks at that is in the program's process only."""
-    looked_into: Sequence[ast.expr] = ()
-    if isinstance(node, ast.Call):
-        looked_into, called = node.args, _name_of(node.func)
-        if called in _OF_ONE_PROCESS or (called == "catch_warnings" and node.keywords):
-            return f"they use {called}, and warnings and logs stay in the program's process"
-    elif isinstance(node, ast.Compare):
-        looked_into = node.comparators
-    elif isinstance(node, ast.For | ast.comprehension):
-        looked_into = [node.iter]
-    if any(isinstance(x, ast.Attribute) and ast.unparse(x) == "sys.path" for x in looked_into):
-        return "they read sys.path, of which the program's process has its own"
-    return None
-
-
-def _runs_value(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-        is_plain = isinstance(node.func, ast.Name) or ast.unparse(node.func.value) == "builtins"
-        if _name_of(node.func) in _RUN_TEXT and is_plain and node.args and not isinstance(node.args[0], ast.Constant):
-            text = f"{ast.unparse(node):.60}"
-            return f"{text} runs a text among the tests; compare the value itself, or read it by ast.literal_eval"
-    return None
+def _candidate(tree: ast.Module) -> list[str]:
+    """Return the name that `check` gives to the program's function."""
+    checks = [s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check"]
+    return [argument.arg for check in checks for argument in check.args.args[:1]]
 
 
 def _name_of(function: ast.expr) -> str:
     """Return the last name of what is called: `f` of f and of a.b.f; empty for other expressions."""
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-
-
-def _modules_in_use(node: ast.AST, used: Set[str]) -> set[str]:
-    """Return the modules that a statement imports, of which one of the names `used` comes."""
-    if isinstance(node, ast.Import):
-        named = [(alias.name, alias.asname or alias.name.partition(".")[0]) for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        named = [(node.module or "", alias.asname or alias.name) for alias in node.names]
-    else:
-        return set()
-    return {module.partition(".")[0] for module, name in named if name in used or name == "*"}
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:

@@ -3,16 +3,17 @@
 A verifier turns an attempt (response, reference, prompt) into a verdict. Its parameters are a frozen pydantic model,
 so they are validated with the recipe. Whatever goes wrong inside a verifier is never a wrong answer: it becomes a
 verdict of status "verifier_error", and its response has no reward and leaves the group. Verifiers from outside grade
-behind a wall (`_wall.py`).
+behind a wall (`_verifier_process.py`).
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
@@ -22,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError, UnknownName, raise_if_operator, raised_at
 from verizero.pipeline.types import STATUSES, Attempt, Verdict
-from verizero.verifiers import _wall
-from verizero.verifiers._reward_functions import PLAIN, RewardFunction, verdict_of
+from verizero.verifiers import _verifier_process
+from verizero.verifiers._reward_functions import PLAIN, RewardFunction, WrongCount, inner_of, shown_parts, verdict_of
 from verizero.verifiers._steps import checked_steps
 from verizero.verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 
-TIME_S = _wall.TIME_S
+TIME_S = _verifier_process.TIME_S
 BASE = "base"
 """Key in pydantic's validation context: the folder that relative paths start from, or None."""
 
@@ -54,8 +55,8 @@ class VerifierParams(BaseModel):
     """Base of a verifier's parameters: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    may_leave: ClassVar[bool] = True
-    """True if another process may grade: the verifier has no model, connection or process."""
+    is_cheap: ClassVar[bool] = True
+    """False if the verifier asks a model or a service, or starts a process of its own."""
 
     def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
         """Return the verifiers that this one combines."""
@@ -78,7 +79,7 @@ class Verifier(Generic[P]):
         self.batch = batch
         function: Any = single or batch
         self.__doc__ = function.__doc__
-        self.module: str = function.__module__
+        self.module: str = function.__module__ or ""  # none of what exec made
         self.is_ours = self.module.partition(".")[0] == OURS
         code = inspect.unwrap(function).__code__
         self.file, self.line = code.co_filename, code.co_firstlineno
@@ -102,13 +103,16 @@ class Verifier(Generic[P]):
         try:
             checked = self.params_type.model_validate(params, context={BASE: base})
         except ValidationError as exc:
-            raise ConfigError(f"verifier {self.name!r}: {_explain(exc, self.params_type)}") from exc
+            reason = registry.refused_parameters(exc.errors(), list(self.params_type.model_fields))
+            raise ConfigError(f"verifier {self.name!r}: {reason}") from exc
         outside = None
-        if self.loaded_by is not None and not _wall.is_inside:
+        if self.loaded_by is not None and not _verifier_process.is_inside:
             name, path = self.loaded_by
             place = None if base is None else base.absolute()
             is_batch = self.batch is not None
-            outside = _wall.ExternalVerifier(name, path, place, params, time_s, self.file, self.line, is_batch)
+            outside = _verifier_process.ExternalVerifier(
+                name, path, place, params, time_s, self.file, self.line, is_batch
+            )
         return BoundVerifier(self, checked, time_s, outside)
 
 
@@ -120,7 +124,7 @@ class BoundVerifier(Generic[P]):
         verifier: Verifier[P],
         params: P,
         time_s: float = TIME_S,
-        outside: _wall.ExternalVerifier | None = None,
+        outside: _verifier_process.ExternalVerifier | None = None,
     ) -> None:
         self.verifier = verifier
         self.params = params
@@ -131,6 +135,11 @@ class BoundVerifier(Generic[P]):
     def name(self) -> str:
         """Name of the verifier."""
         return self.verifier.name
+
+    @property
+    def is_cheap(self) -> bool:
+        """True if neither the verifier nor one that it combines asks a model, a service or a process of its own."""
+        return self.params.is_cheap and all(part.is_cheap for part in self.params.combined_verifiers())
 
     def require_columns(self, row: Mapping[str, Any] | None) -> None:
         """Raise ConfigError if the row has not all columns that the verifier asks for."""
@@ -148,7 +157,7 @@ class BoundVerifier(Generic[P]):
         If a verifier of batches fails, each attempt is graded alone: the row that it fails for costs no other.
         """
         if self._outside is not None:
-            return _wall.score(self._outside, attempts)
+            return _verifier_process.score(self._outside, attempts)
         return list(self.verdicts_here(attempts))
 
     def verdicts_here(self, attempts: Sequence[Attempt]) -> Iterator[Verdict]:
@@ -162,17 +171,17 @@ class BoundVerifier(Generic[P]):
             if not isinstance(returned, Iterable):
                 raise TypeError(f"returned {returned!r:.60} for {len(attempts)} attempts; return a list of verdicts")
             results = list(returned)
-            verdicts = [self._judged(result, attempt, 0.0) for result, attempt in zip(results, attempts, strict=False)]
+            if len(results) != len(attempts):
+                raise WrongCount(f"returned {len(results)} verdicts for {len(attempts)} attempts")
+            verdicts = [self._judged(result, attempt, 0.0) for result, attempt in zip(results, attempts, strict=True)]
         except BaseException as exc:
             failed = self._failure(exc, time.perf_counter() - start)
-            if len(attempts) == 1:
-                yield failed
-            for attempt in attempts if len(attempts) > 1 else ():
+            if len(attempts) == 1 or isinstance(exc, WrongCount):
+                yield from [failed] * len(attempts)
+                return
+            for attempt in attempts:
                 yield from self.verdicts_here([attempt])
             return
-        if len(results) != len(attempts):
-            what = f"returned {len(results)} verdicts for {len(attempts)} attempts"
-            verdicts = [self._wrong(what, time.perf_counter() - start)] * len(attempts)
         yield from verdicts
 
     def _score_one(self, attempt: Attempt) -> Verdict:
@@ -190,8 +199,9 @@ class BoundVerifier(Generic[P]):
             if result.status not in STATUSES:
                 return self._wrong(f"status {result.status!r} is not one of {', '.join(STATUSES)}", seconds)
             extracted = None if result.extracted is None else str(result.extracted)
-            seconds = float(result.seconds) or seconds
-            result = replace(result, reason=str(result.reason), extracted=extracted, seconds=seconds)
+            seconds = own if 0 < (own := float(result.seconds)) < math.inf else seconds
+            parts = shown_parts(result.parts)
+            result = replace(result, reason=str(result.reason), extracted=extracted, seconds=seconds, parts=parts)
             if result.status != "graded":
                 return replace(result, steps=())
             if result.steps != ():
@@ -214,7 +224,7 @@ class BoundVerifier(Generic[P]):
 
     def _failure(self, exc: BaseException, seconds: float) -> Verdict:
         """Return the verdict for an exception; raise it if it is Ctrl-C."""
-        if not _wall.is_inside:  # behind the wall only the code itself can raise it
+        if not _verifier_process.is_inside:  # behind the wall only the code itself can raise it
             raise_if_operator(exc)
         try:
             words = f"{type(exc).__name__}: {exc}"
@@ -252,6 +262,8 @@ def verifier(
     """
 
     def make(f: Callable[..., Any]) -> Verifier[Any]:
+        if not inspect.isfunction(f) or inspect.iscoroutinefunction(f):
+            raise ConfigError(f"@verifier goes directly above a def without async, and not on {f!r:.80}")
         hints = get_type_hints(f)
         hints.pop("return", None)
         takes = [hints.get(n) for n in f.__code__.co_varnames[: f.__code__.co_argcount]]
@@ -302,8 +314,7 @@ def of_function(function: Callable[..., Any], name: str = "") -> Verifier[Reward
 
 def _with_code(function: Any) -> Any:
     """Return a function that has a file and a line: that of a partial, or the method of an object that is called."""
-    while isinstance(function, partial):
-        function = function.func
+    function = inner_of(function)
     return function if hasattr(inspect.unwrap(function), "__code__") else type(function).__call__
 
 
@@ -344,14 +355,3 @@ def _from_outside(plugin: Verifier[Any], name: str | None, path: str | None) -> 
     if not plugin.is_ours and plugin.loaded_by is None:
         plugin.loaded_by = name, path
     return plugin
-
-
-def _explain(exc: ValidationError, params_type: type[BaseModel]) -> str:
-    lines = []
-    for error in exc.errors():
-        where = ".".join(str(x) for x in error["loc"])
-        if error["type"] == "extra_forbidden":
-            lines.append(f"unknown parameter {where!r}; known: {', '.join(params_type.model_fields) or 'none'}")
-        else:
-            lines.append(f"{where}: {error['msg']}, got {error['input']!r}")
-    return "; ".join(lines)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
-
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer import one_answer
 from verizero.verifiers.base import VerifierParams, verifier
 from verizero.verifiers.exact import normal
 
+LETTERS = "ABCDEFGHIJ"
+"""Letters that name a choice, in order."""
 MAX_CHARS = 2_000
 """Maximum of characters in an answer; a longer one is prose."""
 MARKED = re.compile(
@@ -32,27 +32,20 @@ PLAIN = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 HEDGE = re.compile(r"(?:or|and|/|&|but|not)\b|[/&]", re.IGNORECASE)
 
 
-class ChoiceParams(VerifierParams):
-    """The letters of choices, and whether their texts count."""
-
-    letters: str = Field("ABCDEFGHIJ", min_length=2, description="letters that name a choice, in order")
-    accept_text: bool = Field(True, description="the text of the right choice alone counts, if the reference has it")
-
-
 @verifier
-def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
+def choice(attempt: Attempt, params: VerifierParams) -> Verdict:
     """Return 1 if the answer names the right choice and no other.
 
     Reference: "B", an index from 0, or {"answer": "B" | index, "choices": [texts] | {"A": text}}. A letter with
     the text of another choice is a contradiction; "A or B" is a hedge; both are wrong.
     """
-    gold, texts = _gold(attempt.reference, params)
+    gold, texts = _gold(attempt.reference)
     text = one_answer(replace(attempt, reference=list(texts.values())))  # the text of a choice is never cut
     if isinstance(text, Verdict):
         return text
     if len(text) > MAX_CHARS:
         return Verdict("no_answer", 0.0, "no_choice", text[:200])
-    picked = _picked(" ".join(unicodedata.normalize("NFKC", PLAIN.sub(r" \1 ", text)).split()), texts, params)
+    picked = _picked(" ".join(unicodedata.normalize("NFKC", PLAIN.sub(r" \1 ", text)).split()), texts)
     if picked is None:
         return Verdict("no_answer", 0.0, "no_choice", text)
     if picked == "":
@@ -61,10 +54,10 @@ def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
     return Verdict("graded", float(right), "equal" if right else f"wrong_choice: {picked} is not {gold}", picked)
 
 
-def _picked(answer: str, texts: Mapping[str, str], params: ChoiceParams) -> str | None:
+def _picked(answer: str, texts: Mapping[str, str]) -> str | None:
     """Return the letter that the answer names; "" if it names several, None if it names none."""
     by_text = {normal(text): letter for letter, text in texts.items()}
-    if params.accept_text and normal(answer) in by_text:
+    if normal(answer) in by_text:
         return by_text[normal(answer)]
     if SEVERAL.fullmatch(answer):
         return ""
@@ -72,7 +65,7 @@ def _picked(answer: str, texts: Mapping[str, str], params: ChoiceParams) -> str 
     if letter.upper() in texts and normal(rest) == normal(texts[letter.upper()]):
         return letter.upper()
     marked = MARKED.fullmatch(answer)
-    if marked is None or marked["letter"].upper() not in params.letters:
+    if marked is None or marked["letter"].upper() not in LETTERS:
         return None
     letter, rest = marked["letter"].upper(), marked["rest"].strip()
     if rest.startswith("(") and rest.endswith(")"):
@@ -86,18 +79,18 @@ def _picked(answer: str, texts: Mapping[str, str], params: ChoiceParams) -> str 
     return None if texts or HEDGE.match(rest) else letter
 
 
-def _gold(reference: Any, params: ChoiceParams) -> tuple[str, Mapping[str, str]]:
+def _gold(reference: Any) -> tuple[str, Mapping[str, str]]:
     choices: Any = {}
     if isinstance(reference, Mapping):
         choices = reference.get("choices", {})
         reference = reference.get("answer")
     if isinstance(choices, list):
-        choices = dict(zip(params.letters, choices, strict=False))
+        choices = dict(zip(LETTERS, choices, strict=False))
     texts = {str(k).upper(): str(v) for k, v in dict(choices).items()}
-    if isinstance(reference, int) and not isinstance(reference, bool) and 0 <= reference < len(params.letters):
-        return params.letters[reference], texts
+    if isinstance(reference, int) and not isinstance(reference, bool) and 0 <= reference < len(LETTERS):
+        return LETTERS[reference], texts
     if isinstance(reference, str):
         bare = reference.strip().strip("()[]. ").upper()
-        if len(bare) == 1 and bare in params.letters:
+        if len(bare) == 1 and bare in LETTERS:
             return bare, texts
-    raise DataError(f"reference: expected one of the letters {params.letters} or an index, got {reference!r:.80}")
+    raise DataError(f"reference: expected one of the letters {LETTERS} or an index, got {reference!r:.80}")

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._prelude import missing_imports, with_prelude
-from verizero.verifiers._programs import grade_distinct, program_of
+from verizero.verifiers._programs import grade_distinct, missing_imports, program_of, with_prelude
 from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
 from verizero.verifiers.base import verifier
 from verizero.verifiers.layouts.base import Language, Suite, suite_of
@@ -41,7 +40,7 @@ def code(attempts: Sequence[Attempt], params: CodeParams) -> list[Verdict]:
     """Return 1 for a program that passes its tests (or the share that it passes); "timeout" if it takes too long.
 
     References: {"tests": [{"fn", "args", "expected"} or {"input", "output"}, ..], "fn"?}, and those of public data
-    sets: each file of `verifiers/layouts/` reads one. The program is in the last fence that fits, or is the whole
+    sets: `verifiers/layouts/` has them. The program is in the last fence that fits, or is the whole
     answer. Equal programs with equal tests run once. A sandbox that fails gives "sandbox_error".
     """
     return grade(attempts, params, runner(params))

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from pydantic import Field
-
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer import one_answer
@@ -21,30 +19,23 @@ SIGNS = {"×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "\
 MAX_TOKENS = 400
 
 
-class CountdownParams(VerifierParams):
-    """The rules of the game."""
-
-    use_all: bool = Field(False, description="every number must be used; a reference may say so itself")
-    whole_steps: bool = Field(False, description="a division with a remainder, or a negative step, is refused")
-
-
 class BadExpression(Exception):
     """The text is no expression of this game; the message is the reason code."""
 
 
 @verifier
-def countdown(attempt: Attempt, params: CountdownParams) -> Verdict:
+def countdown(attempt: Attempt, params: VerifierParams) -> Verdict:
     """Return 1 if the answer is an expression of the given numbers (each at most once) whose exact value is the target.
 
     Reference: {"numbers": [..], "target": n, "use_all"?: bool}. "expression = target" is accepted. The text is parsed
     here, never evaluated; powers, joined digits and numbers that were not given are refused.
     """
-    numbers, target, use_all = _game(attempt.reference, params)
+    numbers, target, use_all = _game(attempt.reference)
     text = one_answer(attempt)
     if isinstance(text, Verdict):
         return text
     try:
-        value, used = evaluate(text, params.whole_steps, target)
+        value, used = evaluate(text, target)
     except BadExpression as exc:
         return Verdict("graded", 0.0, str(exc), text[:200])
     spare = Counter(numbers)
@@ -59,7 +50,7 @@ def countdown(attempt: Attempt, params: CountdownParams) -> Verdict:
     return Verdict("graded", 1.0, "equal", text)
 
 
-def evaluate(text: str, whole_steps: bool, target: int) -> tuple[Fraction, list[int]]:
+def evaluate(text: str, target: int) -> tuple[Fraction, list[int]]:
     """Return the exact value of an expression and the numbers that it uses, in order.
 
     Raises: BadExpression with a reason code.
@@ -72,7 +63,7 @@ def evaluate(text: str, whole_steps: bool, target: int) -> tuple[Fraction, list[
         if tokens[at + 1 :] != [target]:
             raise BadExpression("wrong_value_stated")
         tokens = tokens[:at]
-    parser = _Parser(tokens, whole_steps)
+    parser = _Parser(tokens)
     value = parser.sum()
     if parser.at != len(tokens):
         raise BadExpression("not_an_expression")
@@ -100,8 +91,8 @@ def _tokens(text: str) -> list[int | str]:
 class _Parser:
     """Recursive descent over at most MAX_TOKENS tokens."""
 
-    def __init__(self, tokens: list[int | str], whole_steps: bool) -> None:
-        self.tokens, self.whole_steps, self.at, self.depth = tokens, whole_steps, 0, 0
+    def __init__(self, tokens: list[int | str]) -> None:
+        self.tokens, self.at, self.depth = tokens, 0, 0
         self.numbers: list[int] = []
 
     def peek(self) -> int | str | None:
@@ -112,7 +103,7 @@ class _Parser:
         while (sign := self.peek()) in ("+", "-"):
             self.at += 1
             other = self.product()
-            value = self.step(value + other if sign == "+" else value - other)
+            value = value + other if sign == "+" else value - other
         return value
 
     def product(self) -> Fraction:
@@ -123,7 +114,7 @@ class _Parser:
             other = self.atom()
             if sign == "/" and other == 0:
                 raise BadExpression("division_by_zero")
-            value = self.step(value / other if sign == "/" else value * other)
+            value = value / other if sign == "/" else value * other
         return value
 
     def _beside_bracket(self) -> bool:
@@ -138,7 +129,7 @@ class _Parser:
             above, below = self.bracketed("{", "}"), self.bracketed("{", "}")
             if below == 0:
                 raise BadExpression("division_by_zero")
-            return self.step(above / below)
+            return above / below
         if isinstance(token, int):
             self.numbers.append(token)
             return Fraction(token)
@@ -158,13 +149,8 @@ class _Parser:
                 return value
         raise BadExpression("not_an_expression")
 
-    def step(self, value: Fraction) -> Fraction:
-        if self.whole_steps and (value.denominator != 1 or value < 0):
-            raise BadExpression("step_not_whole")
-        return value
 
-
-def _game(reference: Any, params: CountdownParams) -> tuple[list[int], int, bool]:
+def _game(reference: Any) -> tuple[list[int], int, bool]:
     numbers = reference.get("numbers") if isinstance(reference, Mapping) else None
     target = reference.get("target") if isinstance(reference, Mapping) else None
     if (
@@ -174,4 +160,4 @@ def _game(reference: Any, params: CountdownParams) -> tuple[list[int], int, bool
         or not isinstance(target, int)
     ):
         raise DataError(f'reference: expected {{"numbers": [integers], "target": integer}}, got {reference!r:.80}')
-    return numbers, target, bool(reference.get("use_all", params.use_all))
+    return numbers, target, bool(reference.get("use_all"))

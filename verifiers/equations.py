@@ -14,7 +14,7 @@ from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import BoundVerifier, verifier
 from verizero.verifiers.countdown import BadExpression, evaluate
 from verizero.verifiers.math import math
-from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics import MathParams
 
 NUMBER = r"\(*\d+\)*"
 EQUATION = re.compile(
@@ -43,7 +43,7 @@ def _steps(response: str, score: float) -> tuple[tuple[str, float], ...]:
     end = 0
     for equation in EQUATION.finditer(response):
         try:
-            value, _ = evaluate(equation["left"], whole_steps=False, target=0)
+            value, _ = evaluate(equation["left"], target=0)
             right = Fraction(equation["right"])
         except (BadExpression, ZeroDivisionError):
             continue

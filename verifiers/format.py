@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field
-
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer import is_blank
 from verizero.verifiers.base import VerifierParams, verifier
@@ -18,11 +16,6 @@ class FormatParams(VerifierParams):
     """The tags that a response must have."""
 
     tags: Literal["think_answer", "think"] = "think_answer"
-    opened: bool | None = Field(
-        None, description="true: the prompt already opens <think>; null: true if the prompt's text ends with <think>"
-    )
-    min_think_chars: int = Field(1, ge=0, description="of thinking, spaces not counted")
-    allow_outside: bool = Field(False, description="text between or after the tags is allowed (think_answer only)")
 
 
 @verifier
@@ -32,8 +25,7 @@ def format(attempt: Attempt, params: FormatParams) -> Verdict:
     The reference is not used. With tags "think", what follows `</think>` is the answer and must not be empty.
     """
     text = attempt.response
-    opened = attempt.prompt.rstrip().endswith("<think>") if params.opened is None else params.opened
-    if opened:
+    if attempt.prompt.rstrip().endswith("<think>"):
         text = "<think>" + text
     tags = [(m[0], m.start(), m.end()) for m in TAG.finditer(text)]
     wanted = ["<think>", "</think>"]
@@ -41,8 +33,7 @@ def format(attempt: Attempt, params: FormatParams) -> Verdict:
     if [t for t, _, _ in tags] != wanted:
         got = " ".join(t for t, _, _ in tags[:8]) or "none"
         return Verdict("graded", 0.0, f"wrong_tags: {got}")
-    think = text[tags[0][2] : tags[1][1]]
-    if sum(not is_blank(c) for c in think) < params.min_think_chars:
+    if is_blank(text[tags[0][2] : tags[1][1]]):
         return Verdict("graded", 0.0, "empty_thinking")
     if params.tags == "think":
         outside, answer = text[: tags[0][1]], text[tags[1][2] :]
@@ -51,6 +42,6 @@ def format(attempt: Attempt, params: FormatParams) -> Verdict:
         answer = text[tags[2][2] : tags[3][1]]
     if is_blank(answer):
         return Verdict("graded", 0.0, "empty_answer")
-    if outside.strip() and not params.allow_outside:
+    if outside.strip():
         return Verdict("graded", 0.0, "text_outside_tags")
     return Verdict("graded", 1.0, "well_formed", answer.strip()[:200])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -14,22 +16,22 @@ from pydantic import Field
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
+from verizero.verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, runner
 from verizero.verifiers.answer import Answer, after_thinking, last_tag
 from verizero.verifiers.base import VerifierParams, verifier
 
+MAX_CHARS, MAX_DEPTH = 20_000, 100
+"""Characters and nesting of JSON; what has more is refused before it is parsed."""
+
 
 class JsonSchemaParams(VerifierParams):
-    """Budgets and strictness."""
+    """The worth of JSON that meets the schema with other values."""
 
-    max_chars: int = Field(20_000, ge=1, description="of the JSON text")
-    max_depth: int = Field(100, ge=1, le=200, description="of nesting; deeper JSON is refused before it is parsed")
     grading: Literal["all", "fraction"] = Field(
         "all",
         description="all: 1 or 0; fraction: where the reference has `equals`, JSON with other values is worth its "
         "share of places with the wanted value, among the places of both",
     )
-    allow_text: bool = Field(True, description="allow text around one fenced block; false: nothing but the JSON")
 
 
 @verifier
@@ -41,12 +43,12 @@ def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
     for long are searched for in the sandbox.
     """
     schema, wanted = _reference(attempt.reference)
-    answer = _json_text(attempt, params)
+    answer = _json_text(attempt)
     if answer.text is None:
         return answer.no_answer()
     extracted = answer.text[:200]
     try:
-        value = parse(answer.text, params.max_chars, params.max_depth)
+        value = parse(answer.text)
     except ValueError as exc:
         return Verdict("graded", 0.0, f"not_json: {exc}"[:200], extracted)
     if schema is not None:
@@ -86,13 +88,13 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
         yield place, value
 
 
-def parse(text: str, max_chars: int, max_depth: int) -> Any:
+def parse(text: str) -> Any:
     """Return the JSON value of a text.
 
     Raises: ValueError if the text is no JSON, is over a budget, repeats a key, or holds NaN or an infinity.
     """
-    if len(text) > max_chars:
-        raise ValueError(f"{len(text)} characters, at most {max_chars}")
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
     depth = 0
     in_string = escaped = False
     for c in text:
@@ -102,8 +104,8 @@ def parse(text: str, max_chars: int, max_depth: int) -> Any:
             in_string = True
         elif c in "[{":
             depth += 1
-            if depth > max_depth:
-                raise ValueError(f"nested deeper than {max_depth}")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH}")
         elif c in "]}":
             depth -= 1
     return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
@@ -131,7 +133,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Answer:
+def _json_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
@@ -143,7 +145,7 @@ def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Answer:
     fitting = [b for b in blocks if b.language in ("", "json")]
     if len(fitting) > 1:
         return Answer(None, "several_blocks")
-    if fitting and (params.allow_text or text.strip().startswith("```")):
+    if fitting:
         return Answer(fitting[0].text, "fenced")
     if left_open:
         return Answer(None, "unclosed_fence")
@@ -158,10 +160,8 @@ def _validator(schema_text: str) -> Any:
         kind.check_schema(schema)
     except jsonschema.SchemaError as exc:
         raise DataError(f"reference.schema: {exc.json_path}: {exc.message}"[:300]) from exc
-    if '"unevaluatedProperties"' in schema_text and not all(is_quick(p) for p in _patterns_of(schema)):
-        raise DataError(
-            "reference.schema: unevaluatedProperties with a pattern that can run for long; simplify the pattern"
-        )
+    if '"unevaluatedProperties"' in schema_text and '"patternProperties"' in schema_text:
+        raise DataError("reference.schema: unevaluatedProperties with patternProperties; use additionalProperties")
     words = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -169,16 +169,6 @@ def _validator(schema_text: str) -> Any:
         "uniqueItems": _unique_items,
     }
     return jsonschema.validators.extend(kind, words)(schema, registry=referencing.Registry())
-
-
-def _patterns_of(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        yield from schema.get("patternProperties", {})
-        for inner in schema.values():
-            yield from _patterns_of(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            yield from _patterns_of(inner)
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
@@ -237,3 +227,43 @@ def _reference(reference: Any) -> tuple[Any, Mapping[str, Any]]:
     if not isinstance(reference.get("values", {}), Mapping):
         raise DataError(f"reference.values: expected key -> value, got {reference['values']!r:.80}")
     return reference.get("schema"), reference
+
+
+INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
+QUICK = re.compile(
+    r"\^?(?:(?:[^\\.*+?{}()\[\]|^$]|\.|\\(?:[dwsDWS]|\W)|\[(?:[^\[\]\\]|\\.)*\])(?:\{\d{1,3}\})?)*"
+    r"(?:[+*?]|\{\d{1,3},\d{0,3}\})?\$?"
+)
+"""Patterns of single characters and classes, of which only the last repeats in several ways: no search takes long."""
+MAX_HERE = 2_000
+"""Maximum of characters in a text that is searched in this process."""
+LIMITS = SandboxParams(wall_s=5, cpu_s=1)
+
+
+class TooSlow(Exception):
+    """The search did not end in time."""
+
+
+class NotSearched(Exception):
+    """The sandbox failed; the message says how."""
+
+
+@lru_cache(maxsize=4096)
+def is_found(pattern: str, text: str) -> bool:
+    """True if `pattern` (of Python's re) matches somewhere in `text`.
+
+    Raises: DataError for a malformed pattern; TooSlow; NotSearched.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as exc:
+        raise DataError(f"reference.schema: not a pattern of Python's re: {pattern!r:.80}: {exc}") from exc
+    if QUICK.fullmatch(pattern) and len(text) <= MAX_HERE:
+        return compiled.search(text) is not None
+    job = Job(INSIDE, ({"fn": "matches", "args": [pattern, text, False], "expected": True},), "function")
+    (outcome,) = run_or_fail([job], runner(LIMITS))
+    if outcome.status == "sandbox_error":
+        raise NotSearched(outcome.detail)
+    if outcome.is_over_budget:
+        raise TooSlow(f"the pattern {pattern:.80} took more than {LIMITS.cpu_s:g} CPU seconds")
+    return outcome.status == "passed"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from verizero.pipeline.errors import DataError, GradingError
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import verifier
-from verizero.verifiers.mathematics.grader import grade
-from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics import MathParams, grade
 
 __all__ = ["MathParams", "math"]
 

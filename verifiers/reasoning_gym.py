@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from verizero.pipeline import child
 from verizero.pipeline.errors import DataError, GradingError
+from verizero.pipeline.host import child
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.sandbox.worker.clocks import cpu_clock_s
+from verizero.sandbox.worker.processes import cpu_clock_s
 from verizero.verifiers.answer import one_answer
 from verizero.verifiers.base import VerifierParams, verifier
 
@@ -35,7 +35,7 @@ MAX_REQUESTS = 20_000
 class ReasoningGymParams(VerifierParams):
     """The credit for answers that are partly right, and the limits of the scoring process."""
 
-    may_leave: ClassVar[bool] = False
+    is_cheap: ClassVar[bool] = False
     partial: bool = Field(
         False,
         description="give the package's partial credit; in many tasks it pays for an answer that merely contains the "

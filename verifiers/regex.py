@@ -19,14 +19,15 @@ from verizero.verifiers.base import verifier
 INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 
 
+MAX_CHARS = 10_000
+"""Characters of an answer; a longer one is wrong."""
+
+
 class RegexParams(SandboxParams):
-    """The text that is matched, and the flags of the match."""
+    """The text that is matched. The pattern itself has its flags: (?i)yes."""
 
     where: Literal["answer", "response"] = Field("answer", description="the final answer, or all after thinking")
     whole: bool = Field(True, description="the pattern must match the whole text")
-    flags: str = Field("", pattern=r"^[imsx]*$", description="letters of Python's re: i, m, s, x")
-    grading: Literal["all", "fraction"] = Field("all", description="of the texts, where the answer is the pattern")
-    max_chars: int = Field(10_000, ge=1, description="a longer answer is wrong")
 
 
 @verifier(batch=True)
@@ -49,29 +50,26 @@ def grade(attempts: Sequence[Attempt], params: RegexParams, run: Run) -> list[Ve
             return answer.no_answer()
         if answer.others:
             return Verdict("graded", 0.0, "several_answers", answer.text)
-        if len(answer.text) > params.max_chars:
+        if len(answer.text) > MAX_CHARS:
             return too_long(answer.text)
         pairs = [(pattern, answer.text, True)] if pattern is not None else [(answer.text, t, w) for t, w in cases]
-        tests = tuple(
-            {"fn": "matches", "args": [p, t, params.flags, params.whole], "expected": wanted} for p, t, wanted in pairs
-        )
+        tests = tuple({"fn": "matches", "args": [p, t, params.whole], "expected": wanted} for p, t, wanted in pairs)
         return Job(INSIDE, tests, "function"), answer.text
 
     def run_distinct(work: list[tuple[Job, str]]) -> list[Verdict]:
         outcomes = run_or_fail([job for job, _ in work], run)
-        return [_verdict(outcome, text, params) for outcome, (_, text) in zip(outcomes, work, strict=True)]
+        return [_verdict(outcome, text) for outcome, (_, text) in zip(outcomes, work, strict=True)]
 
     return grade_distinct(attempts, prepare, lambda work: same_tests(work[0]), run_distinct)
 
 
-def _verdict(outcome: Outcome, text: str, params: RegexParams) -> Verdict:
+def _verdict(outcome: Outcome, text: str) -> Verdict:
     if outcome.status == "passed":
         return Verdict("graded", 1.0, "matches", text[:200], outcome.seconds)
     failure = outcome.failure(text[:200])
     if failure is not None:
         return failure
-    score = outcome.share if params.grading == "fraction" else 0.0
-    return Verdict("graded", score, f"does_not_match: {outcome.share:.0%} of the texts", text[:200], outcome.seconds)
+    return Verdict("graded", 0.0, f"does_not_match: {outcome.share:.0%} of the texts", text[:200], outcome.seconds)
 
 
 def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Answer:

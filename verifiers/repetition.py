@@ -8,13 +8,15 @@ from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.answer import is_blank
 from verizero.verifiers.base import VerifierParams, verifier
 
+MAX_CHARS = 200_000
+"""Characters that are read, from the end, where loops are."""
+
 
 class RepetitionParams(VerifierParams):
     """The length of a repeated piece, and the share of repetition that costs nothing."""
 
     ngram: int = Field(4, ge=1, le=64, description="words in a row; characters for scripts without spaces")
     free_share: float = Field(0.2, ge=0, lt=1, description="repeated share that costs nothing")
-    max_chars: int = Field(200_000, ge=1, description="read, from the end, where loops are")
 
 
 @verifier
@@ -24,7 +26,7 @@ def repetition(attempt: Attempt, params: RepetitionParams) -> Verdict:
     The repeated share is 1 - distinct n-grams / n-grams. A text without spaces is taken by characters, which finds a
     loop of one character or of an unspaced script. An empty response is no answer.
     """
-    text = attempt.response[-params.max_chars :].casefold()
+    text = attempt.response[-MAX_CHARS:].casefold()
     words = text.split()
     if is_blank(text):
         return Verdict("no_answer", 0.0, "empty_answer")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -26,12 +26,10 @@ REWARD = "reward.json"
 class RewardModelParams(VerifierParams):
     """The model, and the function that makes a reward of its score."""
 
-    may_leave: ClassVar[bool] = False
+    is_cheap: ClassVar[bool] = False
     model: Path = Field(description="folder of a sequence classifier with one output, with its tokenizer")
-    squash: Literal["sigmoid", "clip"] = Field("sigmoid", description="function that maps a score to [0, 1]")
     center: float = Field(0.0, allow_inf_nan=False, description="the score that is worth 0.5")
     scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="sigmoid((score - center) / scale)")
-    threshold: float | None = Field(None, ge=0, le=1, description="1 at or above it, else 0; None keeps the number")
     whiten: bool = Field(
         False, description="take center and scale from the mean and spread of the model's scores in its training"
     )
@@ -50,7 +48,6 @@ class RewardModelParams(VerifierParams):
         "in the model's training here, else the response alone",
     )
     max_tokens: int = Field(4_096, ge=8, description="a longer text is an error; texts are never cut")
-    batch_size: int = Field(16, ge=1)
     device: str = "cpu"
 
     @field_validator("step_end")
@@ -70,23 +67,17 @@ def reward_model(attempts: Sequence[Attempt], params: RewardModelParams) -> list
     """
     tokenizer, model = load(str(params.model), params.device)
     params = trained_alike(params)
-    verdicts: list[Verdict | None] = [None] * len(attempts)
-    todo: list[tuple[int, Shown]] = []
-    for i, attempt in enumerate(attempts):
+    verdicts: list[Verdict] = []
+    for attempt in attempts:
         shown = shown_to(tokenizer, attempt, params)
         if shown is None:
-            verdicts[i] = after_thinking(attempt).no_answer()
+            verdicts.append(after_thinking(attempt).no_answer())
         elif len(shown.ids) > params.max_tokens:
             reason = f"too_long: {len(shown.ids)} tokens for a model that is shown {params.max_tokens}"
-            verdicts[i] = Verdict("verifier_error", reason=reason)
+            verdicts.append(Verdict("verifier_error", reason=reason))
         else:
-            todo.append((i, shown))
-    todo.sort(key=lambda item: len(item[1].ids))
-    for start in range(0, len(todo), params.batch_size):
-        batch = todo[start : start + params.batch_size]
-        for (i, shown), scores in zip(batch, _scores(model, [s for _, s in batch], params.device), strict=True):
-            verdicts[i] = _verdict(shown, scores, params)
-    return [v for v in verdicts if v is not None]
+            verdicts.append(_verdict(shown, _scores(model, shown, params.device), params))
+    return verdicts
 
 
 class Shown(NamedTuple):
@@ -110,11 +101,7 @@ def _verdict(shown: Shown, scores: Sequence[float], params: RewardModelParams) -
 
 def _value(score: float, params: RewardModelParams) -> float:
     z = (score - params.center) / params.scale
-    if params.squash == "sigmoid":
-        value = 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(max(z, -700)) / (1 + math.exp(max(z, -700)))
-    else:
-        value = min(1.0, max(0.0, 0.5 + z / 2))
-    return value if params.threshold is None else float(value >= params.threshold)
+    return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(max(z, -700)) / (1 + math.exp(max(z, -700)))
 
 
 def trained_alike(params: RewardModelParams) -> RewardModelParams:
@@ -193,22 +180,22 @@ def _defused(tokenizer: Any, answer: str) -> str:
     return answer
 
 
-def _scores(model: Any, rows: Sequence[Shown], device: str) -> list[list[float]]:
-    """Return the model's scores of each row, at its `ends`."""
+def _scores(model: Any, shown: Shown, device: str) -> list[float]:
+    """Return the model's scores of a response at its `ends`.
+
+    It is computed alone: in a batch its last bits depend on the others, which are those that have ended by then.
+    """
     import torch
 
     from verizero.pipeline.models.strictness import ordered
 
-    width = max(len(row.ids) for row in rows)
-    pad = model.config.pad_token_id
-    ids = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows], device=device)
+    ids = torch.tensor([shown.ids], device=device)
     with ordered(), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
-        if not any(row.texts for row in rows):
-            return [[float(x)] for x in model(input_ids=ids, attention_mask=mask).logits.float().squeeze(-1)]
-        hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
-        scores = (model.score if hasattr(model, "score") else model.classifier)(hidden).float().squeeze(-1).cpu()
-    return [[float(own[end]) for end in row.ends] for own, row in zip(scores, rows, strict=True)]
+        if not shown.texts:
+            return [float(model(input_ids=ids).logits)]
+        hidden = model.base_model(input_ids=ids).last_hidden_state
+        scores = (model.score if hasattr(model, "score") else model.classifier)(hidden).float().squeeze(-1).tolist()
+    return [scores[0][end] for end in shown.ends]
 
 
 def load(folder: str, device: str) -> tuple[Any, Any]:
@@ -227,7 +214,12 @@ def _load(folder: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    model, report = AutoModelForSequenceClassification.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ConfigError(f"reward_model.model: {folder} lacks {missing}, which would be random; is it a reward model?")
     if model.config.num_labels != 1:
         raise ConfigError(f"reward_model.model: {folder} has {model.config.num_labels} outputs; a reward has 1")
     if model.config.pad_token_id is None:

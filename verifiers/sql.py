@@ -42,7 +42,7 @@ def grade(attempts: Sequence[Attempt], params: SqlParams, run: Run) -> list[Verd
     """Return one verdict per attempt, in order, with `run` in the sandbox's place."""
 
     def prepare(attempt: Attempt) -> tuple[Job, str] | Verdict:
-        setups, gold, ordered = _reference(attempt.reference, params)
+        setups, gold, ordered = read_reference(attempt.reference, params.ordered)
         lines = [expected(s, gold, ordered, params.max_rows, params.max_steps) for s in setups]
         program = program_of(attempt, "sql")
         if program.text is None:
@@ -79,29 +79,43 @@ def _verdict(outcome: Outcome, query: str) -> Verdict:
     return Verdict("graded", 0.0, line[:200] if line.startswith("error") else "other_rows", query, outcome.seconds)
 
 
-@lru_cache(maxsize=4096)
-def expected(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int) -> str:
+@lru_cache(maxsize=16_384)  # two databases of each of 4,000 tasks, and room
+def expected(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int, field: str = "reference") -> str:
     """Return the result of the reference's query, in comparable form.
 
-    Raises: DataError if the query fails.
+    Raises: DataError naming `field` if the query fails.
     """
     try:
         line = result_of(setup, query, ordered, max_rows, max_steps)
     except Exception as exc:
-        raise DataError(f"reference.setup: {exc}") from exc
+        raise DataError(f"{field}.setup: {exc}; script: {setup:.100}") from exc
     if line.startswith("error"):
-        raise DataError(f"reference.query: {line}; query: {query:.100}")
+        raise DataError(f"{field}.query: {line}; query: {query:.100}")
     return line
 
 
-def _reference(reference: Any, params: SqlParams) -> tuple[list[str], str, bool]:
+def read_reference(
+    reference: Any, ordered: bool | None = None, field: str = "reference"
+) -> tuple[list[str], str, bool]:
+    """Return the scripts of the databases, the query, and True if the order of its rows counts.
+
+    `ordered` decides where the reference does not say it; None: the query does. Raises: DataError naming `field`.
+    """
     if not isinstance(reference, Mapping) or not isinstance(reference.get("query"), str):
-        raise DataError(f"reference: expected an object with 'setup' and 'query', got {reference!r:.80}")
-    setup, query = reference.get("setup"), reference["query"].strip().rstrip(";")
-    setups = [setup] if isinstance(setup, str) else setup
-    if not isinstance(setups, list) or not setups or not all(isinstance(s, str) for s in setups):
-        raise DataError(f"reference.setup: expected a script or a list of scripts, got {setup!r:.80}")
-    ordered = reference.get("ordered", params.ordered)
+        raise DataError(f"{field}: expected an object with 'setup' and 'query', got {reference!r:.80}")
+    query = reference["query"].strip().rstrip("; ")
+    if not query:  # SQLite runs it, and it has no rows
+        raise DataError(f"{field}.query: expected an SQL query, got {reference['query']!r}")
+    ordered = reference.get("ordered", ordered)
     if ordered is None:
         ordered = "order by" in " ".join(query.lower().rsplit(")", 1)[-1].split())
-    return setups, query, bool(ordered)
+    return setups_of(reference, field), query, bool(ordered)
+
+
+def setups_of(reference: Any, field: str = "reference") -> list[str]:
+    """Return the scripts that fill the databases. Raises: DataError if there is none."""
+    setup = reference.get("setup") if isinstance(reference, Mapping) else None
+    setups = [setup] if isinstance(setup, str) else setup
+    if not isinstance(setups, list) or not setups or not all(isinstance(s, str) for s in setups):
+        raise DataError(f"{field}.setup: expected a script or a list of scripts, got {setup!r:.80}")
+    return setups

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from verizero.pipeline.host import openmp  # noqa: F401  before anything imports torch
+
 if TYPE_CHECKING:
+    from verizero.pipeline.api.own_loop import OwnLoop, open
+    from verizero.pipeline.api.train import train
+    from verizero.pipeline.api.trained import TrainedRun
     from verizero.pipeline.errors import VerizeroError
-    from verizero.pipeline.library.own_loop import OwnLoop, open
-    from verizero.pipeline.library.train import train
-    from verizero.pipeline.library.trained import TrainedRun
     from verizero.pipeline.run.callbacks import STOP, Event
     from verizero.pipeline.types import Attempt, Verdict
     from verizero.verifiers.base import verifier
@@ -25,12 +27,12 @@ _HOMES = {
     "STOP": "verizero.pipeline.run.callbacks",
     "Attempt": "verizero.pipeline.types",
     "Event": "verizero.pipeline.run.callbacks",
-    "OwnLoop": "verizero.pipeline.library.own_loop",
-    "TrainedRun": "verizero.pipeline.library.trained",
+    "OwnLoop": "verizero.pipeline.api.own_loop",
+    "TrainedRun": "verizero.pipeline.api.trained",
     "Verdict": "verizero.pipeline.types",
     "VerizeroError": "verizero.pipeline.errors",
-    "open": "verizero.pipeline.library.own_loop",
-    "train": "verizero.pipeline.library.train",
+    "open": "verizero.pipeline.api.own_loop",
+    "train": "verizero.pipeline.api.train",
     "verifier": "verizero.verifiers.base",
 }
 

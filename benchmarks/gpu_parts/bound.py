@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from verizero.pipeline.commands.plan.devices import decode_seconds
+from verizero.pipeline.checks.plan.devices import decode_seconds
 
 
 @dataclass(frozen=True, slots=True)

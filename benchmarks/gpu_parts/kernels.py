@@ -38,7 +38,7 @@ def kernels(machine: Machine) -> Iterator[Row]:
 
 def log_probs(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings) -> Iterator[Row]:
     """Compare forward and backward of log-probs and entropies in bfloat16, by the kernel, in chunks, and at once."""
-    from verizero.pipeline.models.chunked_logprobs import head_logprobs
+    from verizero.pipeline.models.forward import head_logprobs
     from verizero.pipeline.models.kernels import VARIABLE
     from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 

@@ -84,7 +84,7 @@ def settings_of(name: str) -> tuple[str, dict[str, Any]]:
     """Return the architecture and the sizes of a model by its name, e.g. Qwen/Qwen3-0.6B, without a download."""
     if name == "small":
         return "qwen2", SMALL
-    from verizero.pipeline.commands.plan.shape import SHAPES
+    from verizero.pipeline.checks.plan.shape import SHAPES
 
     shape = SHAPES[name]
     return "qwen3" if shape.qk_norm else "qwen2", {
@@ -117,19 +117,9 @@ def made(name: str, dtype: torch.dtype, device: torch.device | str, seed: int = 
 def learner(model: Any, learning_rate: float = 1e-4, eps: float = 1e-8, **train: Any) -> Any:
     """Return a backend around the model with a fresh optimiser; `train`: fields of a recipe's `train`."""
     from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-    from verizero.pipeline.train.torch_backend import TorchBackend
+    from verizero.pipeline.train.backend import Backend
 
-    config = TrainConfig(**train)
-    if config.backend == "deepspeed":
-        from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
-
-        backend: Any = DeepSpeedBackend(model, config)
-    elif config.backend == "fsdp":
-        from verizero.pipeline.train.fsdp_backend import FsdpBackend
-
-        backend = FsdpBackend(model, config)
-    else:
-        backend = TorchBackend(model, config=config)
+    backend = Backend(model, TrainConfig(**train))
     backend.start(OptimizerConfig(learning_rate=learning_rate, eps=eps), 100)
     return backend
 
@@ -177,10 +167,11 @@ def train_once(
 ) -> Any:
     """Take one update of the algorithm on the groups, and return its metrics."""
     from verizero.pipeline.algorithms.base import load_algorithm
-    from verizero.pipeline.train.prepare import Controllers, Settings
+    from verizero.pipeline.rl.controllers import KlController
+    from verizero.pipeline.train.prepare import Settings
     from verizero.pipeline.train.step import update
 
     longest = max(len(m.rollout.response_ids) for g in groups for m in g.members)
     parts = load_algorithm(algorithm, dict(params))[1].resolve(longest)
-    settings = Settings(0, 1.0, micro_batch_tokens, 0, longest, Controllers(parts), step=10)
+    settings = Settings(0, 1.0, micro_batch_tokens, 0, longest, KlController(parts), step=10)
     return update(backend, parts, groups, settings)

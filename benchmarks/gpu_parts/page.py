@@ -1,4 +1,4 @@
-"""The results as a section of docs/gpu.md: what each part was expected to show, and what was measured."""
+"""The results as a section of benchmarks/gpu_results.md: what each part was expected to show, and what was measured."""
 
 from __future__ import annotations
 

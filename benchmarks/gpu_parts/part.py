@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.machine import Machine
-from verizero.pipeline.child import die_with
+from verizero.pipeline.host.child import die_with
 
 Row = dict[str, Any]
 """One measurement. A row with "holds" is a check, which fails its part if it is False."""

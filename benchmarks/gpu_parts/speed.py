@@ -61,7 +61,6 @@ WAYS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     ("padded", "float32", 4096, {}),
     ("padded", "bfloat16", 8192, PADDED),
     ("packed", "bfloat16", 8192, {"compile": "off"}),
-    ("packed, with Liger's modules", "bfloat16", 8192, {"kernels": "liger"}),
     ("packed and compiled", "bfloat16", 8192, {}),
     ("packed and compiled", "bfloat16", 16384, {}),
     ("packed and compiled, all logits at once", "bfloat16", 16384, {"logits_chunk_tokens": None}),
@@ -83,8 +82,7 @@ def update(machine: Machine) -> Iterator[Row]:
         if name in GOALS or machine.dry:
             yield {"model": name, "goal, share of the bound in bfloat16": GOALS.get(name, 0.35)}
         for label, dtype, micro, train in machine.pick(WAYS, DRY):
-            package = "deepspeed" if train.get("backend") == "deepspeed" else "liger_kernel"
-            if train.keys() & {"zero", "kernels"} and importlib.util.find_spec(package) is None:
+            if "zero" in train and importlib.util.find_spec("deepspeed") is None:
                 continue
             row: Row = {"model": name, "way": f"{dtype}, {label}", "micro-batch tokens": micro}
             try:
@@ -96,13 +94,10 @@ def update(machine: Machine) -> Iterator[Row]:
 
 def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
     """Return tokens/s, the share of the bound, which is the measured matrix product, and the peak of memory."""
-    from verizero.pipeline.models import liger
     from verizero.pipeline.models.flops import update_flops
     from verizero.pipeline.train.trees import packs_rows
 
     model = made(name, dtype, machine.device)
-    if train.get("kernels") == "liger":
-        liger.enable(model)
     backend = learner(model, device=str(machine.device), micro_batch_tokens=micro, **train)
     packs = packs_rows(backend)
     num, prompt, response = machine.pick((4, 128, 896), (1, 4, 8))
@@ -111,7 +106,6 @@ def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dic
     took = seconds(
         lambda: train_once(backend, groups, micro), machine.device, machine.pick(1 if dtype == torch.float32 else 2, 1)
     )
-    liger.restore()
     tokens = sum(n for n, _ in rows)
     bound = update_flops(model, rows) / most.flops.get(dtype, most.flops[torch.float32])
     return {

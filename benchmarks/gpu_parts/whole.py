@@ -41,7 +41,7 @@ def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
 def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
     from verizero.pipeline.config.recipes import run_folder
-    from verizero.pipeline.report.progress import Silent
+    from verizero.pipeline.report.progress import Progress
     from verizero.pipeline.run.opening import open_run
     from verizero.pipeline.whole_run import finish, items_by_stage, run_items
 
@@ -57,7 +57,7 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
 
         return call
 
-    with open_run(config, ROOT / "configs", run_folder(config), "auto", Silent()) as session:
+    with open_run(config, ROOT / "configs", run_folder(config), "auto", Progress()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
         yield finish(session)

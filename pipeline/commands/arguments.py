@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.recipes import recipe_and_folder, with_model
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 
@@ -41,17 +40,10 @@ def add_recipes_folder(command: argparse.ArgumentParser) -> None:
     )
 
 
-def recipe_of(arguments: argparse.Namespace) -> RunConfig:
-    """Return the recipe with its overrides, checked. Raises: ConfigError."""
-    return load_recipe(find_recipe(arguments.recipe), arguments.set)
-
-
 def recipe_with_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
     """Return the recipe, with the model of --model in place of its own, and the recipe's folder."""
-    path, overrides = find_recipe(arguments.recipe), list(arguments.set)
-    if arguments.model:
-        overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
-    return load_recipe(path, overrides), path.resolve().parent
+    model = with_model(arguments.model) if arguments.model else []
+    return recipe_and_folder(arguments.recipe, [*arguments.set, *model])
 
 
 def object_of(text: str, flag: str, example: str) -> dict[str, Any]:

@@ -28,19 +28,14 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the audit; return 1 if it found errors."""
-    from verizero.pipeline.commands.verifiers.audit import audit, save_cases
-
     if arguments.reward is not None:
         from verizero.pipeline.commands.verifiers.reward_audit import audit_reward
 
         of_reward = audit_reward(arguments.reward, arguments.rows)
         show(of_reward)
         return 0 if of_reward.passed else 1
-    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+    from verizero.pipeline.commands.verifiers.proof import audit
 
-    defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
-    report = audit(good_rows(arguments.rows, defaults), second=arguments.second)
+    report = audit(arguments.rows, verifier=arguments.verifier, second=arguments.second, save=arguments.save)
     show(report)
-    if arguments.save:
-        save_cases(report, arguments.save)
     return 0 if report.passed else 1

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from verizero.pipeline.commands.arguments import CONTINUES, add_recipe
-from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
+from verizero.pipeline.config.campaign import CampaignConfig, campaign_config, settings
 from verizero.pipeline.config.data import FILE_TYPES, Source
-from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder
+from verizero.pipeline.config.recipes import Request, find_recipe, read_request, run_folder, with_model
 from verizero.pipeline.config.rl import RlConfig, max_group_tokens, parts_of
 from verizero.pipeline.errors import ConfigError, InUse
-from verizero.pipeline.files import locked, write_atomic
-from verizero.pipeline.report.files import read_run
+from verizero.pipeline.host.disk import locked, write_atomic
+from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.shown import show
 
 Train = Callable[[Request], object]
@@ -44,14 +44,11 @@ def add(commands: Any) -> None:
     command = commands.add_parser("campaign", help="the next rounds of a campaign, from its newest model")
     command.add_argument("name", help="its folder under campaigns/")
     add_recipe(command)
-    command.add_argument("--rounds", type=int, help="RL rounds of this firing; default: 1")
-    command.add_argument("--max-rounds", type=int, help="end the campaign after so many rounds of all firings")
-    command.add_argument("--max-tokens", type=int, help="end it after so many tokens generated in RL")
-    command.add_argument(
-        "--max-hours", type=float, help="end it after so many hours of training; looked at after each firing"
-    )
-    command.add_argument("--target", type=float, help="end it at this held-out pass@1 (mean of domains)")
-    command.add_argument("--patience", type=int, help="end it after so many firings without a better pass@1")
+    for name, field in settings().items():
+        number = float if float in (field.annotation, *get_args(field.annotation)) else int
+        default = "no limit" if field.default is None else field.default
+        help_text = f"{field.description}; default: {default}"
+        command.add_argument(f"--{name.replace('_', '-')}", type=number, help=help_text)
     command.set_defaults(run=run, after_stop=CONTINUES)
 
 
@@ -71,8 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             launch(config.launch, request.train_arguments("auto"), folder)
 
-    limits = {n: getattr(arguments, n) for n in ("max_rounds", "max_tokens", "max_hours", "target", "patience")}
-    config = campaign_config(name=arguments.name, rounds=arguments.rounds, **limits)
+    config = campaign_config(name=arguments.name, **{name: getattr(arguments, name) for name in settings()})
     request = read_request(find_recipe(arguments.recipe), arguments.set)
     with closing(for_terminal()) as progress:
         outcome = fire(config, request, train_request, say=progress.say)
@@ -241,7 +237,7 @@ def _planned(
         last = Path(done[-1]["run"])
         # Only the first firing makes the base; later ones start from its model with RL alone.
         overrides.append(f"stages={json.dumps([request.config.stages[-1].model_dump()])}")
-        overrides += [f"model.path={json.dumps(str(last / 'model'))}", "model.create=null"]
+        overrides += with_model(last / "model")
         # The rows as the last run used them, which contain those of all earlier firings.
         train: list[Any] = [{"file": str(last / "data" / "train.jsonl")}]
         if request.config.data.evaluation:

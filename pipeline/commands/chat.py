@@ -7,7 +7,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verizero.pipeline.commands.endpoint import add_model, served_by
+from verizero.pipeline.config.sections import check_device
 from verizero.pipeline.shown import show
 
 if TYPE_CHECKING:
@@ -20,7 +20,12 @@ START = "start"
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser("chat", help="talk to a model in the terminal, or to two at once")
-    add_model(command)
+    command.add_argument("model", help="a run's folder, a model's folder, or a hub id")
+    command.add_argument("--template", choices=("plain", "chat", "r1_zero"), help="default: the run's, else chat")
+    command.add_argument("--max-tokens", type=int, default=512, help="most tokens of an answer; default: 512")
+    command.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
+    command.add_argument("--top-p", type=float, default=1.0, help="default: 1")
+    command.add_argument("--device", default="auto", type=_device, help="auto (default), cpu, cuda or cuda:N")
     command.add_argument("--system", help="a system message; default: that of the run's template")
     command.add_argument(
         "--against",
@@ -66,7 +71,7 @@ def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
     from verizero.pipeline.run.serving import recipe_of
 
     if arguments.against is None:
-        return {arguments.model: served_by(arguments)}
+        return {arguments.model: _served_by(arguments)}
     recipe = recipe_of(arguments.model)
     other = arguments.against
     if other == START:
@@ -83,21 +88,40 @@ def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             f"--against {other} is the model itself; name another, e.g. the one that the run started from"
         )
-    return {name: served_by(second), arguments.model: served_by(arguments)}
+    return {name: _served_by(second), arguments.model: _served_by(arguments)}
+
+
+def _device(text: str) -> str:
+    try:
+        return check_device(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+def _served_by(arguments: argparse.Namespace) -> Any:
+    """Return the model that the arguments name. Raises: ConfigError, DataError."""
+    from verizero.pipeline.models.load import quiet
+    from verizero.pipeline.rollout.engine import Sampling
+    from verizero.pipeline.run.serving import load_served
+    from verizero.pipeline.train.device import existing_device
+
+    quiet()
+    sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_p)
+    return load_served(arguments.model, arguments.template, sampling, existing_device(arguments.device, "--device"))
 
 
 def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
     """Print a model's answer to a line, and add both to its conversation."""
-    from verizero.pipeline.environments.gateway.api import TurnRequest
-    from verizero.pipeline.service import Refused
+    from verizero.pipeline.errors import DataError
     from verizero.pipeline.types import Message
 
     messages.append(Message("user", text))
-    (answer,) = served.answer([TurnRequest("policy", tuple(messages))], [seed])
     label = f"{name}: " if name else ""
-    if isinstance(answer, Refused):
-        show(f"verizero: {label}{answer}; /new begins again", is_error=True)
+    try:
+        message, was_cut = served.answer(messages, seed)
+    except DataError as exc:
+        show(f"verizero: {label}{exc}; /new begins again", is_error=True)
         messages.pop()
         return
-    show(label + answer.message.content + (" …" if answer.was_cut else ""))
-    messages.append(answer.message)
+    show(label + message.content + (" …" if was_cut else ""))
+    messages.append(message)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.child import end, start
 from verizero.pipeline.commands.arguments import CONTINUES, add_overrides
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.recipes import find_recipe, with_model
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import Stage
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.files import write_atomic
-from verizero.pipeline.own_programs import import_path, module_command
-from verizero.pipeline.report.memory import noted_peak
+from verizero.pipeline.host.child import end, start
+from verizero.pipeline.host.disk import write_atomic
+from verizero.pipeline.host.programs import import_path, module_command
 from verizero.pipeline.shown import show
 
 SAME = ("stages", "model", "data", "rollout", "scoring", "evaluation")
@@ -71,8 +69,8 @@ def compare(
     """Run each recipe with `seeds` seeds; return the results by recipe, and write compare.json and compare.html.
 
     Runs start from `start` (a Hugging Face folder), or from the model that the stages before RL train once a seed. RL
-    generates at most `max_tokens` tokens, or as many as its rounds take. Each run is a process of its own, so that its
-    peak memory can be measured. Finished runs are not repeated; a killed run continues from its checkpoint.
+    generates at most `max_tokens` tokens, or as many as its rounds take. Each run is its own process. Finished runs
+    are not repeated; a killed run continues from its checkpoint.
 
     Raises: ConfigError for recipes that differ in more than their algorithm; RunError naming a run that failed.
     """
@@ -98,9 +96,8 @@ def compare(
             run = (config.name, seed)
             if run not in before:
                 say(f"{config.name}, seed {config.seed + seed}")
-                # A run that was continued had earlier processes, whose peak is in its folder.
-                mib = max(_trained(path, changes), noted_peak(folder / _name(config, seed)))
-                before[run] = {"run": list(run), "folder": _name(config, seed), "peak_memory_mib": mib}
+                _trained(path, changes)
+                before[run] = {"run": list(run), "folder": _name(config, seed)}
             record["runs"].append(before[run])
             # After each run, so that an interruption loses one run at most.
             write_atomic(folder / RECORD, json.dumps(record, indent=1).encode())
@@ -161,8 +158,7 @@ def _stages(stages: Sequence[Stage]) -> str:
 
 def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_tokens: int | None) -> list[str]:
     changes = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
-    changes += [_stages(config.stages[-1:])]
-    changes += [f"model.path={begin.resolve()}", "model.create=null", "evaluation.before_training=true"]
+    changes += [_stages(config.stages[-1:]), *with_model(begin.resolve()), "evaluation.before_training=true"]
     return changes + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
 
 
@@ -185,19 +181,16 @@ def _made_start(
     return made
 
 
-def _trained(path: Path, overrides: Sequence[str]) -> float:
-    """Run the recipe in a process of its own and return its peak memory in MiB. Raises: RunError if it fails."""
+def _trained(path: Path, overrides: Sequence[str]) -> None:
+    """Run the recipe in a process of its own. Raises: RunError if it fails."""
     command = [*module_command("verizero.pipeline.cli"), "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
     child = start(command, import_path(), dies=True, stdout=subprocess.DEVNULL)
     try:
-        _, status, usage = os.wait4(child.pid, 0)  # Popen.wait would not tell the memory
+        status = child.wait()
     except BaseException:
         end(child)
         raise
-    child.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
-    if child.returncode != 0:
-        raise RunError(f"the run of {path} failed with status {child.returncode}; its own message is above")
-    # Linux counts in KiB. RUSAGE_CHILDREN would give the highest of all runs so far.
-    return usage.ru_maxrss / 1024
+    if status != 0:
+        raise RunError(f"the run of {path} failed with status {status}; its own message is above")

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from verizero.pipeline.checks.finding import Finding
 from verizero.pipeline.commands.arguments import add_overrides
-from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.recipes import find_recipe
+from verizero.pipeline.config.recipes import recipe_and_folder
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.diagnosis.any_run import Diagnosis, diagnosed
-from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.logs import before, find
 from verizero.pipeline.errors import ConfigError, VerizeroError
 from verizero.pipeline.shown import in_json, one_line, show
+
+if TYPE_CHECKING:
+    from verizero.pipeline.checks.diagnosis import Diagnosis
 
 FOUND = 3
 """Exit status where a problem was found, for scripts that watch runs."""
@@ -38,12 +38,9 @@ def add(commands: Any) -> None:
         metavar="PATH",
         help="the folder of a run, also one that is under way; or logs of another trainer, its script among them",
     )
-    command.add_argument("--from", dest="tool", metavar="TRAINER", help=f"who wrote the logs: {', '.join(find.TOOLS)}")
+    command.add_argument("--from", dest="tool", metavar="TRAINER", help="who wrote the logs: trl or verl")
     command.add_argument(
-        "--before",
-        nargs="+",
-        metavar="RECIPE",
-        help="check before any training: a recipe, or another trainer's script, configuration or options",
+        "--before", metavar="RECIPE", help="check a recipe before any training; a YAML file, or a name in configs/"
     )
     add_overrides(command)
     command.add_argument("--watch", action="store_true", help="look again and again, until a problem is found")
@@ -57,14 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.before is None) == (not arguments.paths):
         raise ConfigError("give the PATH of a run, or --before RECIPE")
     if arguments.before is not None:
-        return _before(arguments)
+        return run_before(*recipe_and_folder(arguments.before, arguments.set), arguments.json)
     if arguments.set:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
+    from verizero.pipeline.checks.diagnosis import diagnosed
+
     if arguments.watch:
         return watch(lambda: diagnosed(arguments.paths, arguments.tool), arguments.json)
     diagnosis = diagnosed(arguments.paths, arguments.tool)
     if arguments.html is not None:
-        from verizero.pipeline.diagnosis.page import write_page
+        from verizero.pipeline.checks.page import write_page
 
         write_page(diagnosis, arguments.html)
     show(as_json(diagnosis.findings) if arguments.json else as_text(diagnosis))
@@ -96,23 +95,9 @@ def watch(look: Callable[[], Diagnosis], is_json: bool, sleep: Callable[[float],
     return 0
 
 
-def _before(arguments: argparse.Namespace) -> int:
-    """Check a recipe, or the options of another trainer."""
-    words: list[str] = arguments.before
-    if len(words) > 1 or "=" in words[0] or Path(words[0]).suffix in (".py", ".sh", ".toml"):
-        findings, checked = before.check(words, arguments.tool)
-        nothing = "Nothing was found."
-        text = as_json(findings) if arguments.json else "\n\n".join([*map(_paragraph, findings)] or [nothing])
-        show(text)
-        show(checked, is_error=arguments.json)
-        return status_of(findings)
-    path = find_recipe(words[0])
-    return run_before(load_recipe(path, arguments.set), path.resolve().parent, arguments.json)
-
-
 def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:
     """Check a recipe, and print what was found and each check, tried or not. In JSON the checks go to stderr."""
-    from verizero.pipeline.commands.preflight.checks import check
+    from verizero.pipeline.checks.before.checks import check
 
     checks, findings = check(config, base)
     num_tried = sum(c.tried for c in checks)

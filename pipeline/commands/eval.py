@@ -1,14 +1,18 @@
-"""`verizero eval`: ask a model, or two, the questions of named suites, and show the results on one page."""
+"""`verizero eval`: measure a model on a recipe's held-out prompts, or one model or two on named suites, on one page."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from verizero.pipeline.commands.arguments import add_overrides
-from verizero.pipeline.shown import show
+from verizero.pipeline.commands.arguments import add_model, add_overrides, recipe_with_model
+from verizero.pipeline.config.recipes import with_model
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.shown import in_json, show
 
 if TYPE_CHECKING:
     from verizero.pipeline.commands.suites.asking import Loaded
@@ -16,39 +20,24 @@ if TYPE_CHECKING:
     from verizero.pipeline.commands.suites.results import Measurement
     from verizero.pipeline.report.progress import Progress
 
-
-TASK_TOKENS = 4096
-"""Most tokens of an answer to a task of inspect."""
-
-
-class Tasks(NamedTuple):
-    """Tasks of inspect, the most rows of each, and the most tokens of an answer."""
-
-    names: tuple[str, ...]
-    limit: int | None = None
-    max_tokens: int = TASK_TOKENS
-
-
-NO_TASKS = Tasks(())
+OF_SUITES = ("data_dir", "limit", "samples", "max_tokens", "template", "out")
+"""Arguments that are for suites alone."""
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    command = commands.add_parser("eval", help="a model, or two side by side, on named suites: math500, gsm8k, …")
+    command = commands.add_parser(
+        "eval", help="a model on a recipe's held-out prompts, or one or two on named suites: math500, gsm8k, …"
+    )
     command.add_argument(
         "models",
         nargs="+",
         metavar="model",
-        help="a folder, a hub id, a run (its first and newest weights), or the URL of an endpoint; two are compared",
+        help="with --suite: a folder, a hub id, a run (its first and newest weights), or the URL of an endpoint; two "
+        "are compared. Without: a recipe, or a run, whose held-out prompts are asked",
     )
     command.add_argument("--suite", help="names with commas between them, or files of your own, x.yaml")
-    command.add_argument(
-        "--inspect",
-        action="append",
-        default=[],
-        metavar="TASK",
-        help="a task of inspect, e.g. inspect_evals/gpqa_diamond or file.py@task; repeatable",
-    )
+    add_model(command)
     command.add_argument("--data-dir", type=Path, help="a folder with the rows of suites: math500.jsonl, .parquet, …")
     command.add_argument("--limit", type=int, help="most rows of a suite, drawn by a fixed seed; default: all")
     command.add_argument("--samples", type=int, help="answers to each row; default: the suite's")
@@ -60,65 +49,84 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Ask, grade, and print the results and the page's path."""
+    """Print the results, of suites with the page's path, of held-out prompts as JSON."""
     from contextlib import closing
 
-    from verizero.pipeline.commands.suites.models import measured_of
-    from verizero.pipeline.commands.suites.rows import load_suites
-    from verizero.pipeline.errors import ConfigError
     from verizero.pipeline.models.load import quiet
-    from verizero.pipeline.report.progress import for_terminal
+    from verizero.pipeline.report.progress import Lines, for_terminal
 
     quiet()
-    if arguments.suite is None and not arguments.inspect:
-        raise ConfigError("nothing is asked: name suites with --suite, or tasks of inspect with --inspect")
+    if arguments.suite is None:
+        from verizero.pipeline.whole_run import evaluate_model
+
+        show(in_json(evaluate_model(*held_out_of(arguments), Lines()), indent=1))
+        return
+    from verizero.pipeline.commands.suites.asking import load_suites
+    from verizero.pipeline.commands.suites.models import measured_of
+
+    if arguments.model is not None:
+        raise ConfigError(f"--model={arguments.model} is for a recipe's held-out prompts; with --suite name it first")
     changes = {name: getattr(arguments, name) for name in ("limit", "samples", "max_tokens")}
-    loaded = load_suites(arguments.suite.split(",") if arguments.suite else [], arguments.data_dir, changes)
+    loaded = load_suites(arguments.suite.split(","), arguments.data_dir, changes)
     overrides = list(arguments.set)
     if arguments.template is not None:
         overrides.append(f"data.template={arguments.template}")
-    tasks = Tasks(tuple(arguments.inspect), arguments.limit, arguments.max_tokens or TASK_TOKENS)
     models = measured_of(arguments.models, arguments.out)
     with closing(for_terminal()) as progress:
-        measurements = evaluate_suites(models, loaded, overrides, progress, tasks)
+        measurements = evaluate_suites(models, loaded, overrides, progress)
     for line in compared(measurements, loaded):
         show(line)
 
 
+def held_out_of(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """Return the recipe whose held-out prompts are asked, with the model of --model, and its folder.
+
+    Of a run: its recipe, with the rows as it used them and its own model. Raises: ConfigError.
+    """
+    name, *others = arguments.models
+    if others or (alone := [n for n in OF_SUITES if getattr(arguments, n) is not None]):
+        what = f"{len(arguments.models)} models are" if others else f"--{alone[0].replace('_', '-')} is"
+        raise ConfigError(f"{what} for suites; name them with --suite, e.g. --suite math500,gsm8k")
+    model, folder = arguments.model, Path(name)
+    if not ((folder / "recipe.yaml").is_file() and (folder / "data").is_dir()):
+        return recipe_with_model(argparse.Namespace(recipe=name, model=model, set=arguments.set))
+    if model is None and not (folder / "model" / "config.json").is_file():
+        raise ConfigError(f"{folder} has no trained model yet; let the run end, or name a model with --model")
+    return held_out_of_run(folder, model or (folder / "model").resolve(), arguments.set)
+
+
+def held_out_of_run(folder: Path, model: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
+    """Return the recipe of a run with another model, and its folder; its rows are those that the run itself used."""
+    from verizero.pipeline.run.info import recipe_of_run
+
+    files = {part: (folder / "data" / f"{part}.jsonl").resolve() for part in ("train", "evaluation")}
+    rows = [f"data.{part}={json.dumps([{'file': str(file)}])}" for part, file in files.items()]
+    return recipe_of_run(folder, [*rows, *overrides, *with_model(model)])
+
+
 def evaluate_suites(
-    models: Sequence[Measured],
-    loaded: Sequence[Loaded],
-    overrides: Sequence[str],
-    progress: Progress,
-    tasks: Tasks = NO_TASKS,
+    models: Sequence[Measured], loaded: Sequence[Loaded], overrides: Sequence[str], progress: Progress
 ) -> list[Measurement]:
     """Return the results of each model. What was asked before is not asked again."""
-    from verizero.pipeline.commands.suites.answers import answers_in
-    from verizero.pipeline.commands.suites.asking import ask, config_of
-    from verizero.pipeline.commands.suites.inspect_tasks import inspect_groups
-    from verizero.pipeline.commands.suites.results import Stopwatch, grade, measure
+    import time
+
+    from verizero.pipeline.commands.suites.asking import answers_in, ask, config_of
+    from verizero.pipeline.commands.suites.results import grade, measure
 
     done = []
     for model in models:
-        watch, config = Stopwatch(), config_of(model, overrides)
+        config, begin = config_of(model, overrides), time.monotonic()
         with answers_in(model.folder) as answers:
-            questions = ask(model, loaded, overrides, answers, progress) if loaded else []
-            watch.lap("generate")
-            groups = grade(config, loaded, questions, answers) if loaded else []
-            watch.lap("verify")
-            of_tasks = {
-                name: inspect_groups(model, name, tasks.limit, tasks.max_tokens, config.train.device, progress)
-                for name in tasks.names
-            }
-            watch.lap("inspect")
-        done.append(measure(model, loaded, questions, groups, of_tasks, watch.seconds))
+            questions = ask(model, loaded, overrides, answers, progress)
+            asked = time.monotonic()
+            groups = grade(config, loaded, questions, answers)
+        seconds = {"generate": round(asked - begin, 3), "verify": round(time.monotonic() - asked, 3)}
+        done.append(measure(model, loaded, questions, groups, seconds))
     return done
 
 
 def compared(measurements: Sequence[Measurement], loaded: Sequence[Loaded]) -> list[str]:
     """Write the page next to the last model, and return the results as lines, with the page's path."""
-    import json
-
     from verizero.pipeline.commands.suites.results import text_lines, write_page
 
     first, last = measurements[0].model, measurements[-1].model

@@ -15,26 +15,22 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from verizero.pipeline.algorithms.base import chosen
-from verizero.pipeline.config.choices import VerifierChoice
-from verizero.pipeline.config.recipes import read_request
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
-from verizero.pipeline.report.files import read_run, require_run
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.host.disk import disk_errors, locked, replace_folder, write_atomic
+from verizero.pipeline.report.card import CARD, model_card
+from verizero.pipeline.report.result import evaluation_markdown
 from verizero.pipeline.report.row_types import to_json
+from verizero.pipeline.report.run_files import read_run, require_run
+from verizero.pipeline.report.summary import summarize
 from verizero.pipeline.shown import in_markdown, show
-from verizero.verifiers.base import load
 
 if TYPE_CHECKING:
     from verizero.pipeline.report.intervals import Estimate
@@ -158,6 +154,8 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
+    from verizero.pipeline.run.info import recipe_of_run
+
     with locked(registry):
         versions = registry / "versions"
         numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
@@ -168,11 +166,12 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")
-            manifest = describe(comparison, number, decided_by)
-            evaluations = read_run(run).evaluations
+            files = read_run(run)
+            recipe = recipe_of_run(run)[0]
+            manifest = describe(comparison, recipe, files.info, number, decided_by)
             rows = {
                 "prompts_sha256": _sha256(run / "data" / "evaluation.jsonl"),
-                "evaluations": [to_json(e) for e in evaluations],
+                "evaluations": [to_json(e) for e in files.evaluations],
             }
             (partial / "evaluation.json").write_text(json.dumps(rows))
             # Before the manifest and the card exist: they are not in their own list.
@@ -180,7 +179,10 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
                 str(p.relative_to(partial)): _sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()
             }
             (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
-            (partial / "README.md").write_text(model_card(manifest, comparison.domains))
+            card = model_card(f"{recipe.name}-{final.name}", recipe, summarize(files), manifest["libraries"])
+            before = "the first version" if comparison.champion is None else f"replaced {comparison.champion.name}"
+            why = in_markdown(f"Promoted {manifest['promoted']} by {decided_by}; {before}.")
+            (partial / CARD).write_text(f"{card}\n## Promotion\n\n{why}\n\n{evaluation_markdown(comparison.domains)}")
         with disk_errors(f"naming version {final.name} the champion of {registry}"):
             link = registry / ".champion-partial"
             link.unlink(missing_ok=True)
@@ -215,14 +217,15 @@ def suites_measured(names: str, data_dir: Path | None) -> OnSuites:
     Raises: ConfigError, DataError for a suite that cannot be loaded.
     """
     from verizero.pipeline.commands.eval import evaluate_suites
+    from verizero.pipeline.commands.suites.asking import load_suites
     from verizero.pipeline.commands.suites.models import FOLDER, Measured
-    from verizero.pipeline.commands.suites.rows import load_suites
     from verizero.pipeline.report.progress import Lines
+    from verizero.pipeline.run.info import recipe_of_run
 
     loaded = load_suites(names.split(","), data_dir, {})
 
     def measured(folder: Path) -> Mapping[str, Any]:
-        template = read_request(folder / "recipe.yaml").config.data.template
+        template = recipe_of_run(folder)[0].data.template
         model = Measured(folder.name, str(folder / "model"), folder / FOLDER, template)
         return evaluate_suites([model], loaded, [], Lines())[0].row.domains
 
@@ -231,20 +234,17 @@ def suites_measured(names: str, data_dir: Path | None) -> OnSuites:
 
 def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
     """Evaluate `model` on the held-out rows of `run`, as the run's recipe says."""
+    from verizero.pipeline.commands.eval import held_out_of_run
     from verizero.pipeline.whole_run import evaluate_model
 
-    rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
-    # The rows that the run itself used, as its sources may have changed since.
-    sources = [f"data.{name}={text}" for name, text in rows.items()]
-    request = read_request(run / "recipe.yaml", [*sources, f"model.path={json.dumps(str(model))}", "model.create=null"])
-    return evaluate_model(request.config, request.base_dir)
+    return evaluate_model(*held_out_of_run(run, model))
 
 
-def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, Any]:
-    """Return the manifest of a version: its parents, data, recipe, verifiers and code, and why it was promoted."""
+def describe(
+    comparison: Comparison, recipe: RunConfig, info: Mapping[str, Any], number: int, decided_by: str
+) -> dict[str, Any]:
+    """Return the manifest of a version: its parents, data and recipe, and why it was promoted. `info`: of run.json."""
     run, difference = comparison.run, comparison.difference
-    files, recipe = read_run(run), read_request(run / "recipe.yaml").config
-    model = recipe.model.path or "made by the recipe"
     return {
         "version": number,
         "name": recipe.name,
@@ -255,72 +255,15 @@ def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, 
         "num_prompts": comparison.num_prompts,
         "measured_on": sorted(comparison.domains),
         "run": str(run),
-        "parents": {"model": model, "champion": None if comparison.champion is None else comparison.champion.name},
+        "parents": {
+            "model": recipe.model.path or "made by the recipe",
+            "champion": None if comparison.champion is None else comparison.champion.name,
+        },
         "data": {p.name: _sha256(p) for p in sorted((run / "data").glob("*.jsonl"))},
         "recipe": _sha256(run / "recipe.yaml"),
         "algorithm": None if recipe.rl is None else Path(chosen(recipe.rl.algorithm)[0]).stem,
-        "verifiers": _verifiers(run, recipe),
-        "code": {"version": _package_version(), "commit": _commit()},
-        "libraries": files.info.get("versions", {}),
+        "libraries": info.get("versions", {}),
     }
-
-
-def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
-    """Return README.md of a version: its results and its origin."""
-    rows = [
-        f"| {in_markdown(name)} | {row['pass@1']['value']:.3f} | "
-        f"{row['pass@1']['low']:.3f} to {row['pass@1']['high']:.3f} | {row['num_prompts']} |"
-        for name, row in sorted(domains.items())
-        if "pass@1" in row
-    ]
-    parents, code = manifest["parents"], manifest["code"]
-    data = [f"- {in_markdown(name)} sha256 `{digest[:16]}…`" for name, digest in manifest["data"].items()]
-    return "\n".join(
-        [
-            "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
-            f"# {in_markdown(manifest['name'])}, version {manifest['version']}",
-            f"Trained with verifiable rewards ({in_markdown(manifest['algorithm'] or 'SFT alone')}), "
-            f"from {in_markdown(parents['model'])}"
-            + (f"; replaced version {parents['champion']}." if parents["champion"] else "; the first version."),
-            "\n| domain | pass@1 | 95% interval over prompts | prompts |\n| --- | --- | --- | --- |",
-            *rows,
-            f"\nPromoted {manifest['promoted']} by {in_markdown(manifest['decided_by'])}. The recipe is `recipe.yaml`; "
-            f"graded by {', '.join(map(in_markdown, manifest['verifiers'])) or 'no verifier'}; "
-            f"made by verizero {code['version']}" + (f" at {code['commit'][:12]}." if code["commit"] else "."),
-            "\nData:\n",
-            *data,
-            "",
-        ]
-    )
-
-
-def both_curves(comparison: Comparison) -> str:
-    """Return a picture for markdown: held-out pass@1 of both at each evaluation of their runs."""
-    from verizero.pipeline.report.curves import Chart, Series
-    from verizero.pipeline.report.round import data_uri
-
-    series = [_rates([e.domains for e in read_run(comparison.run).evaluations])]
-    if comparison.champion is not None:
-        evaluations = json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]
-        series.append(_rates([e["domains"] for e in evaluations]))
-    length = max(map(len, series))
-    padded = [(*values, *[None] * (length - len(values))) for values in series]
-    chart = Chart(
-        name="promotion",
-        title="Held-out pass@1",
-        caption="",
-        x=tuple(float(i) for i in range(length)),
-        series=tuple(Series(n, y, i) for i, (n, y) in enumerate(zip(("challenger", "champion"), padded, strict=False))),
-        x_label="evaluation",
-        y_limits=(0.0, 1.0),
-    )
-    return f"![pass@1 of both]({data_uri(chart)})"
-
-
-def _rates(evaluations: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[float | None]:
-    """Return pass@1, mean of domains, of each evaluation."""
-    by_evaluation = ([d["pass@1"]["value"] for d in e.values() if "pass@1" in d] for e in evaluations)
-    return [fmean(rates) if rates else None for rates in by_evaluation]
 
 
 def _evaluation_of(champion: Path, run: Path, ours: Mapping[str, float], evaluate: Evaluate) -> Mapping[str, Any]:
@@ -350,40 +293,8 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
     write_atomic(path, before + json.dumps(line).encode() + b"\n")
 
 
-def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
-    """Return each verifier that the rows name, with the hash of the file of its function."""
-    names = {row.get("verifier") for path in (run / "data").glob("*.jsonl") for row in iterate_jsonl(path)}
-    hashes = {}
-    for name in sorted(str(n) for n in names if n):
-        try:
-            choice = recipe.data.verifiers.get(name) or VerifierChoice.of_key(name)
-            verifier = load(choice.name, choice.path)
-        except ConfigError:
-            hashes[name] = ""  # a path from another folder: its file cannot be hashed from here
-            continue
-        module = sys.modules.get(verifier.module)
-        hashes[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
-    return hashes
-
-
 def _sha256(path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _package_version() -> str:
-    try:
-        return version("verizero")
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 and (root / ".git").exists() else None

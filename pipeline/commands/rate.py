@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.data.source_rows import row_of
+from verizero.pipeline.data.rows_of_source import row_of
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.files import disk_errors
+from verizero.pipeline.host.disk import disk_errors
 from verizero.pipeline.report.progress import Lines, Progress
 from verizero.pipeline.shown import show
 from verizero.pipeline.types import Group

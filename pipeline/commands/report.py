@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Rebuild both files and print the result."""
-    from verizero.pipeline.diagnosis.cards import cards_of
+    from verizero.pipeline.checks.page import cards_of
     from verizero.pipeline.report.page import build_page
     from verizero.pipeline.report.summary import build_summary
 

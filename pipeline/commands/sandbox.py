@@ -37,7 +37,6 @@ def add(commands: Any) -> None:
     service.add_argument("--workers", type=int, help="programs at one time; default: two per core")
     service.add_argument("--max-queue", type=int, default=1024, help="programs waiting before the answer is 429")
     service.add_argument("--packages", default="", help="installed packages that programs may import: numpy,scipy")
-    service.add_argument("--python", help="interpreter of programs and of --packages; default: this one")
     for name, (kind, text) in LIMITS.items():
         service.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     service.set_defaults(run=serve)
@@ -56,7 +55,7 @@ def serve(arguments: argparse.Namespace) -> None:
     host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
     try:
         packages = [name for name in arguments.packages.split(",") if name]
-        with sandbox.Pool(arguments.workers, arguments.min_level, packages=packages, python=arguments.python) as pool:
+        with sandbox.Pool(arguments.workers, arguments.min_level, packages=packages) as pool:
             service = SandboxService(pool, host, port, token, arguments.max_queue, replace(MOST, **limits))
             show(f"sandbox at level {pool.isolation.level} on {service.address}")
             if not token:
@@ -71,10 +70,11 @@ def serve(arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> int:
     """Print the walls and the level; return 1 where the level is below --min-level."""
     from verizero import sandbox
-    from verizero.pipeline.commands.doctor import sandbox_findings
+    from verizero.pipeline.checks.machine import sandbox_checks
+    from verizero.pipeline.commands.doctor import line_of
 
     # The trial of the walls may succeed where starting workers fails, so both are done.
-    show("\n".join(map(str, sandbox_findings())))
+    show("\n".join(map(line_of, sandbox_checks())))
     try:
         with sandbox.Pool(workers=1, min_level=arguments.min_level) as pool:
             show(f"programs run here at level {pool.isolation.level}")

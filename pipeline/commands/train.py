@@ -92,7 +92,7 @@ def recipe_for(arguments: argparse.Namespace) -> Path:
         if alone:
             raise ConfigError(f"--{alone[0]} goes with a model and data; a recipe has its own: use --set")
         return find_recipe(arguments.recipe)
-    from verizero.pipeline.library.recipe import STEPS, Wish, write_recipe
+    from verizero.pipeline.api.recipe import STEPS, Wish, write_recipe
 
     rewards = arguments.reward or []
     path, lines = write_recipe(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
-from verizero.pipeline.commands.preflight.checked import spread
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.report.progress import Lines, Progress
 from verizero.pipeline.shown import one_line, show, visible
@@ -78,7 +78,7 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
 
 def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
     """Return the stage's setup with answers that take a minute in all, and a note if they are shorter for it."""
-    from verizero.pipeline.run.sampling import PROBE_TOKENS, seconds_per_token
+    from verizero.pipeline.run.algorithm import PROBE_TOKENS, seconds_per_token
 
     setup, how = session.setup, session.setup.config.rollout
     if any(p.environment is not None for p in prompts):  # nobody knows before how many turns an episode has

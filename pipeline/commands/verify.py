@@ -5,12 +5,24 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from verizero.pipeline.commands.arguments import object_of
+from verizero.pipeline.commands.verifiers.labelled_rows import (
+    BadRow,
+    Defaults,
+    Row,
+    choice_of,
+    read_rows,
+    score_all,
+)
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.shown import show
+from verizero.pipeline.shown import in_json, show
+from verizero.pipeline.types import Verdict
 
 
 def add(commands: Any) -> None:
@@ -26,9 +38,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a verdict a line, or with --check the report; return 1 for bad rows, no graded row, or a failed check."""
-    from verizero.pipeline.commands.verifiers.check import check
-    from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, choice_of
-    from verizero.pipeline.commands.verifiers.verify import verify
+    from verizero.pipeline.commands.verifiers.proof import check
     from verizero.pipeline.report.progress import Lines
 
     _accept_any_text()
@@ -60,3 +70,48 @@ def _accept_any_text() -> None:
     """Let bytes that are no UTF-8 pass: rows come from models, which write them."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Counts of a stream: rows, invalid lines, right answers, failed graders."""
+
+    rows: int
+    bad_lines: int
+    correct: int
+    infrastructure: int
+
+
+def verify(lines: Iterable[str], out: TextIO, *, batch: int = 1, defaults: Defaults | None = None) -> Verified:
+    """Write one line {"id", "status", "score", "reason"} per line of `lines` to `out`, in order; return the counts.
+
+    Up to `batch` rows are graded together (faster: duplicates run once, the sandbox works in parallel), and each line
+    is flushed as soon as its batch is done. An invalid line gets status "verifier_error" and a reason that names line
+    and field.
+    Raises: ConfigError if batch is below 1.
+    """
+    if batch < 1:
+        raise ConfigError(f"batch must be >= 1, got {batch}")
+    rows = bad = correct = infrastructure = 0
+    stream = read_rows(lines, defaults)
+    while some := list(islice(stream, batch)):
+        for row, verdict in zip(some, _verdicts(some), strict=True):
+            rows += isinstance(row, Row)
+            bad += isinstance(row, BadRow)
+            correct += verdict.is_correct
+            infrastructure += verdict.is_infrastructure and isinstance(row, Row)
+            line = {"id": row.id, "status": verdict.status, "score": verdict.score, "reason": verdict.reason}
+            out.write(in_json(line) + "\n")
+            out.flush()
+    return Verified(rows, bad, correct, infrastructure)
+
+
+def _verdicts(rows: Sequence[Row | BadRow]) -> list[Verdict]:
+    problems = {
+        i: row.problem if isinstance(row, BadRow) else f"line {row.line}: field 'response': missing"
+        for i, row in enumerate(rows)
+        if isinstance(row, BadRow) or row.response is None
+    }
+    good = [row for i, row in enumerate(rows) if i not in problems and isinstance(row, Row)]
+    graded = iter(score_all([row.key for row in good], [row.attempt() for row in good]))
+    return [Verdict("verifier_error", reason=problems[i]) if i in problems else next(graded) for i in range(len(rows))]

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.errors import ConfigError
 
 
 class CampaignConfig(Section):
-    """The rounds of a firing, and the limits that end the campaign."""
+    """The rounds of a firing, and the limits that end the campaign. Command and form have the same fields."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the campaign's folder, in `folder`")
     folder: str = "campaigns"
     rounds: int = Field(1, ge=1, description="RL rounds of one firing")
-    max_rounds: int | None = Field(None, ge=1, description="RL rounds of all firings; null: no limit")
-    max_tokens: int | None = Field(None, ge=1, description="tokens generated in RL by all firings; null: no limit")
+    max_rounds: int | None = Field(None, ge=1, description="end it after so many RL rounds of all firings")
+    max_tokens: int | None = Field(None, ge=1, description="end it after so many tokens generated in RL by all firings")
     max_hours: float | None = Field(
-        None, gt=0, description="hours of training in all, checked between firings; null: no limit"
+        None, gt=0, description="end it after so many hours of training in all, checked after each firing"
     )
-    target: float | None = Field(
-        None, gt=0, le=1, description="end at this held-out pass@1 (mean of domains); null: no target"
-    )
-    patience: int | None = Field(
-        None, ge=1, description="end after so many firings without a better pass@1; null: never"
-    )
+    target: float | None = Field(None, gt=0, le=1, description="end it at this held-out pass@1 (mean of domains)")
+    patience: int | None = Field(None, ge=1, description="end it after so many firings without a better pass@1")
+
+
+def settings() -> dict[str, FieldInfo]:
+    """Return the fields that each firing may set: all but where the campaign is."""
+    return {name: field for name, field in CampaignConfig.model_fields.items() if name not in ("name", "folder")}
 
 
 def campaign_config(**fields: object) -> CampaignConfig:

@@ -112,7 +112,7 @@ class EnvironmentChoice(PluginChoice):
     field_and_example: ClassVar[str] = "environment guess"
     place: Literal["here", "process"] | dict[str, str] = Field(
         "here",
-        description="process: one of its own; {python: path}: another interpreter; {url: address}: a service",
+        description="process: one of its own; {python: path}: another interpreter",
     )
     step_s: float = Field(60, gt=0, description="elsewhere: seconds of a call, after which it counts as broken")
 
@@ -120,8 +120,7 @@ class EnvironmentChoice(PluginChoice):
     def _exists(self, info: ValidationInfo) -> Self:
         name = self.checked_name()
         self._check_place()
-        # An environment of a service need not be installed here.
-        if name is not None and "url" not in self.place:
+        if name is not None:
             from verizero.pipeline.environments.base import load
 
             load(name).bind(self.params, (info.context or {}).get("base"))
@@ -130,17 +129,12 @@ class EnvironmentChoice(PluginChoice):
     def _check_place(self) -> None:
         if isinstance(self.place, str):
             return
-        if list(self.place) not in (["python"], ["url"]):
+        if list(self.place) != ["python"]:
             raise ValueError(
-                f"environment.place: expected one of python and url, got {', '.join(self.place) or 'none'}"
+                f"environment.place: expected here, process or {{python: path}}, got {', '.join(self.place) or 'none'}"
             )
-        if "python" in self.place and self.path is None:
+        if self.path is None:
             raise ValueError(
                 f"environment.place.python loads the environment's file there, and {self.name!r} is a name; give "
                 "environment.path (file.py:function), or set environment.place: process"
-            )
-        if "url" in self.place and self.params:
-            raise ValueError(
-                f"environment.params has {', '.join(sorted(self.params))}, and the service at "
-                f"environment.place.url={self.place['url']!r} has parameters of its own; leave environment.params out"
             )

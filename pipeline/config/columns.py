@@ -6,15 +6,22 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from verizero.pipeline.config.sections import Section
 
 
-class OneColumn(Section):
-    """Instructions for reading a value from a row: a column, then the steps below, in this order."""
+class Column(Section):
+    """Instructions for reading a value from a row: a column, then the steps below, in this order.
 
-    column: str = Field(min_length=1, description="name of the column; a.b.0 steps into objects and lists")
+    Or several columns that become one object, as a reference with tests and a function's name is.
+    """
+
+    column: str = Field("", description="name of the column; a.b.0 steps into objects and lists")
+    columns: dict[str, Column] = Field(
+        default_factory=dict,
+        description="several columns as one object, by key, or a list of their names; absent ones are left out",
+    )
     then: tuple[str, ...] = Field((), description="columns whose texts are added directly behind the column's own text")
     parse: Literal["json"] | None = Field(None, description="json: the text is JSON, which a key steps into")
     key: str | None = Field(None, description="path such as a.b.0 within the parsed value")
@@ -27,12 +34,18 @@ class OneColumn(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"column": value} if isinstance(value, str) else value
+    def _from_names(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"column": value}
+        if isinstance(value, list):
+            value = {"columns": value}
+        if isinstance(value, Mapping) and isinstance(value.get("columns"), list):
+            return {**value, "columns": {str(name): name for name in value["columns"]}}
+        return value
 
-    @model_serializer(mode="wrap")
-    def _brief(self, handler: SerializerFunctionWrapHandler) -> Any:
-        fields = {name: value for name, value in handler(self).items() if value}
+    @model_serializer
+    def _brief(self) -> Any:
+        fields = {name: value for name in type(self).model_fields if (value := getattr(self, name))}
         return fields["column"] if list(fields) == ["column"] else fields
 
     @field_validator("replace")
@@ -45,25 +58,6 @@ class OneColumn(Section):
                 raise ValueError(f"{pattern!r} is no regular expression: {exc}") from exc
         return value
 
-
-class Column(OneColumn):
-    """The same, or several columns that become one object, as a reference with tests and a function's name is."""
-
-    column: str = Field("", description="name of the column; a.b.0 steps into objects and lists")
-    columns: dict[str, OneColumn] = Field(
-        default_factory=dict,
-        description="several columns as one object, by key, or a list of their names; absent ones are left out",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_names(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            value = {"columns": value}
-        if isinstance(value, Mapping) and isinstance(value.get("columns"), list):
-            return {**value, "columns": {str(name): name for name in value["columns"]}}
-        return value
-
     @model_validator(mode="after")
     def _one_or_several(self) -> Column:
         if bool(self.column) == bool(self.columns):
@@ -72,4 +66,6 @@ class Column(OneColumn):
             raise ValueError(
                 f"{', '.join(sorted(steps))}: a step of one column; give it as columns: {{key: {{column: …}}}}"
             )
+        if any(each.columns for each in self.columns.values()):
+            raise ValueError("columns within columns cannot be; give each of them as one column")
         return self

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -29,13 +27,16 @@ from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.sections import Section
 from verizero.pipeline.config.suite_files import with_suites
 from verizero.pipeline.config.template import Template
+from verizero.pipeline.config.yaml_reader import read_mapping
+from verizero.pipeline.environments.base import validated
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
 
 MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
-"""Shipped column mappings, one YAML file each."""
+"""Shipped layouts, one YAML file each: a column mapping, and under RECOGNISE the columns by which it is guessed."""
+RECOGNISE = "recognise"
 
-FILE_TYPES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+FILE_TYPES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 
 class ColumnMapping(Section):
@@ -104,38 +105,32 @@ class HubSource(Section):
     revision: str | None = Field(None, description="a commit or tag; set it to always get the same rows")
 
 
-class RatedConfig(Section):
-    """Which rows are used, and in which order, by the pass rates that `verizero rate` writes."""
+class RowSource(Section):
+    """Base of sources of rows."""
 
-    column: str = Field("pass_rate", min_length=1, description="column with the pass rate: right answers / answers")
-    low: float = Field(0.0, ge=0, le=1, description="rows with a lower pass rate are dropped, and counted")
-    high: float = Field(1.0, ge=0, le=1, description="rows with a higher pass rate are dropped, and counted")
-    unrated: Literal["error", "keep", "drop"] = Field(
-        "error", description="for a row without a pass rate; keep: it comes last"
+    file: str | None = Field(
+        None,
+        description="path of .jsonl, .json, .csv, .tsv or .parquet, also packed as .gz, from the recipe's folder; with "
+        "* the path of several, in order of their names",
     )
-    order: Literal["file", "easy_first", "hard_first"] = Field(
-        "file", description="applied before the limit; to keep it in training, set data.sampling.order: sequential"
+    hub: HubSource | None = None
+    domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
+    verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
+    limit: int | None = Field(None, ge=1)
+    on_bad_row: Literal["error", "skip"] = Field(
+        "error", description="skip: bad rows are left out, counted and reported"
     )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> RatedConfig:
-        if self.low > self.high:
-            raise ValueError(f"rated.low must be <= rated.high, got {self.low} > {self.high}")
-        return self
 
-
-class Source(Section):
+class Source(RowSource):
     """A source of prompts: exactly one of `generator`, `file` and `hub`."""
 
     generator: GeneratorSource | None = None
-    file: str | None = Field(None, description="path of .jsonl, .json, .csv or .parquet, from the recipe's folder")
-    hub: HubSource | None = None
     mapping: ColumnMapping = Field(ColumnMapping(), description="name of a shipped mapping, or columns")
     name: str | None = Field(
         None, min_length=1, description="of the source in counts and in ids of rows without one; null: its path"
     )
-    domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
-    verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
     graded: bool = Field(
         True, description="false: rows that are only imitated, by sft; they have no verifier and need no answer"
     )
@@ -147,12 +142,6 @@ class Source(Section):
     )
     part: Literal["train", "evaluation"] | None = Field(
         None, description="of one file for both: a tenth of the questions, by a hash of each, is for evaluation"
-    )
-    shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
-    limit: int | None = Field(None, ge=1)
-    rated: RatedConfig | None = Field(None, description="drop or order rows by how often they were answered right")
-    on_bad_row: Literal["error", "skip"] = Field(
-        "error", description="skip: bad rows are left out, counted and reported"
     )
     on_duplicate_id: Literal["error", "skip"] = Field(
         "error", description="skip: later rows with the id are left out and counted"
@@ -181,8 +170,6 @@ class Source(Section):
             )
         if self.prompt is not None and "{question}" not in self.prompt:
             raise ValueError(f"prompt must hold {{question}}, got {self.prompt!r:.80}")
-        if self.shuffle and self.rated is not None and self.rated.order != "file":
-            raise ValueError(f"shuffle: true undoes rated.order={self.rated.order}; drop one of them")
         return self
 
     @property
@@ -200,40 +187,6 @@ class Source(Section):
         return label_of(self.file, self.hub)
 
 
-class PassRateConfig(Section):
-    """Skip training prompts that are too easy or too hard, by their pass rate so far."""
-
-    low: float = Field(0.0, ge=0, le=1, description="prompts with a lower pass rate are skipped")
-    high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate are skipped")
-    min_attempts: int = Field(8, ge=1, description="a prompt with fewer attempts is never skipped")
-    revisit_epochs: int | None = Field(
-        4, ge=2, description="in every so many-th epoch no prompt is skipped; null: never"
-    )
-    low_end: float | None = Field(None, ge=0, le=1, description="curriculum: value of `low` after `over_epochs`")
-    high_end: float | None = Field(None, ge=0, le=1, description="curriculum: value of `high` after `over_epochs`")
-    over_epochs: int | None = Field(None, ge=1, description="curriculum: epochs over which the bounds move, linearly")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> PassRateConfig:
-        is_curriculum = self.low_end is not None or self.high_end is not None
-        if is_curriculum != (self.over_epochs is not None):
-            raise ValueError(
-                "pass_rate.over_epochs goes with pass_rate.low_end or pass_rate.high_end: give both, or neither"
-            )
-        for low, high, names in ((*self.bounds(0), ("low", "high")), (*self.bounds(10**9), ("low_end", "high_end"))):
-            if low > high:
-                raise ValueError(f"pass_rate.{names[0]} must be <= pass_rate.{names[1]}, got {low} > {high}")
-        return self
-
-    def bounds(self, epoch: int) -> tuple[float, float]:
-        """Return the lowest and highest pass rate of prompts that are used in an epoch, counted from 0."""
-        if self.over_epochs is None:
-            return self.low, self.high
-        share_moved = min(1.0, epoch / self.over_epochs)
-        ends = self.low if self.low_end is None else self.low_end, self.high if self.high_end is None else self.high_end
-        return self.low + share_moved * (ends[0] - self.low), self.high + share_moved * (ends[1] - self.high)
-
-
 class SamplingConfig(Section):
     """Order in which prompts are sampled."""
 
@@ -243,7 +196,6 @@ class SamplingConfig(Section):
     weights: dict[str, float] | None = Field(
         None, description="share of each domain in the draws; null: in proportion to its rows"
     )
-    pass_rate: PassRateConfig | None = None
 
     @field_validator("weights")
     @classmethod
@@ -251,25 +203,6 @@ class SamplingConfig(Section):
         if value is not None and (not value or any(w < 0 for w in value.values()) or sum(value.values()) <= 0):
             raise ValueError(f"sampling.weights must be >= 0 and not all zero, got {value}")
         return value
-
-
-class OverlapConfig(Section):
-    """Detection of evaluation prompts that occur in training."""
-
-    on_overlap: Literal["error", "drop", "report"] = Field(
-        "error", description="drop: remove the training prompts that overlap; report: only count them"
-    )
-    ngram: int | None = Field(
-        13,
-        ge=2,
-        description="length in words of the n-grams compared; null: compare whole texts only, exact and normalised",
-    )
-    threshold: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="share of an evaluation prompt's n-grams in training prompts that counts as overlap",
-    )
 
 
 class DataConfig(Section):
@@ -288,7 +221,11 @@ class DataConfig(Section):
         "error", description="drop: long prompts are left out, counted and reported"
     )
     sampling: SamplingConfig = SamplingConfig()
-    overlap: OverlapConfig = OverlapConfig()
+    on_overlap: Literal["error", "drop", "report"] = Field(
+        "error",
+        description="evaluation prompts that occur in training; drop: those of training are removed; report: they are "
+        "only counted",
+    )
 
     @field_validator("evaluation", mode="before")
     @classmethod
@@ -327,9 +264,14 @@ class DataConfig(Section):
 
 
 def check_ending(file: str | None, endings: tuple[str, ...]) -> None:
-    """Raise ValueError if the file's type is not among `endings`."""
-    if file is not None and not file.lower().endswith(endings):
-        raise ValueError(f"file must end in {', '.join(endings)}, got {file!r}")
+    """Raise ValueError if the file's type is not among `endings`, packed by gzip or not."""
+    if file is not None and ending_of(file) not in endings:
+        raise ValueError(f"file must end in {', '.join(endings)}, or one of those and .gz, got {file!r}")
+
+
+def ending_of(file: str) -> str:
+    """Return the ending of a file's name, in small letters and without .gz."""
+    return Path(file.lower().removesuffix(".gz")).suffix
 
 
 def label_of(file: str | None, hub: HubSource | None) -> str:
@@ -343,10 +285,27 @@ def shipped_mapping(name: str) -> dict[str, Any]:
     if name not in known:
         hint = did_you_mean(name, known, f"shipped: {', '.join(known)}.")
         raise ConfigError(f"no mapping is called {name!r}; {hint} Or give columns: mapping: {{question: …, answer: …}}")
-    tree = yaml.safe_load((MAPPINGS / f"{name}.yaml").read_text(encoding="utf-8"))
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{MAPPINGS / name}.yaml must hold the fields of a mapping, got {type(tree).__name__}")
-    return tree
+    return {key: value for key, value in read_mapping(MAPPINGS / f"{name}.yaml").items() if key != RECOGNISE}
+
+
+def recognised_layouts() -> dict[str, tuple[list[str], dict[str, Any]]]:
+    """Return name -> (the columns by which it is recognised, the fields of its mapping) of layouts that have some.
+
+    Raises: ConfigError if such a layout names no question or no verifier.
+    """
+    known = {}
+    for path in sorted(MAPPINGS.glob("*.yaml")):
+        columns = read_mapping(path).get(RECOGNISE)
+        if columns is None:
+            continue
+        fields = shipped_mapping(path.stem)
+        lacking = [field for field in ("question", "default_verifier") if not fields.get(field)]
+        if lacking:
+            raise ConfigError(
+                f"{path} says {RECOGNISE}, and not {' and '.join(lacking)}: add what rows like these have"
+            )
+        known[path.stem] = (columns, fields)
+    return known
 
 
 def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
@@ -358,19 +317,4 @@ def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
     model = getattr(generator, "Params", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel) and callable(getattr(generator, "rows", None))):
         raise ConfigError(f"generator {name!r} lacks a Params class or a rows(params, seed) function")
-    try:
-        return model.model_validate(dict(params))
-    except ValidationError as exc:
-        raise ConfigError(f"generator {name!r}: {_explain(exc, model)}") from exc
-
-
-def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
-    lines = []
-    for error in exc.errors():
-        location = ".".join(str(x) for x in error["loc"])
-        message = error["msg"].removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            lines.append(f"unknown parameter {location!r}; known: {', '.join(model.model_fields) or 'none'}")
-        else:
-            lines.append(f"{location}: {message}, got {error['input']!r:.200}" if location else message)
-    return "; ".join(lines)
+    return validated(model, params, None, f"generator {name!r}")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import model_validator
 
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import Recipe, RoundsConfig
+from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.config.teaching import DistillationConfig
 
 
@@ -38,31 +38,13 @@ class DistillConfig(DistillationConfig, RoundsConfig):
                 f"distill.reference.schedule={schedule}, and no teacher is the policy itself; leave reference out, or "
                 "give a teacher with hint, feedback or system"
             )
-        if schedule in ("none", "on_kl"):
-            why = "the teacher is the reference" if schedule == "none" else "no KL to a reference is measured"
+        if schedule == "none":
             raise ValueError(
-                f"distill.reference.schedule={schedule} cannot be, because {why}; set it to frozen, every_round, "
-                "every_n_steps or ema"
+                "distill.reference.schedule=none cannot be, because the teacher is the reference; set it to frozen, "
+                "every_round, every_n_steps or ema"
             )
 
     @property
     def has_reference(self) -> bool:
         """True if a teacher is an earlier version of the policy."""
         return self.has_own_teacher
-
-    @property
-    def teacher_paths(self) -> list[str]:
-        """Folders and hub ids of the teachers that have one."""
-        return self.paths_of_teachers
-
-    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return the stages whose policies are teachers."""
-        return self.teacher_stages
-
-    def check(self, recipe: Recipe) -> None:
-        """Raise ValueError for settings of the recipe that distillation cannot use."""
-        self.check_teaching(recipe)
-
-    def explain(self, recipe: Recipe) -> str:
-        """Return the divergence that is minimised."""
-        return self.explain_teaching(recipe)

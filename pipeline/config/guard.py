@@ -2,65 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from verizero.pipeline.config.sections import Section
+from verizero.pipeline.near import did_you_mean
+
+RATE_AFTER_ROLL_BACK = 0.5
+"""Factor of the learning rate at each roll-back: unchanged, the run would go the same way again."""
+
+LIMITS = {
+    "min_entropy": 0.1,
+    "max_entropy": 5.0,
+    "min_length": 0.25,
+    "max_truncated": 0.4,
+    "max_kl": 1.0,
+    "max_clip_fraction": 0.3,
+    "max_flat": 0.95,
+    "max_unanswered": 0.3,
+}
+"""The limits of the signs of a collapse."""
+BOUNDS = {
+    **dict.fromkeys(LIMITS, (0.0, 1.0)),  # shares, and rises of shares
+    "max_entropy": (1.0, math.inf),
+    "max_kl": (0.0, math.inf),
+}
+"""Above which number, and up to which, each limit may be."""
+BELOW = frozenset({"min_entropy", "min_length", "max_flat"})
+"""Limits that must be below their upper bound: at 1 they would stop every run, or none."""
 
 
 class GuardConfig(Section):
     """Signs of a collapse: medians over the last `window` steps, compared to the stage's first steps."""
 
     action: Literal["none", "warn", "stop", "roll_back"] = Field(
-        "warn", description="action at a sign; roll_back: return to the last checkpoint before it, with `knob` changed"
+        "warn",
+        description="action at a sign; roll_back: return to the last checkpoint before it, with half the learning rate",
     )
     window: int = Field(5, ge=1, description="number of steps in a median")
-    min_entropy: float | None = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="least entropy, as a share of the first steps', unless most groups are all right; null here and "
-        "below: not watched",
-    )
-    max_entropy: float | None = Field(5.0, gt=1, description="largest entropy, as a multiple of the first steps'")
-    min_length: float | None = Field(
-        0.25, gt=0, lt=1, description="least mean response length, as a share of the first steps'"
-    )
-    max_truncated: float | None = Field(0.4, gt=0, le=1, description="largest rise of the share of truncated responses")
-    max_kl: float | None = Field(1.0, gt=0, description="largest KL (k3) to the reference, nats a token")
-    max_clip_fraction: float | None = Field(0.3, gt=0, le=1, description="largest rise of the share of clipped tokens")
-    max_flat: float | None = Field(
-        0.95,
-        gt=0,
-        lt=1,
-        description="largest share of groups whose rewards are all equal, not counting groups that are all right",
-    )
-    max_unanswered: float | None = Field(
-        0.3,
-        gt=0,
-        le=1,
-        description="largest rise of the share of responses without an answer, or whose check timed out",
-    )
-    knob: dict[str, float] = Field(
+    limits: dict[str, float | None] = Field(
         {},
-        description="number that each roll-back multiplies, and the factor, e.g. {rl.optimizer.learning_rate: 0.5}; "
-        "a number of rl.optimizer or rl.algorithm, or rollout.temperature",
+        description="limits that differ, by name; null: not watched. max_kl 1 (k3 to the reference, nats a token) and "
+        "max_flat 0.95 (share of groups with equal rewards that are not all right) are absolute; min_entropy 0.1, "
+        "unless most groups are all right, max_entropy 5 and min_length 0.25 are shares of the first steps'; "
+        "max_truncated 0.4, max_clip_fraction 0.3 and max_unanswered 0.3 (no answer, or its check timed out) are rises "
+        "of shares",
     )
     max_roll_backs: int = Field(2, ge=1, description="most roll-backs in one stage; the next collapse ends the run")
 
-    @model_validator(mode="after")
-    def _one_knob(self) -> GuardConfig:
-        if self.action == "roll_back" and len(self.knob) != 1:
-            raise ValueError(
-                f"guard.action=roll_back changes one number, or the run would go the same way again; guard.knob has "
-                f"{len(self.knob)}: give one, e.g. {{rl.optimizer.learning_rate: 0.5}}"
-            )
-        if self.action != "roll_back" and self.knob:
-            raise ValueError(
-                f"guard.knob is for guard.action=roll_back, which is {self.action!r}; drop it, or change that"
-            )
-        for name, factor in self.knob.items():
-            if factor <= 0 or factor == 1:
-                raise ValueError(f"guard.knob multiplies {name} by {factor:g}; give a factor above 0 that is not 1")
-        return self
+    @field_validator("limits")
+    @classmethod
+    def _known(cls, value: dict[str, float | None]) -> dict[str, float | None]:
+        for name, limit in value.items():
+            if name not in LIMITS:
+                raise ValueError(f"no sign is called {name!r}; {did_you_mean(name, LIMITS, ', '.join(LIMITS))}")
+            low, high = BOUNDS[name]
+            if limit is not None and not (low < limit < high or (limit == high and name not in BELOW)):
+                most = f" and {'below' if name in BELOW else 'at most'} {high:g}" if high < math.inf else ""
+                raise ValueError(f"{name} must be above {low:g}{most}, got {limit:g}; null: not watched")
+        return value
+
+    def limit_of(self, sign: str) -> float | None:
+        """Return the limit of a sign; None if it is not watched."""
+        return self.limits.get(sign, LIMITS[sign])

@@ -13,13 +13,52 @@ from pydantic_core import ErrorDetails
 
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig, with_plugins
-from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.config.yaml_reader import read_mapping, read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""
 Tree = dict[str, Any]
+TRL = {
+    "adam_beta1": "rl.optimizer.betas",
+    "adam_beta2": "rl.optimizer.betas",
+    "adam_epsilon": "rl.optimizer.eps",
+    "beta": "rl.algorithm.kl_coef",
+    "bf16": "model.dtype",
+    "chat_template_kwargs": "data.template.chat_arguments",
+    "epsilon": "rl.algorithm.clip_low",
+    "epsilon_high": "rl.algorithm.clip_high",
+    "eval_steps": "rl.steps_per_round",
+    "gradient_accumulation_steps": "rl.prompts_per_step",
+    "gradient_checkpointing": "train.gradient_checkpointing",
+    "learning_rate": "rl.optimizer.learning_rate",
+    "loss_type": "rl.algorithm",
+    "lr_scheduler_type": "rl.optimizer.schedule",
+    "mask_truncated_completions": "rl.algorithm.overlong_filter",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_grad_norm": "rl.optimizer.max_grad_norm",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "max_steps": "steps= of vz.train, and rl.rounds and rl.steps_per_round of a recipe",
+    "num_generations": "rl.group_size",
+    "num_iterations": "rl.algorithm.num_epochs",
+    "num_train_epochs": "steps= of vz.train, and rl.rounds and rl.steps_per_round of a recipe",
+    "optim": "rl.optimizer.kind",
+    "output_dir": "output",
+    "per_device_train_batch_size": "rl.prompts_per_step",
+    "report_to": "report.trackers",
+    "run_name": "name",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "temperature": "rollout.temperature",
+    "top_k": "rollout.top_k",
+    "top_p": "rollout.top_p",
+    "use_vllm": "rollout.engine",
+    "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_share",
+    "warmup_steps": "rl.optimizer.warmup_steps",
+    "weight_decay": "rl.optimizer.weight_decay",
+}
+"""Argument of TRL's GRPOConfig -> our field; docs/trl.md has more of them."""
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
@@ -88,14 +127,7 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
         raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
     if not path.is_file():
         raise ConfigError(f"no recipe at {path}; {near_path(path, 'name a YAML file', '*.yaml')}")
-    try:
-        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not YAML: {_one_line(exc)}") from exc
-    except ConfigError as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold keys and values, got {type(tree).__name__}")
+    tree = read_mapping(path)
     parents = tree.pop("extends", None) or []
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
@@ -115,10 +147,6 @@ def _parent(folder: Path, name: str) -> Path:
 def dump(config: RunConfig) -> str:
     """Return the whole recipe as YAML, which loads to the same recipe."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _without_aliases(value: Any) -> Any:
@@ -145,12 +173,7 @@ def _override(tree: Tree, text: str) -> None:
     keys = name.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r} must read a.b=value, e.g. rl.steps_per_round=20")
-    try:
-        value = read_yaml(raw, "its value")
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"override {text!r}: {raw!r} is not YAML: {_one_line(exc)}") from exc
-    except ConfigError as exc:
-        raise ConfigError(f"override {text[:200]!r}: {exc}") from exc
+    value = read_yaml(raw, f"override {text[:200]!r}: {raw[:200]!r}")
     container: Any = tree
     for depth, key in enumerate(keys):
         if not isinstance(container, (dict, list)):
@@ -174,6 +197,8 @@ def _explain(error: Any, recipe: type[RunConfig]) -> str:
     location = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
+        if key in TRL and parents in ([], ["rl"]):
+            return f"unknown key {location!r}; TRL's {key} is {TRL[key]} here (docs/trl.md)"
         section: type[BaseModel] = recipe
         if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with: a section of that kind
             section, parents = recipe.kinds()[kind], parents[3:]

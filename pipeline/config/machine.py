@@ -17,25 +17,26 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
     """
     on_gpu = device.startswith("cuda")
     if config.train.backend == "auto":
-        fsdp = _with(config, "train", backend="fsdp")
+        fsdp = with_changes(config, "train", backend="fsdp")
         # The embedded engine needs the bits of a quantised base whole; torch's backend computes with the same ones.
         is_whole = config.model.quantize is not None and config.rollout.engine in ("auto", "torch")
-        divides = num_ranks > 1 and on_gpu and not is_whole and _is_allowed(fsdp)
-        config = fsdp if divides else _with(config, "train", backend="torch")
+        divides = num_ranks > 1 and on_gpu and not is_whole and is_allowed(fsdp)
+        config = fsdp if divides else with_changes(config, "train", backend="torch")
     if config.model.dtype == "auto":
-        half = _with(config, "model", dtype="bfloat16")
-        config = half if on_gpu and _is_allowed(half) else _with(config, "model", dtype="float32")
+        half = with_changes(config, "model", dtype="bfloat16")
+        config = half if on_gpu and is_allowed(half) else with_changes(config, "model", dtype="float32")
     if config.rollout.engine == "auto":
-        vllm = _with(config, "rollout", engine="vllm")
+        vllm = with_changes(config, "rollout", engine="vllm")
         # The embedded engine computes with the trainer's own bits; vLLM has them a second time.
-        takes_vllm = on_gpu and config.model.create is None and config.model.quantize is None and _is_allowed(vllm)
+        takes_vllm = on_gpu and config.model.create is None and config.model.quantize is None and is_allowed(vllm)
         if takes_vllm and has_vllm is None:
             has_vllm = importlib.util.find_spec("vllm") is not None
-        config = vllm if takes_vllm and has_vllm else _with(config, "rollout", engine="torch")
+        config = vllm if takes_vllm and has_vllm else with_changes(config, "rollout", engine="torch")
     return config
 
 
-def _is_allowed(config: RunConfig) -> bool:
+def is_allowed(config: RunConfig) -> bool:
+    """True if the sections of the recipe fit together."""
     try:
         config.check()
     except ValueError:
@@ -43,6 +44,6 @@ def _is_allowed(config: RunConfig) -> bool:
     return True
 
 
-def _with(config: RunConfig, section: str, **changes: Any) -> RunConfig:
-    changed = getattr(config, section).model_copy(update=changes)
-    return config.model_copy(update={section: changed})
+def with_changes(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    """Return the recipe with other values of fields of a section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})

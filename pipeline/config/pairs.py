@@ -17,16 +17,15 @@ Examples of sources:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.columns import Column
-from verizero.pipeline.config.data import FILE_TYPES, HubSource, check_ending, label_of
+from verizero.pipeline.config.data import FILE_TYPES, RowSource, check_ending, label_of
 from verizero.pipeline.config.sections import Section
-from verizero.pipeline.config.stages import MODEL
+from verizero.pipeline.config.stages import MODEL, StageSection, check_one_length
 
 
 class PairColumns(Section):
@@ -38,6 +37,7 @@ class PairColumns(Section):
     """
 
     prompt: Column = Field(Column(column="prompt"), description="if the rows have no such column: question")
+    context: tuple[Column, ...] = Field((), description="columns whose text is added after the prompt, where not empty")
     chosen: Column = Column(column="chosen")
     rejected: Column = Column(column="rejected")
     completion: Column = Field(Column(column="completion"), description="the response of a row with a label")
@@ -59,14 +59,10 @@ class PairColumns(Section):
     domain: Column | None = Column(column="domain")
 
 
-class PairSource(Section):
+class PairSource(RowSource):
     """A source of pairs, labelled responses or labelled steps: exactly one of `file` and `hub`."""
 
-    file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
-    hub: HubSource | None = None
     mapping: PairColumns = PairColumns()
-    domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
-    verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
     step_separator: str = Field(
         "\n", description="the text between the steps of a list, in the response that they make"
     )
@@ -78,11 +74,6 @@ class PairSource(Section):
     neutral: Literal["right", "wrong", "unlabelled"] | None = Field(
         None,
         description="steps are labelled 1, 0 and -1, as in PRM800K, and 0 is this; null: 1 or 0, true or false, + or -",
-    )
-    shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
-    limit: int | None = Field(None, ge=1)
-    on_bad_row: Literal["error", "skip"] = Field(
-        "error", description="skip: bad rows are left out, counted and reported"
     )
 
     @model_validator(mode="after")
@@ -106,20 +97,12 @@ class PairSource(Section):
 class PairingConfig(Section):
     """Rules for making pairs of a better and a worse response from the graded responses to a prompt."""
 
-    choose: Literal["random", "hardest", "length_matched"] = Field(
-        "random",
-        description="hardest: the least likely better responses with the most likely worse ones (beware: an unlikely "
-        "answer may be right by luck); length_matched: the responses of most similar lengths",
-    )
     per_prompt: int = Field(1, ge=1, description="most pairs of one prompt")
     reuse: bool = Field(
         False,
         description="a response may be in several pairs (2203.02155 compares all answers of a prompt)",
     )
     min_gap: float = Field(0.5, gt=0, description="least difference between the rewards of a pair's sides")
-    max_length_ratio: float | None = Field(
-        None, ge=1, description="largest ratio between the lengths of a pair's sides; null: any"
-    )
 
 
 RUBRIC = (
@@ -151,22 +134,6 @@ JUDGE = (
     "policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: {name: "
     "reward_model, params: {model: stage:NAME}}"
 )
-ON_WRONG_CHOSEN = "what to do with a pair of a file whose chosen side its verifier calls wrong; always counted"
-
-
-def check_wrong_chosen(kind: str, on_wrong_chosen: str, pairs: Sequence[PairSource]) -> None:
-    """Raise ValueError if `on_wrong_chosen` is set, but no pairs from files can be graded."""
-    field = f"{kind}.on_wrong_chosen={on_wrong_chosen}"
-    if on_wrong_chosen == "keep":
-        return
-    if not pairs:
-        raise ValueError(f"{field} is about pairs of files, and there are none; set it to keep")
-    for source in pairs:
-        if not source.can_grade:
-            raise ValueError(
-                f"{field} needs a verifier for {source.label}; set its verifier and mapping.answer, or "
-                "on_wrong_chosen: keep"
-            )
 
 
 def judges_stage(field: str, judge: Judge) -> dict[str, tuple[str, str]]:
@@ -188,3 +155,46 @@ class SampledPairsConfig(Section):
     every_part: bool = Field(
         False, description="sample again for each part, from the current policy (iterative, self-rewarding)"
     )
+
+
+class PairStage(StageSection):
+    """Base of stages that train on pairs, from files or sampled by the stage."""
+
+    where: ClassVar[str]
+    """The section's name in a recipe."""
+    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
+
+    pairs: tuple[PairSource, ...] = Field(
+        (), description="sources of pairs; empty: the stage samples and grades responses, see `sampled`"
+    )
+    on_wrong_chosen: Literal["keep", "drop"] = Field(
+        "keep",
+        description="of a pair of a file whose chosen side its verifier calls wrong; always counted",
+    )
+    sampled: SampledPairsConfig = SampledPairsConfig()
+    steps: int | None = Field(None, ge=1, description="optimiser steps of each part; exactly one of steps and epochs")
+    epochs: float | None = Field(None, gt=0, description="passes over the pairs of each part")
+    batch_size: int = Field(32, ge=1, description="pairs a step")
+
+    @model_validator(mode="after")
+    def _pairs_fit(self) -> Self:
+        check_one_length(self.where, self.steps, self.epochs)
+        field = f"{self.where}.on_wrong_chosen={self.on_wrong_chosen}"
+        if self.on_wrong_chosen != "keep" and not self.pairs:
+            raise ValueError(f"{field} is about pairs of files, and there are none; set it to keep")
+        for source in self.pairs if self.on_wrong_chosen != "keep" else ():
+            if not source.can_grade:
+                raise ValueError(
+                    f"{field} needs a verifier for {source.label}; set its verifier and mapping.answer, or "
+                    "on_wrong_chosen: keep"
+                )
+        return self
+
+    @property
+    def answers_prompts(self) -> bool:
+        """True unless the pairs are given."""
+        return not self.pairs
+
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """Return the stage whose reward model ranks the samples."""
+        return judges_stage("sampled.judge", self.sampled.judge)

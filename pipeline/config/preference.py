@@ -2,72 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.config.pairs import (
-    JUDGE,
-    ON_WRONG_CHOSEN,
-    Judge,
-    JudgedConfig,
-    PairingConfig,
-    PairSource,
-    SampledPairsConfig,
-    check_wrong_chosen,
-    judges_stage,
-)
+from verizero.pipeline.config.pairs import JUDGE, Judge, JudgedConfig, PairingConfig, PairStage, judges_stage
 from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import Recipe, RoundsConfig, StageSection, check_one_length
+from verizero.pipeline.config.stages import Recipe, RoundsConfig
 from verizero.pipeline.preferences.base import PreferenceParams, explain_preference, load_preference
-from verizero.pipeline.rl.parts import Part, Parts
+from verizero.pipeline.rl.parts import Part, Parts, PolicyParams
 
 
-class PreferenceConfig(StageSection):
+class PreferenceConfig(PairStage):
     """Training on pairs or labelled responses, from files or sampled by the stage."""
 
+    where: ClassVar[str] = "preference"
     learns: ClassVar[Learns] = "preferences"
     in_rounds: ClassVar[bool] = True
     learns_from_responses: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
-    pairs: tuple[PairSource, ...] = Field(
-        (), description="sources of pairs; empty: the stage samples and grades responses, see `sampled`"
-    )
-    on_wrong_chosen: Literal["keep", "drop", "swap"] = Field("keep", description=ON_WRONG_CHOSEN)
-    sampled: SampledPairsConfig = SampledPairsConfig()
     parts: int = Field(
         1, ge=1, description="divide the pairs into so many parts; the reference is refreshed after each (sDPO)"
     )
-    steps: int | None = Field(None, ge=1, description="optimiser steps of each part; exactly one of steps and epochs")
-    epochs: float | None = Field(None, gt=0, description="passes over the pairs of each part")
-    batch_size: int = Field(32, ge=1, description="pairs a step")
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")
     def _fits(self) -> PreferenceConfig:
         params = check_loss("preference", self.loss)
-        check_one_length("preference", self.steps, self.epochs)
         if self.parts > 1 and not params.needs_reference and not self.sampled.every_part:
             raise ValueError(
                 f"preference.parts={self.parts} refreshes the reference after each part, and loss "
                 f"{self.loss['name']!r} has none; set parts: 1, use dpo, or sample again with sampled.every_part: true"
             )
-        check_wrong_chosen("preference", self.on_wrong_chosen, self.pairs)
         if self.pairs and self.sampled.every_part:
             raise ValueError("preference.sampled.every_part samples again, and pairs names files; drop one of them")
         return self
-
-    @property
-    def answers_prompts(self) -> bool:
-        """True unless the pairs are given."""
-        return not self.pairs
-
-    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """Return the stage whose reward model ranks the samples."""
-        return judges_stage("sampled.judge", self.sampled.judge)
 
     def explain(self, recipe: Recipe) -> str:
         """Return the loss that is minimised."""
@@ -137,5 +108,5 @@ def loop_parts(groups_differ: bool = True) -> Parts:
         ratio="none",
         surrogate=Part("reinforce"),
         aggregate="token_mean",
-        dynamic_sampling=groups_differ,
+        params=PolicyParams(dynamic_sampling=groups_differ),
     )

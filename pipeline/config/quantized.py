@@ -19,8 +19,6 @@ def check_quantized(recipe: Recipe) -> None:
 def _against(recipe: Recipe) -> Iterator[str]:
     """Yield what follows the field and its value in messages."""
     train = recipe.train
-    if recipe.model.quantize == "gguf" and not (recipe.model.path or "").endswith(".gguf"):
-        yield f" keeps the blocks of a GGUF file, and model.path is {recipe.model.path!r}; take nf4, or name a file"
     if train.lora is None:
         yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
     if train.backend == "deepspeed":

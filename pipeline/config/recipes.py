@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from verizero.pipeline.config.load import RECIPES, load_recipe
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.config.yaml_reader import read_mapping
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
@@ -70,6 +68,17 @@ def find_recipe(name: str, user_folder: Path | None = None) -> Path:
     hint = (near_file or near_recipe) if without_suffix != name else (near_recipe or near_file)
     hint = hint or f"give a YAML file, or one of {', '.join(known)}"
     raise ConfigError(f"recipe={name!r} is no file here, and no recipe of that name is shipped; {hint}")
+
+
+def recipe_and_folder(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
+    """Return the recipe that `find_recipe` finds, with `a.b=c` overrides, and its folder. Raises: ConfigError."""
+    path = find_recipe(name)
+    return load_recipe(path, overrides), path.resolve().parent
+
+
+def with_model(model: str | Path) -> list[str]:
+    """Return the overrides by which a recipe begins with `model`: a folder, a GGUF file or a hub id."""
+    return [f"model.path={json.dumps(str(model))}", "model.create=null"]
 
 
 def recipe_names(user_folder: Path | None = None) -> list[str]:
@@ -138,7 +147,6 @@ def _may_be_recipe(path: Path, folder: Path) -> bool:
     ):
         return False
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError):
+        return bool({"model", "extends"} & read_mapping(path).keys())
+    except ConfigError:
         return False
-    return isinstance(tree, dict) and bool({"model", "extends"} & tree.keys())

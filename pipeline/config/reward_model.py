@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from verizero.pipeline.config.pairs import (
-    ON_WRONG_CHOSEN,
-    PairSource,
-    SampledPairsConfig,
-    check_wrong_chosen,
-    judges_stage,
-)
+from verizero.pipeline.config.pairs import PairStage
 from verizero.pipeline.config.rates import Learns
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import MODEL, Recipe, StageSection, check_one_length
+from verizero.pipeline.config.stages import MODEL, Recipe
 from verizero.verifiers._steps import check_expression
 
 REPLAY = 0.1
 """Share of earlier pairs in DeepSeekMath's iterations (2402.03300, algorithm 1)."""
 
 
-class RewardModelConfig(StageSection):
+class RewardModelConfig(PairStage):
     """A scalar head on the current policy, trained so that better responses score higher (Bradley-Terry), or right
     steps of responses (cross-entropy).
     """
 
+    where: ClassVar[str] = "reward_model"
     learns: ClassVar[Learns] = "ranks"
     trains_policy: ClassVar[bool] = False
-    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
     leaves: ClassVar[frozenset[str]] = frozenset({MODEL})
 
     parts: ClassVar[int] = 1
 
-    pairs: tuple[PairSource, ...] = Field(
-        (),
-        description="sources of pairs, or with `step_end` of labelled steps; empty: the stage samples and grades "
-        "responses, see `sampled`",
-    )
-    on_wrong_chosen: Literal["keep", "drop", "swap"] = Field("keep", description=ON_WRONG_CHOSEN)
-    sampled: SampledPairsConfig = SampledPairsConfig()
     step_end: str | None = Field(
         None,
         min_length=1,
@@ -63,9 +50,6 @@ class RewardModelConfig(StageSection):
     held_out: float = Field(
         0.1, gt=0, lt=1, description="share of the prompts whose pairs are not trained on, only measured"
     )
-    steps: int | None = Field(None, ge=1, description="optimiser steps; exactly one of steps and epochs")
-    epochs: float | None = Field(None, gt=0, description="passes over the training pairs")
-    batch_size: int = Field(32, ge=1, description="pairs a step")
     chat: bool = Field(
         False, description="write prompt and response with the tokenizer's chat template, as the verifier's `chat`"
     )
@@ -81,8 +65,6 @@ class RewardModelConfig(StageSection):
 
     @model_validator(mode="after")
     def _fits(self) -> RewardModelConfig:
-        check_one_length("reward_model", self.steps, self.epochs)
-        check_wrong_chosen("reward_model", self.on_wrong_chosen, self.pairs)
         if self.replay is not None and self.continues is None:
             raise ValueError(
                 f"reward_model.replay={self.replay:g} without reward_model.continues, and there are no earlier pairs; "
@@ -107,15 +89,10 @@ class RewardModelConfig(StageSection):
         """The name of the file with what is trained on, in the stage's folder."""
         return "pairs.jsonl" if self.step_end is None else "steps.jsonl"
 
-    @property
-    def answers_prompts(self) -> bool:
-        """True unless the pairs are given."""
-        return not self.pairs
-
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stages whose reward models rank the samples, and are continued."""
         before = {} if self.continues is None else {"continues": (self.continues, MODEL)}
-        return judges_stage("sampled.judge", self.sampled.judge) | before
+        return super().taken_from_stages() | before
 
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError for a model that would read other texts than the one that it continues."""

@@ -9,23 +9,18 @@ from pydantic import Field, ValidationInfo, field_validator
 from verizero.pipeline.algorithms.base import chosen, explain_algorithm, load_algorithm
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.episodes import has_episodes, longest_response, max_sampled_tokens
-from verizero.pipeline.config.guard import GuardConfig
-from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights, check_quantized
+from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
 from verizero.pipeline.config.scoring import ScoringConfig
-from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.config.stages import MODEL, Recipe, RoundsConfig, located
 from verizero.pipeline.config.teaching import DistillTermConfig
 from verizero.pipeline.rl.explain import Setting
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rl.rules import UNUSUAL
 
-OPTIMIZER_KNOBS = ("learning_rate", "max_grad_norm")
-"""Fields of the optimiser that `guard.knob` may change."""
-TARGET_OF_COEF = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
-"""Coefficient of an algorithm -> the target that makes it adapt by itself."""
 ARCHITECTURES_WITHOUT_EXPERTS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 """Architectures of new models that surely have no experts."""
-MODEL_VERIFIERS = {"reward_model": "here", "reference_model": "here", "judge": "at its own endpoint"}
+MODEL_VERIFIERS = {"reward_model": "here", "judge": "at its own endpoint"}
 """Verifier that asks a model -> where that model runs."""
 
 
@@ -43,11 +38,6 @@ class RlConfig(RoundsConfig):
         "reward model of an earlier stage: {name: reward_model, params: {model: stage:NAME}}",
     )
     ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, if ptx_coef is above 0")
-    critic: OptimizerConfig | None = Field(
-        None,
-        description="optimiser of the critic; null: `optimizer`, at the algorithm's critic_learning_rate if it has one",
-    )
-
     distill: DistillTermConfig | None = Field(
         None, description="term of distillation in each update, e.g. from the policy itself with feedback (SDPO)"
     )
@@ -59,7 +49,7 @@ class RlConfig(RoundsConfig):
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose reward model grades, and the stages whose policies are teachers."""
-        teachers = {} if self.distill is None else self.distill.teacher_stages
+        teachers = {} if self.distill is None else self.distill.taken_from_stages()
         taken = {f"distill.{field}": stage for field, stage in teachers.items()}
         return (
             taken
@@ -70,12 +60,12 @@ class RlConfig(RoundsConfig):
     @property
     def teacher_paths(self) -> list[str]:
         """Folders and hub ids of the teachers of the term of distillation."""
-        return [] if self.distill is None else self.distill.paths_of_teachers
+        return [] if self.distill is None else self.distill.teacher_paths
 
     @property
     def needs_demonstrations(self) -> bool:
         """True if the loss has a term of demonstrations."""
-        return parts_of(self).terms.ptx_coef > 0
+        return parts_of(self).params.ptx_coef > 0
 
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError for settings of the recipe that do not fit this stage."""
@@ -83,8 +73,7 @@ class RlConfig(RoundsConfig):
         check_sampling(self, recipe.rollout)
         check_budget(recipe, self)
         check_lag(self, recipe.rollout, recipe.train)
-        check_quantized(recipe.rollout, recipe.model.dtype, parts_of(self).mismatch.needs_rollout_logprobs)
-        check_guard(self, recipe)
+        check_guard(recipe)
         check_term(self, recipe)
 
     def explain(self, recipe: Recipe) -> str:
@@ -95,7 +84,7 @@ class RlConfig(RoundsConfig):
             setting=self._setting(recipe),
             weights=recipe.scoring.weights,
         )
-        return page if self.distill is None else f"{page}\n{self.distill.explain_teaching(recipe, self.distill.coef)}"
+        return page if self.distill is None else f"{page}\n{self.distill.explain(recipe, self.distill.coef)}"
 
     def _setting(self, recipe: Recipe) -> Setting:
         """Return the settings outside the algorithm on which the objective depends."""
@@ -119,59 +108,13 @@ class RlConfig(RoundsConfig):
         )
 
 
-def with_knobs_turned(
-    rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int
-) -> tuple[RlConfig, RolloutConfig]:
-    """Return both sections after `times` roll-backs: each multiplies the numbers of `guard.knob` by their factors.
-
-    Raises: ValueError for a knob that cannot be multiplied; ValidationError if a section refuses the new value.
-    """
-    for name, factor in guard.knob.items():
-        section, _, field = name.rpartition(".")
-        if section == "rl.optimizer" and field in OPTIMIZER_KNOBS:
-            value = _require_number(name, getattr(rl.optimizer, field)) * factor**times
-            optimizer = OptimizerConfig.model_validate({**rl.optimizer.model_dump(), field: value})
-            rl = rl.model_copy(update={"optimizer": optimizer})
-        elif name == "rollout.temperature":
-            rollout = rollout.model_copy(update={"temperature": rollout.temperature * factor**times})
-        elif section == "rl.algorithm":
-            params = _params(rl)
-            if getattr(params, TARGET_OF_COEF.get(field, ""), None) is not None:
-                raise ValueError(f"guard.knob: {name} follows {TARGET_OF_COEF[field]} by itself; name another number")
-            value = _require_number(name, getattr(params, field, None)) * factor**times
-            rl = rl.model_copy(update={"algorithm": {**rl.algorithm, field: value}})
-        else:
-            known = ", ".join(f"rl.optimizer.{n}" for n in OPTIMIZER_KNOBS)
-            raise ValueError(
-                f"guard.knob cannot turn {name}; it can {known}, rollout.temperature, or a number of rl.algorithm, "
-                "e.g. rl.algorithm.kl_coef"
-            )
-    return rl, rollout
-
-
-def _params(rl: RlConfig) -> Any:
-    return load_algorithm(*chosen(rl.algorithm))[0]
-
-
-def _require_number(name: str, value: Any) -> float:
-    """Return the value. Raises: ValueError if it is no number, or 0, which no factor changes."""
-    if not isinstance(value, float) or value == 0:
-        raise ValueError(
-            f"guard.knob: {name} is {value!r} here, which is no number to multiply; set it, or name another"
-        )
-    return value
-
-
-def check_guard(rl: RlConfig, recipe: Recipe) -> None:
-    """Raise ValueError or ConfigError if a roll-back is impossible, or if `guard.knob` names nothing to change."""
-    guard = recipe.guard
-    if guard.action == "roll_back" and recipe.train.backend == "deepspeed":
+def check_guard(recipe: Recipe) -> None:
+    """Raise ValueError if a roll-back is impossible."""
+    if recipe.guard.action == "roll_back" and recipe.train.backend == "deepspeed":
         raise ValueError(
             f"guard.action=roll_back cannot go back within a run of train.backend={recipe.train.backend!r}; set "
             "guard.action: stop, or train.backend: torch or fsdp"
         )
-    for times in range(1, guard.max_roll_backs + 1 if guard.knob else 1):
-        check_rl(with_knobs_turned(rl, recipe.rollout, guard, times)[0], recipe.scoring)
 
 
 def parts_of(rl: RlConfig) -> Parts:
@@ -206,15 +149,8 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
         )
     if rl.reference is not None and rl.reference.schedule == "none" and parts.needs_reference:
         raise ValueError(
-            f"rl.reference.schedule is 'none' and the kl in the {parts.kl.where} of algorithm {name!r} needs a "
+            f"rl.reference.schedule is 'none' and the kl in the {parts.params.kl_place} of algorithm {name!r} needs a "
             "reference; set rl.algorithm.kl_coef: 0, or another schedule"
-        )
-    if rl.critic is not None and parts.critic is None:
-        raise ValueError(f"rl.critic is given but algorithm {name!r} has no critic; drop rl.critic, or use ppo")
-    if rl.critic is not None and parts.critic is not None and parts.critic.learning_rate is not None:
-        raise ValueError(
-            f"rl.critic and critic_learning_rate="
-            f"{parts.critic.learning_rate:g} of rl.algorithm both set the critic's learning rate; drop one of them"
         )
     if rl.group_size < 2 and parts.needs_group:
         raise ValueError(f"group_size must be >= 2 to form a baseline, got {rl.group_size}; set rl.group_size")
@@ -222,9 +158,9 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
         raise ValueError(
             f"a group of {rl.group_size} is never informative; set rl.select.keep: all, or rl.group_size >= 2"
         )
-    if parts.updates.num_minibatches > rl.prompts_per_step:
+    if parts.params.num_minibatches > rl.prompts_per_step:
         raise ValueError(
-            f"num_minibatches={parts.updates.num_minibatches} is more than rl.prompts_per_step={rl.prompts_per_step}; "
+            f"num_minibatches={parts.params.num_minibatches} is more than rl.prompts_per_step={rl.prompts_per_step}; "
             "lower rl.algorithm.num_minibatches or raise rl.prompts_per_step"
         )
 
@@ -233,7 +169,7 @@ def check_term(rl: RlConfig, recipe: Recipe) -> None:
     """Raise ValueError for a term of distillation that this recipe cannot have."""
     if rl.distill is None:
         return
-    rl.distill.check_teaching(recipe)
+    rl.distill.check(recipe)
     if has_episodes(recipe.data, recipe.episodes):
         raise ValueError("rl.distill reads single responses, and rows have environments; drop it, or the environments")
     if rl.distill.has_own_teacher and rl.reference is not None and rl.reference.schedule == "none":
@@ -252,8 +188,8 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
     if rollout.top_p == 1 and rollout.top_k == 0:
         return
     setting = f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}"
-    if not parts.masks.keep_sampling:
-        if "cut_sampling" not in parts.allow:
+    if not parts.params.keep_sampling:
+        if "cut_sampling" not in parts.params.allow:
             raise ValueError(
                 f"{setting} cut off tokens that training would not: {UNUSUAL['cut_sampling']}. Set "
                 "rl.algorithm.keep_sampling: true, or top_p: 1 and top_k: 0, or ask for it with "
@@ -279,8 +215,8 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     parts = parts_of(rl)
     setting = "publish_every" if rollout.publish_every > 1 else "max_staleness"
     setting = f"rollout.{setting}={getattr(rollout, setting)}"
-    is_bypassed = parts.mismatch.stale == "bypass"
-    if is_bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.allow:
+    is_bypassed = parts.params.mismatch_stale == "bypass"
+    if is_bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.params.allow:
         raise ValueError(
             f"{setting} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
             "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"

@@ -11,7 +11,7 @@ from verizero.pipeline.config.servers import IN_PROCESS, VLLM_SERVER, ServerPara
 from verizero.pipeline.environments.base import validated
 from verizero.pipeline.errors import ConfigError
 
-Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
+Transfer = Literal["auto", "gloo", "nccl"]
 DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Largest mean difference of log-probs between engine and trainer, in nats, that rounding explains. Measured on the
 CPU: about 1e-6 in float32; 0.014 to 0.036 in bfloat16 with random weights, as the two sum in another order."""
@@ -44,9 +44,6 @@ class VllmConfig(ServerParams):
     sleep: bool = Field(
         True, description="vllm: the engine frees its GPU memory while the trainer computes and nothing is generated"
     )
-    quantization: Literal["fp8_per_tensor", "fp8_per_block", "fp8_per_channel"] | None = Field(
-        None, description="vLLM computes with weights in 8 bits, by this scheme of its own; null: in `model.dtype`"
-    )
     arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by their names there")
     devices: tuple[tuple[int, ...], ...] = Field(
         (), description="vllm_server: the GPUs of each server that the run starts, e.g. [[6], [7]]; none on the CPU"
@@ -56,8 +53,8 @@ class VllmConfig(ServerParams):
     )
     transfer: Transfer = Field(
         "auto",
-        description="vllm_server: transport of weights; gloo: through the CPU; nccl: between GPUs; ipc: within a GPU; "
-        "folder: through a folder that the servers see; auto: the fastest of the first three that works",
+        description="vllm_server: transport of weights; gloo: through the CPU; nccl: between GPUs; auto: the faster "
+        "that works",
     )
 
     @property
@@ -79,7 +76,6 @@ class ParityConfig(Section):
         gt=0,
         description="largest mean absolute difference in nats that counts as equal; null: 1e-3, in bfloat16 0.05",
     )
-    num_prompts: int = Field(8, ge=1, description="number of prompts, each answered once")
 
 
 class RolloutConfig(Section):
@@ -107,15 +103,6 @@ class RolloutConfig(Section):
     )
     max_staleness: int = Field(
         0, ge=0, description="generate responses up to so many updates ahead, during updates; 0: between updates"
-    )
-    in_flight: Literal["finish", "interrupt"] = Field(
-        "finish",
-        description="unfinished responses when new weights arrive: finish with the old, or continue with the new",
-    )
-    interrupt_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="interrupt: tokens of a response that each version of the weights draws; the last draws the rest",
     )
     max_rows: int = Field(
         1024,
@@ -155,12 +142,6 @@ class RolloutConfig(Section):
         return self.engine in ("vllm", VLLM_SERVER)
 
     @property
-    def takes_bits(self) -> bool:
-        """True if the engine takes a quantised base in its bits: a vLLM that the run starts, and does not divide."""
-        vllm = self.vllm
-        return self.takes_adapters and not vllm.urls and vllm.tensor_parallel == 1 and vllm.quantization is None
-
-    @property
     def servers_field(self) -> str:
         """Field of the recipe with the parameters of the servers."""
         return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"
@@ -184,11 +165,6 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _devices_fit(self) -> RolloutConfig:
         vllm = self.vllm
-        if vllm.quantization is not None and self.engine not in ("vllm", VLLM_SERVER):
-            raise ValueError(
-                f"rollout.vllm.quantization={vllm.quantization} with rollout.engine={self.engine}, which has none; set"
-                " rollout.engine: vllm or vllm_server, or drop it"
-            )
         if vllm.share_gpus and not vllm.devices:
             raise ValueError("rollout.vllm.share_gpus=true without rollout.vllm.devices; name each server's GPUs there")
         if not vllm.devices:
@@ -215,15 +191,6 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _ahead_fits(self) -> RolloutConfig:
-        is_interrupted = self.in_flight == "interrupt"
-        if is_interrupted != (self.interrupt_tokens is not None):
-            verb = "needs" if is_interrupted else "has no use for"
-            raise ValueError(f"rollout.in_flight={self.in_flight} {verb} rollout.interrupt_tokens")
-        if self.max_staleness == 0 and is_interrupted:
-            raise ValueError(
-                "rollout.in_flight=interrupt with rollout.max_staleness=0: nothing is under way when weights come; set "
-                "max_staleness: 1 or more"
-            )
         if self.max_staleness > 0 and self.publish_every > 1:
             raise ValueError(
                 f"rollout.publish_every={self.publish_every} would make responses older than rollout.max_staleness="
@@ -263,13 +230,7 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
         check_gpus(launch, train, rollout.vllm)
     if launch.kind == "none":
         return
-    num_ranks, ranks_per_sequence = launch.nodes * launch.gpus_per_node, train.sequence_parallel
-    if num_ranks % ranks_per_sequence:
-        raise ValueError(
-            f"train.sequence_parallel={ranks_per_sequence} does not divide the {num_ranks} ranks of launch; set it "
-            "to a divisor of them"
-        )
-    devices = rollout.vllm.tensor_parallel
+    num_ranks, devices = launch.nodes * launch.gpus_per_node, rollout.vllm.tensor_parallel
     if rollout.engine in ("auto", "vllm") and num_ranks % devices:
         raise ValueError(
             f"rollout.vllm.tensor_parallel={devices} does not divide the {num_ranks} ranks of launch, which are "
@@ -302,22 +263,15 @@ def check_gpus(launch: LaunchConfig, train: TrainConfig, vllm: VllmConfig) -> No
             f"both use GPU {shared[0]}; give the servers others, or set rollout.vllm.share_gpus: true and a "
             "gpu_memory_share that leaves the ranks room"
         )
-    if vllm.transfer not in ("nccl", "ipc"):
+    if vllm.transfer != "nccl":
         return
     setting = f"rollout.vllm.transfer={vllm.transfer}"
     if train.device == "cpu":
         raise ValueError(f"{setting} moves weights between GPUs, and train.device is cpu; set transfer: gloo or auto")
-    if vllm.transfer == "nccl" and ranks[0] in servers:
+    if ranks[0] in servers:
         raise ValueError(
             f"{setting} needs a GPU for each process, and rollout.vllm.devices={_as_lists(vllm.devices)} has the GPU "
-            f"{ranks[0]} of rank 0, which sends; give the servers others, or set transfer: ipc or gloo"
-        )
-    # With ipc, vLLM finds the sender's memory by the GPU's id, and all of its ranks must have sent theirs.
-    if vllm.transfer == "ipc" and (len(ranks) * launch.nodes > 1 or servers != set(ranks)):
-        raise ValueError(
-            f"{setting} hands memory over within one GPU, so it needs a single rank, and servers that the run "
-            f"starts on its GPU: rollout.vllm.devices: [[{ranks[0]}]] with share_gpus: true; set transfer: nccl or "
-            "gloo otherwise"
+            f"{ranks[0]} of rank 0, which sends; give the servers others, or set transfer: gloo"
         )
 
 
@@ -328,27 +282,6 @@ def rank_gpus(launch: LaunchConfig, train: TrainConfig) -> tuple[int, ...]:
     if launch.kind == "none" and ":" in train.device:
         return (int(train.device.split(":")[1]),)
     return tuple(range(1 if launch.kind == "none" else launch.gpus_per_node))
-
-
-def check_quantized(rollout: RolloutConfig, dtype: str, is_corrected: bool) -> None:
-    """Raise ValueError for rollouts in 8 bits that nothing corrects for.
-
-    `is_corrected`: the algorithm itself weights or drops tokens by the engine's log-probs.
-    """
-    scheme = rollout.vllm.quantization
-    if scheme is None:
-        return
-    if dtype == "float32":
-        raise ValueError(
-            f"rollout.vllm.quantization={scheme} with model.dtype=float32: vLLM quantises 16-bit weights; set "
-            "model.dtype: bfloat16, or drop it"
-        )
-    if not is_corrected and rollout.parity_action(dtype) != "correct":
-        raise ValueError(
-            f"rollout.vllm.quantization={scheme} with rollout.parity.action={rollout.parity.action}: an engine in "
-            "8 bits samples from another distribution than the one that trains, and nothing corrects for it; set "
-            "rollout.parity.action: correct or auto, or rl.algorithm.mismatch_level"
-        )
 
 
 def _as_lists(devices: tuple[tuple[int, ...], ...]) -> str:

@@ -16,6 +16,7 @@ from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.episodes import EpisodesConfig, check_episodes
 from verizero.pipeline.config.guard import GuardConfig
 from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.pairs import PairStage
 from verizero.pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
 from verizero.pipeline.config.quantized import check_quantized
 from verizero.pipeline.config.reward_model import RewardModelConfig
@@ -115,9 +116,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _graders_are_there(self) -> RunConfig:
-        others = [c.verifier for c in self.scoring.components]
-        others += [self.scoring.second_opinion.verifier] if self.scoring.second_opinion is not None else []
-        for choice in [*self.data.verifiers.values(), *others]:
+        for choice in [*self.data.verifiers.values(), *(c.verifier for c in self.scoring.components)]:
             if (name := choice.stage) is not None:
                 raise ValueError(
                     f"a verifier is the reward model of stage {name!r}, and it would grade before that stage has run; "
@@ -169,7 +168,7 @@ class RunConfig(Section):
                 )
 
     def _check_ranks(self) -> None:
-        check_backend(self.train, self.model, self.checkpoint)
+        check_backend(self.train, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes, bool(self.sections_of(RlConfig)))
 
@@ -200,9 +199,9 @@ class RunConfig(Section):
         return first.trains_policy and not first.learns_from_responses
 
     @property
-    def sections_on_pairs(self) -> dict[str, PreferenceConfig | RewardModelConfig]:
+    def sections_on_pairs(self) -> dict[str, PairStage]:
         """The sections of stages that train on pairs."""
-        return {**self.sections_of(PreferenceConfig), **self.sections_of(RewardModelConfig)}
+        return self.sections_of(PairStage)
 
     @property
     def teachers(self) -> list[str]:

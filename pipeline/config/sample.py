@@ -16,7 +16,6 @@ class RequestConfig(Section):
     api_key_variable: str | None = Field(None, description="environment variable that holds the key")
     timeout_s: float = Field(300, gt=0)
     retries: int = Field(3, ge=0, le=20)
-    backoff_s: float = Field(1.0, ge=0, description="seconds before the first retry; doubled for each further one")
     parallel: int = Field(8, ge=1, le=256, description="most requests at a time")
 
     @field_validator("url", check_fields=False)
@@ -32,37 +31,17 @@ class EndpointConfig(RequestConfig):
 
     url: str = Field(description="base URL, e.g. http://localhost:8000/v1")
     model: str = Field(min_length=1, description="name of the model at the endpoint")
-    max_tokens: int | None = Field(
-        None, ge=1, description="most tokens of an answer; null: rollout.max_response_tokens"
-    )
 
 
 class KeepConfig(Section):
     """Rules by which answers are saved. A dropped answer is counted under the first rule that it breaks."""
 
     min_score: float = Field(1.0, ge=0, le=1, description="least score of the verdict")
-    min_tokens: int = Field(1, ge=1, description="least tokens of an answer")
-    max_tokens: int | None = Field(None, ge=1, description="most tokens of an answer; null: any")
     truncated: bool = Field(False, description="keep answers that were cut at the length limit too")
-    distinct: Literal["none", "exact", "normalised"] = Field(
+    distinct: Literal["exact", "normalised"] = Field(
         "exact", description="keep one of equal answers; normalised: equal but for case, spaces and punctuation"
     )
-    max_similarity: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="largest similarity of two kept answers (Jaccard index of their word pairs); null: any",
-    )
-    max_per_prompt: int = Field(4, ge=1)
-    prefer: Literal["first", "shortest", "likeliest", "highest"] = Field(
-        "first", description="answers kept if there are too many; likeliest: by mean log-prob; highest: by score"
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> KeepConfig:
-        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
-            raise ValueError(f"keep.max_tokens must be >= keep.min_tokens, got {self.max_tokens} < {self.min_tokens}")
-        return self
+    max_per_prompt: int = Field(4, ge=1, description="of more, those with the highest scores are kept")
 
 
 class SampleConfig(StageSection):
@@ -91,6 +70,4 @@ class SampleConfig(StageSection):
             missing = [m for m in ("{question}", "{answer}") if m not in self.hint]
             if missing:
                 raise ValueError(f"sample.hint must hold {missing[0]}, got {self.hint!r:.80}")
-        if self.endpoint is not None and self.keep.prefer == "likeliest":
-            raise ValueError("sample.keep.prefer=likeliest needs log-probs, which endpoints do not give; use first")
         return self

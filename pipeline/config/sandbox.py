@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from verizero.pipeline.config.sections import Section
 
@@ -19,9 +19,6 @@ class SandboxConfig(Section):
     workers: int | None = Field(None, ge=1, description="most programs at a time on this machine; null: two per core")
     packages: tuple[str, ...] = Field(
         (), description="installed distributions that Python programs may import, with what they require"
-    )
-    python: str | None = Field(
-        None, description="path of the interpreter of programs and of packages; null: the one that runs"
     )
     url: str | tuple[str, ...] | None = Field(
         None, description="address of one or several `verizero sandbox serve`; null: run on this machine"
@@ -47,12 +44,6 @@ class SandboxConfig(Section):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"{url!r} is no http(s) address, such as http://127.0.0.1:8080")
         return value
-
-    @model_validator(mode="after")
-    def _interpreter_is_here(self) -> SandboxConfig:
-        if self.python is not None and self.url is not None:
-            raise ValueError("python names an interpreter of this machine, and with url none runs here; drop one")
-        return self
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -16,16 +16,6 @@ class ComponentConfig(Section):
     weight: float = Field(1.0, description="weight of the reward in the sum; the row's own verifier has weight 1")
 
 
-class SecondOpinionConfig(Section):
-    """Another verifier grades a share of the responses again. Rewards do not change; disagreements are reported."""
-
-    share: float = Field(
-        0.02, gt=0, le=1, description="share of the responses, among those whose own grader did not fail"
-    )
-    verifier: VerifierChoice = Field(description="{name or path, params}; it gets the row's reference")
-    domains: tuple[str, ...] | None = Field(None, description="domains that are graded again; null: all")
-
-
 class ScoringConfig(Section):
     """The reward for each kind of verdict, and what happens when graders fail."""
 
@@ -54,7 +44,6 @@ class ScoringConfig(Section):
     components: tuple[ComponentConfig, ...] = Field(
         (), description="further rewards, in training only; the reward is the sum (gdpo uses each by itself)"
     )
-    second_opinion: SecondOpinionConfig | None = None
 
     @model_validator(mode="after")
     def _endings_have_rewards(self) -> ScoringConfig:

@@ -54,13 +54,13 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="of the weights that compute; the optimiser moves float32 masters of them in any case; auto: "
-        "bfloat16 on a GPU, but float32 with reference.schedule: ema or with deepspeed's zero: 0",
+        "bfloat16 on a GPU, but float32 with reference.schedule: ema",
     )
 
-    quantize: Literal["nf4", "gguf"] | None = Field(
+    quantize: Literal["nf4"] | None = Field(
         None,
-        description="quantises linear layers, but not the output layer, and freezes them under train.lora; nf4: 4 "
-        "bits, by bitsandbytes; gguf: the blocks of the file that `path` names, so that no number changes",
+        description="nf4: linear layers, but not the output layer, are in 4 bits, by bitsandbytes, and frozen under "
+        "train.lora",
     )
 
     @model_validator(mode="after")
@@ -130,7 +130,6 @@ class TrainConfig(Section):
         description="fsdp, deepspeed: kept in the CPU's memory with the reference; optimizer: its state; all: weights "
         "too (deepspeed with zero: 3)",
     )
-    sequence_parallel: int = Field(1, ge=1, description="number of neighbouring ranks that divide each sequence")
     lora: LoraConfig | None = Field(None, description="train adapters on a frozen policy; null: train all weights")
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save memory"
@@ -139,9 +138,6 @@ class TrainConfig(Section):
     deterministic: bool = Field(
         True,
         description="on a GPU, kernels that give the same bytes each time, which may be slower; the CPU's always do",
-    )
-    peak_tflops: float | None = Field(
-        None, gt=0, description="TFLOP/s of one GPU in the policy's number type, for MFU; null: by the GPU's name"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads; null: torch's choice")
     micro_batch_tokens: int = Field(
@@ -152,17 +148,12 @@ class TrainConfig(Section):
         description="rows one after another without padding between them, on a GPU in micro-batches of one fixed "
         "number of tokens, and tokens with which several rows begin computed once; auto: where they are a tenth of all "
         "tokens, on a GPU a quarter, for texts also where padding is, and on CUDA in bfloat16 always, if the policy "
-        "passes a test; not with sequence_parallel",
+        "passes a test",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
         description="blocks by torch.compile; auto: of packed rows on CUDA, where a block computes the same by it; not "
-        "with deepspeed or sequence_parallel",
-    )
-    kernels: Literal["liger"] | None = Field(
-        None,
-        description="liger: norms, SwiGLU and rotary positions by the modules of the package liger-kernel, on CUDA, in "
-        "place of compiled blocks; null: by compile",
+        "with deepspeed",
     )
     logits_chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         "auto",
@@ -172,24 +163,20 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _backend_can(self) -> TrainConfig:
-        if self.compile == "on" and (self.backend == "deepspeed" or self.sequence_parallel > 1):
-            what = "sequence_parallel" if self.sequence_parallel > 1 else "backend"
+        if self.compile == "on" and self.backend == "deepspeed":
             raise ValueError(
-                f"train.compile=on with train.{what}={getattr(self, what)}, which works within blocks; set "
-                "train.compile: auto"
-            )
-        if self.compile == "on" and self.kernels is not None:
-            raise ValueError(f"train.compile=on with train.kernels={self.kernels}, of which one is enough; drop one")
-        if self.packing == "on" and self.sequence_parallel > 1:
-            raise ValueError(
-                f"train.packing=on with train.sequence_parallel={self.sequence_parallel}, which shares out rows with "
-                "their padding; set train.packing: auto, or train.sequence_parallel: 1"
+                "train.compile=on with train.backend=deepspeed, which works within blocks; set train.compile: auto"
             )
         if self.backend != "deepspeed" and self.zero > 0:
             raise ValueError(f"train.zero={self.zero} with train.backend={self.backend}; set train.backend: deepspeed")
         if self.backend in ("auto", "torch") and self.offload != "none":
             raise ValueError(
                 f"train.offload={self.offload} with train.backend={self.backend}; set train.backend: fsdp or deepspeed"
+            )
+        if self.backend == "deepspeed" and self.zero == 0:
+            raise ValueError(
+                "train.zero=0 with train.backend=deepspeed divides nothing; set train.zero: 1, 2 or 3, or "
+                "train.backend: torch"
             )
         if self.backend == "fsdp":
             if self.offload == "all":
@@ -200,24 +187,22 @@ class TrainConfig(Section):
             return self
         if self.offload == "all" and self.zero < 3:
             raise ValueError(f"train.offload=all with train.zero={self.zero}; set train.zero: 3, or offload: optimizer")
-        if self.offload == "optimizer" and self.zero < 1:
-            raise ValueError("train.offload=optimizer with train.zero=0; set train.zero: 1, 2 or 3")
         return self
 
 
 class LaunchConfig(Section):
     """The processes that train together. If one ends, all end."""
 
-    kind: Literal["none", "local", "torchrun", "deepspeed", "slurm"] = Field(
-        "none", description="none: one process, or ranks that something else has started; local: ranks on this machine"
+    kind: Literal["none", "torchrun", "slurm"] = Field(
+        "none",
+        description="none: one process, or ranks that something else has started; torchrun: here, or on each node",
     )
     nodes: int = Field(1, ge=1)
     gpus_per_node: int = Field(1, ge=1, description="ranks on each node (also without GPUs)")
-    hostfile: str | None = Field(
-        None, description="deepspeed: file with lines `host slots=8`, the node of rank 0 first"
-    )
     address: str | None = Field(None, description="torchrun on several nodes: address of the first node")
-    port: int = Field(29500, ge=1, le=65535, description="port on the first node; `local` takes a free one")
+    port: int = Field(
+        29500, ge=1, le=65535, description="port on the first node; torchrun on one node takes a free one"
+    )
     phase_timeout_s: float = Field(
         1800,
         gt=0,
@@ -226,14 +211,10 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> LaunchConfig:
-        if self.kind in ("none", "local") and self.nodes > 1:
-            raise ValueError(
-                f"launch.nodes={self.nodes} with launch.kind={self.kind}; use torchrun, deepspeed or slurm for several"
-            )
+        if self.kind == "none" and self.nodes > 1:
+            raise ValueError(f"launch.nodes={self.nodes} with launch.kind=none; use torchrun or slurm for several")
         if self.kind == "torchrun" and self.nodes > 1 and self.address is None:
             raise ValueError(f"launch.nodes={self.nodes} with torchrun needs launch.address, the first node's")
-        if self.kind == "deepspeed" and self.nodes > 1 and self.hostfile is None:
-            raise ValueError(f"launch.nodes={self.nodes} with deepspeed needs launch.hostfile")
         return self
 
 
@@ -264,17 +245,10 @@ class ReportConfig(Section):
 
     trackers: tuple[str, ...] = Field(
         ("tensorboard",),
-        description="names: tensorboard, wandb, mlflow, trackio, those of plug-ins; or file.py:Class from the recipe's "
-        "folder",
+        description="names: tensorboard, wandb, mlflow, those of plug-ins; or file.py:Class from the recipe's folder",
     )
     samples_per_step: int = Field(
         4, ge=0, description="groups of each step whose responses are written to rollouts.jsonl"
-    )
-    metrics_port: int | None = Field(
-        None,
-        ge=1,
-        le=65535,
-        description="port on loopback that serves /metrics for Prometheus during the run; null: none",
     )
 
     @field_validator("trackers")
@@ -294,7 +268,6 @@ class PrefectConfig(Section):
     phases: Literal["tasks", "folded"] = Field(
         "tasks", description="tasks: one task for each phase; folded: one for each step"
     )
-    start_timeout_s: float = Field(300, gt=0, description="seconds to wait for the embedded server")
 
 
 def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:
@@ -318,13 +291,8 @@ def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:
         )
 
 
-def check_backend(train: TrainConfig, model: ModelConfig, checkpoint: CheckpointConfig) -> None:
+def check_backend(train: TrainConfig, checkpoint: CheckpointConfig) -> None:
     """Raise ValueError for settings that the training backend does not support."""
-    if train.backend == "deepspeed" and model.dtype == "bfloat16" and train.zero == 0:
-        raise ValueError(
-            "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
-            "model.dtype: float32, or train.backend: torch, which keeps them"
-        )
     if checkpoint.in_background and train.backend != "fsdp":
         raise ValueError(
             f"checkpoint.in_background=true with train.backend={train.backend!r}, which writes checkpoints before it "

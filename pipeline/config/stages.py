@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
 
@@ -174,7 +174,7 @@ class StageSection(Section):
         """Raise ValueError, with the remedy, for settings of the recipe that do not fit this stage."""
 
     def explain(self, recipe: Recipe) -> str:
-        """Return the text that `verizero explain` shows for the stage; empty: none."""
+        """Return the text that `verizero check` shows for the stage; empty: none."""
         return ""
 
 
@@ -216,59 +216,58 @@ def check_start(index: int, stage: Stage, before: Sequence[str], train: TrainCon
         )
 
 
-def check_one_length(name: str, steps: int | None, epochs: float | None) -> None:
+def check_one_length(section: str, steps: int | None, epochs: float | None) -> None:
     """Raise ValueError unless exactly one of steps and epochs is given."""
     if (steps is None) == (epochs is None):
-        raise ValueError(f"give exactly one of {name}.steps and {name}.epochs, got steps {steps} and epochs {epochs}")
+        raise ValueError(
+            f"give exactly one of {section}.steps and {section}.epochs, got steps {steps} and epochs {epochs}"
+        )
 
 
-class PretrainConfig(StageSection):
-    """Next-token training on unlabelled text, of a new base model (R1-Zero) or on files of a domain."""
+class TextStage(StageSection):
+    """Base of stages that learn from texts, for a number of steps or of passes."""
 
+    where: ClassVar[str]
+    """The section's name in a recipe."""
     learns: ClassVar[Learns] = "texts"
-    title: ClassVar[str] = "Pretraining"
     plays_episodes: ClassVar[bool] = True
     lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
-    reads: ClassVar[frozenset[str]] = frozenset({"text"})
 
     steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="passes over the texts, instead of steps")
-    batch_size: int = Field(64, ge=1, description="texts in a step")
+    epochs: float | None = Field(None, gt=0, description="passes over the texts or demonstrations, instead of steps")
+    batch_size: int = Field(64, ge=1, description="texts or demonstrations in a step")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=30)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        check_one_length(self.where, self.steps, self.epochs)
+        return self
+
+
+class PretrainConfig(TextStage):
+    """Next-token training on unlabelled text, of a new base model (R1-Zero) or on files of a domain."""
+
+    where: ClassVar[str] = "pretrain"
+    title: ClassVar[str] = "Pretraining"
+    reads: ClassVar[frozenset[str]] = frozenset({"text"})
+
     text: tuple[TextSource, ...] = Field(
         (), description="files; texts longer than the context are cut into pieces; empty: lines of the generators"
     )
     num_lines: int = Field(20_000, ge=1, description="lines of text from the generators of data.train")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=30)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> PretrainConfig:
-        check_one_length("pretrain", self.steps, self.epochs)
-        return self
 
 
-class SftConfig(StageSection):
+class SftConfig(TextStage):
     """Supervised fine-tuning on demonstrations of the data, or of an earlier stage."""
 
-    learns: ClassVar[Learns] = "texts"
+    where: ClassVar[str] = "sft"
     title: ClassVar[str] = "SFT"
-    plays_episodes: ClassVar[bool] = True
-    lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
     reads: ClassVar[frozenset[str]] = frozenset({"demonstrations"})
 
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="passes over the demonstrations, instead of steps")
-    batch_size: int = Field(64, ge=1, description="demonstrations in a step")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
     demonstrations: str | None = Field(
         None, description="earlier stage whose demonstrations are trained on; null: those of `data`"
     )
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine", warmup_steps=30)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> SftConfig:
-        check_one_length("sft", self.steps, self.epochs)
-        return self
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose demonstrations are trained on."""
@@ -283,18 +282,15 @@ class SftConfig(StageSection):
 class ReferenceConfig(Section):
     """When the reference policy is replaced by the current policy."""
 
-    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
+    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "none"] = Field(
         "every_round", description="none: no reference and no KL to it"
     )
     every: int | None = Field(None, ge=1, description="every_n_steps: steps between refreshes; ema: null: 1")
     alpha: float | None = Field(None, gt=0, le=1, description="ema: weight of the policy (2404.09656)")
-    kl: float | None = Field(None, gt=0, description="on_kl: mean KL (k3) above which the reference is refreshed")
-    patience: int | None = Field(None, ge=1, description="on_plateau: steps without a better mean reward")
 
     @model_validator(mode="after")
     def _fits(self) -> ReferenceConfig:
-        needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
-        for schedule, name in needs.items():
+        for schedule, name in (("every_n_steps", "every"), ("ema", "alpha")):
             is_set = getattr(self, name) is not None
             if is_set != (self.schedule == schedule) and not (name == "every" and self.schedule == "ema"):
                 verb = "needs" if self.schedule == schedule else "has no use for"
@@ -309,9 +305,7 @@ class SelectConfig(Section):
         "auto", description="informative: groups whose rewards are not all equal; auto: as the algorithm sets it"
     )
     max_refills: int = Field(3, ge=0, description="most further generations in a step, if too few groups were kept")
-    fallback: Literal["train_short", "skip"] = Field("train_short", description="action if the batch is still not full")
     carry_over: bool = Field(True, description="train on kept groups beyond the batch in the next step")
-    min_groups: int = Field(1, ge=1, description="skip the update if fewer groups were kept")
 
 
 class RoundsConfig(StageSection):
@@ -333,12 +327,6 @@ class RoundsConfig(StageSection):
     select: SelectConfig = SelectConfig()
     max_tokens: int | None = Field(
         None, ge=1, description="end RL before a step that might bring the generated tokens above this; null: no limit"
-    )
-    max_bad_steps: int = Field(
-        3,
-        ge=1,
-        description="steps in a row after which the run ends, if their updates were refused (non-finite), or if "
-        "nothing trained because graders failed",
     )
 
     @property

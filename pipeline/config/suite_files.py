@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verizero.pipeline.config.merge import merge
-from verizero.pipeline.config.yaml_reader import read_yaml
+from verizero.pipeline.config.yaml_reader import read_mapping
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 
@@ -37,11 +35,8 @@ def suite_tree(name: str, base: Path) -> dict[str, Any]:
     Raises: ConfigError naming the file.
     """
     path = suite_file(name, base)
-    try:
-        tree = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(exc).split())}") from exc
-    rows = tree.get("rows") if isinstance(tree, dict) else None
+    tree = read_mapping(path)
+    rows = tree.get("rows")
     if not isinstance(rows, dict):
         raise ConfigError(f"{path} must hold `rows`, a source such as {{file: rows.jsonl, verifier: math}}")
     folder = path.resolve().parent

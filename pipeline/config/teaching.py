@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from verizero.pipeline.config.rollout import RolloutConfig, check_older_weights
 from verizero.pipeline.config.sample import RequestConfig
-from verizero.pipeline.config.sections import ModelPath, Section, TrainConfig
+from verizero.pipeline.config.sections import ModelPath, Section
 from verizero.pipeline.config.stages import POLICY, Recipe
 from verizero.pipeline.rl.divergences import Divergence, Objective, Over, StaleWeights, explain
 
@@ -132,28 +132,13 @@ class DistillationConfig(Section):
 
     teacher: TeacherConfig | None = Field(None, description="teacher of all domains that are not in `teachers`")
     teachers: dict[str, TeacherConfig] = Field({}, description="domain: its teacher")
-    divergence: Divergence = Field(
-        "reverse_kl",
-        description="KL(policy || teacher), KL(teacher || policy), the generalised Jensen-Shannon divergence between "
-        "them (2306.13649), or mixed: a weighted sum of the first two",
-    )
-    beta: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="jsd: weight of the teacher in the mixture; mixed: weight of KL(teacher || policy)",
-    )
+    divergence: Divergence = Field("reverse_kl", description="KL(policy || teacher), or KL(teacher || policy)")
     over: Over = Field(
         "vocabulary",
         description="vocabulary: all tokens; top_k: the teacher's k most likely tokens, and all others as one; "
         "sampled: the sampled token alone (policy gradient with the advantage log q - log pi)",
     )
     top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
-    zero_outside_topk: bool = Field(
-        False,
-        description="top_k: the teacher gives all other tokens nothing, as in NeMo-RL, and the policy is compared over "
-        "the vocabulary; false: all others are one outcome of both",
-    )
     temperature: float | None = Field(
         None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
     )
@@ -166,15 +151,8 @@ class DistillationConfig(Section):
     )
     stale_weights: StaleWeights | None = Field(
         None,
-        description="importance weights on responses of an older policy; token: of the sampled token, for over: "
-        "sampled; prefix: of all tokens up to it, or before it for over: vocabulary and top_k; null: none",
-    )
-    stale_cap: float = Field(2.0, gt=0, description="no weight of a stale token is above this; those cut are counted")
-    drift_gamma: float = Field(
-        0.0,
-        ge=0,
-        description="further weight of a response's first token, which falls to 0 at its end with the divergence of "
-        "the tokens before (2606.22600)",
+        description="importance weights on responses of an older policy, of the sampled token, for over: sampled; "
+        "null: none",
     )
 
     @model_validator(mode="after")
@@ -184,24 +162,19 @@ class DistillationConfig(Section):
             raise ValueError(
                 f"give {where}.teacher, e.g. {{path: models/teacher}}, or {where}.teachers by domain, got none"
             )
-        for option, needed, setting in (
-            ("beta", self.divergence in ("jsd", "mixed"), f"divergence={self.divergence}"),
-            ("top_k", self.over == "top_k", f"over={self.over}"),
-        ):
-            if (getattr(self, option) is not None) != needed:
-                raise ValueError(f"{where}.{setting} {'needs' if needed else 'has no use for'} {where}.{option}")
-        if self.zero_outside_topk and self.over != "top_k":
-            raise ValueError(f"{where}.over={self.over} has no use for {where}.zero_outside_topk; set over: top_k")
+        if (self.top_k is not None) != (self.over == "top_k"):
+            verb = "needs" if self.top_k is None else "has no use for"
+            raise ValueError(f"{where}.over={self.over} {verb} {where}.top_k")
         if self.over == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
                 f"{where}.over=sampled with {where}.divergence={self.divergence}: samples of the policy measure "
                 "the reverse KL alone; set divergence: reverse_kl, or over: vocabulary or top_k"
             )
-        if self.stale_weights == "token" and self.over != "sampled":
+        if self.stale_weights and self.over != "sampled":
             raise ValueError(
                 f"{where}.stale_weights=token with {where}.over={self.over}: the divergence at a token does not "
                 "depend on which token was sampled there, so weights of that token change nothing in the mean and add "
-                "variance; set stale_weights: prefix, or over: sampled"
+                "variance; leave stale_weights out, or set over: sampled"
             )
         return self
 
@@ -217,13 +190,12 @@ class DistillationConfig(Section):
         return by_domain if self.teacher is None else {"teacher": self.teacher, **by_domain}
 
     @property
-    def paths_of_teachers(self) -> list[str]:
+    def teacher_paths(self) -> list[str]:
         """Folders and hub ids of the teachers that have one."""
         return [t.path for t in self.all_teachers.values() if t.path is not None]
 
-    @property
-    def teacher_stages(self) -> dict[str, tuple[str, str]]:
-        """The stages whose policies are teachers, by field of this section."""
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """Return the stages whose policies are teachers, by field of this section."""
         return {f"{field}.stage": (t.stage, POLICY) for field, t in self.all_teachers.items() if t.stage is not None}
 
     def objective(self, sampling_temperature: float) -> Objective:
@@ -231,26 +203,22 @@ class DistillationConfig(Section):
         return Objective(
             self.divergence,
             self.over,
-            0.5 if self.beta is None else self.beta,
             self.top_k or 0,
             sampling_temperature if self.temperature is None else self.temperature,
             self.discount,
-            self.zero_outside_topk,
             self.stale_weights,
-            self.stale_cap,
-            self.drift_gamma,
         )
 
-    def explain_teaching(self, recipe: Recipe, coef: float | None = None) -> str:
+    def explain(self, recipe: Recipe, coef: float | None = None) -> str:
         """Return the divergence that is minimised, as a term with that coefficient if one is given, and teachers."""
         teachers = [f"{field:<13} {teacher.explain()}" for field, teacher in self.all_teachers.items()]
         return "\n".join([explain(self.objective(recipe.rollout.temperature), coef), *teachers])
 
-    def check_teaching(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise ValueError for settings of the recipe that distillation cannot use."""
         _check_servers(self, recipe.rollout)
         _check_sampling(self, recipe.rollout)
-        _check_backend(recipe.train, recipe.rollout)
+        check_older_weights(recipe.rollout, recipe.train)
 
 
 class DistillTermConfig(DistillationConfig):
@@ -282,12 +250,10 @@ def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
 def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
     where = distill.where
-    if distill.over != "sampled" and distill.discount == 0 and distill.stale_weights is None:
+    if distill.over != "sampled" and distill.discount == 0:
         return
     setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
-    if distill.over != "sampled" and distill.discount == 0:
-        setting = f"stale_weights={distill.stale_weights}"
-    remedy = f"or {where}.over: vocabulary or top_k with discount: 0 and without stale_weights"
+    remedy = f"or {where}.over: vocabulary or top_k with discount: 0"
     if distill.temperature not in (None, rollout.temperature):
         raise ValueError(
             f"{where}.{setting} needs samples of the distribution that trains: {where}.temperature="
@@ -306,13 +272,3 @@ def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None
             f"rollout.{option}={getattr(rollout, option)} trains "
             f"on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
         )
-
-
-def _check_backend(train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Raise ValueError for training settings that distillation cannot use."""
-    if train.sequence_parallel > 1:
-        raise ValueError(
-            f"train.sequence_parallel={train.sequence_parallel} divides each sequence, and distillation compares whole "
-            "ones; set it to 1"
-        )
-    check_older_weights(rollout, train)

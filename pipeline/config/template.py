@@ -40,13 +40,8 @@ class Template(Section):
     )
     calls: str = Field(
         "tags",
-        description="form of the policy's calls of tools: hermes, llama, tags, xml, that of a plug-in, or for chat "
+        description="form of the policy's calls of tools: hermes, tags, xml, that of a plug-in, or for chat "
         "that of a family of models by the package renderers, e.g. renderers/nemotron-3",
-    )
-    history: Literal["template", "keep"] = Field(
-        "template",
-        description="for chat: template: a history that the chat template rewrites begins a new row; keep: turns are "
-        "only ever appended, which a server of the model will not do",
     )
 
     @model_validator(mode="before")
@@ -84,8 +79,6 @@ class Template(Section):
             raise ValueError(f"template.system and template.chat_arguments need template.name: chat, got {self.name!r}")
         if self.name != "chat" and self.calls.startswith(FAMILY):
             raise ValueError(f"template.calls: {self.calls} needs template.name: chat, got {self.name!r}")
-        if self.name != "chat" and self.history != "template":
-            raise ValueError(f"template.history: {self.history} needs template.name: chat, got {self.name!r}")
         if self.observation.count(TEXT) != 1 or self.observation == TEXT:
             raise ValueError(
                 "template.observation must hold {text} once and something around it, by which the policy sees that its "

@@ -10,13 +10,12 @@ from typing import Any
 
 from verizero.pipeline.data.foreign_text import ForeignText
 from verizero.pipeline.data.policy_text import CLOSE, OPEN, after_thinking
-from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.render import Ids, Renderer
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError, boundary
 from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import Call, Message
 
-Ids = tuple[int, ...]
 WORDS = ("word 0", "term 1")
 """Two probe messages, with different first and last letters."""
 CUT = "\ufdd0"
@@ -84,7 +83,9 @@ class ChatText:
         """Return the message without its thinking."""
         if message.role != "assistant":
             return message
-        at = 0 if self.splits_thinking else after_thinking(message.content, self.opens_thinking)
+        # Many clients give back the words alone: where nothing closes thinking, there is none.
+        is_open = self.opens_thinking and CLOSE in message.content
+        at = 0 if self.splits_thinking else after_thinking(message.content, is_open)
         return replace(message, thinking=None, content=message.content[at:])
 
     def end_of(self, words: str) -> str:

@@ -6,20 +6,18 @@ writes behind it; a text that it writes differently now, e.g. without earlier th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from verizero.pipeline.data.chat_text import WORDS, ChatText, whole
-from verizero.pipeline.data.policy_text import CLOSE, OPEN, read_turn, text_of_turn
-from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.rewritten_row import num_new, rewritten_row
+from verizero.pipeline.data.chat_text import ChatText, whole
+from verizero.pipeline.data.policy_text import CLOSE, OPEN, after_thinking, read_turn, text_of_turn
+from verizero.pipeline.data.render import Ids, Renderer
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import CallForm, NextPrompt, NotFromPolicy, PromptPiece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import FinishReason, Message, Prompt
 
-Ids = tuple[int, ...]
 Tools = Sequence[ToolSchema]
 
 
@@ -69,6 +67,8 @@ class ChatTurns:
         """
         ids = tuple(sampled)[: -1 if finish_reason == "stop" and sampled else None]
         text, is_open = self.chat.text_of(ids, self._marks), self.chat.opens_thinking
+        if finish_reason == "stop":
+            text = text.removesuffix(self.renderer.closing[0])
         result = read_turn(self.form, text, finish_reason, turn, tools, is_open)
         message = result.message
         if self.chat.splits_thinking:
@@ -76,13 +76,18 @@ class ChatTurns:
         return replace(result, message=whole(message))
 
     def write(self, message: Message, tools: Tools) -> Ids:
-        """Return the tokens of a policy that says this message, with the end token. Raises: DataError."""
-        inert = replace(message, content=self.chat.inert(message.content), thinking=None)
-        text = text_of_turn(self.form, inert, tools)
-        if message.thinking is not None or self.chat.opens_thinking:
-            thinking = "\n" if not message.thinking else f"{self.chat.inert(message.thinking)}\n"
-            text = f"{'' if self.chat.opens_thinking else OPEN + chr(10)}{thinking}{CLOSE}\n\n{text}"
-        return (*self.chat.ids(text), int(self.renderer.tokenizer.eos_token_id))
+        """Return the tokens of a policy that says this message, with the turn's end. Raises: DataError."""
+        content, thinking, at = message.content, message.thinking, 0
+        begins = content.lstrip().startswith(OPEN)
+        if thinking is None and (begins or (self.chat.opens_thinking and CLOSE in content)):
+            at = after_thinking(content, not begins)
+        thought = self.chat.inert(content[:at], (OPEN, CLOSE))
+        if thinking is not None:
+            thought = f"{OPEN}\n{self.chat.inert(thinking)}{thinking and chr(10)}{CLOSE}\n\n"
+        inert = replace(message, content=self.chat.inert(content[at:]), thinking=None)
+        text = self.renderer.continued(thought + text_of_turn(self.form, inert, tools))
+        before, end = self.renderer.closing
+        return (*self.chat.ids(text + before), end)
 
     def extend(
         self,
@@ -94,7 +99,6 @@ class ChatTurns:
     ) -> NextPrompt:
         """Return the text that the template writes behind the last turn, in tokens; or a new row.
 
-        With `template.history: keep` there is never a new row.
         Raises: DataError if the template refuses the conversation, or shows nothing of the new messages.
         """
         for message in new:
@@ -104,10 +108,8 @@ class ChatTurns:
         new = [self.chat.of_others(m) for m in new]
         spliced = self._spliced(history, new, tools, sampled[-1], finish_reason)
         if spliced.fork is not None:
-            if self.renderer.template.history == "template":
-                pieces = rewritten_row(self.chat, [*history, *new], tools, sampled, places)
-                return NextPrompt(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
-            spliced = _Spliced(self._behind_any(history, new, tools, sampled[-1], finish_reason))
+            pieces = rewritten_row(self.chat, [*history, *new], tools, sampled, places)
+            return NextPrompt(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
         ids = self.chat.ids(spliced.text)
         if not ids:
             roles = ", ".join(m.role for m in new)
@@ -143,47 +145,25 @@ class ChatTurns:
         thinking = _thinking(words.removesuffix(end), self.chat.opens_thinking)
         if thinking and thinking not in before[num_shared(earlier, before) :]:
             return _Spliced(after, "thinking")
-        close = self._close(history, tools, before, words, finish)
-        return _Spliced(close + after[len(before) :])
+        return _Spliced(self._rest(history, tools, before, words, finish, after[len(before) :]))
 
-    def _close(self, history: Sequence[Message], tools: Tools, before: str, words: str, finish: FinishReason) -> str:
-        """Return what the template writes behind the last turn's words, without the end token that it has."""
+    def _rest(
+        self, history: Sequence[Message], tools: Tools, before: str, words: str, finish: FinishReason, new: str
+    ) -> str:
+        """Return what the template writes behind the last turn's words and then, without the end token that they have.
+
+        Some templates write that token only where the next turn begins.
+        """
         close, end = self.chat.close_behind(history[:-1], tools), self.chat.end_of(words)
         if not before.endswith(close):
             # Some templates end a turn that calls in another way than others.
             bare = before.rstrip()
             close = self.chat.end_of(bare) + before[len(bare) :]
         if finish == "length" or not end:
-            return close
+            return close + new
         if end in close:
-            return close[close.index(end) + len(end) :]
-        return close
-
-    def _behind_any(
-        self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish: FinishReason
-    ) -> str:
-        """Return what the template writes behind the last turn, whatever it makes of the history."""
-        last = self.chat.without_thinking(history[-1])
-        calls = tuple(replace(c, arguments={}) for c in last.calls)
-        words = self.chat.text_of(ids)
-        end = self.chat.end_of(words)
-        for content in (WORDS[0], ""):
-            shown = [*history[:-1], replace(last, content=content, calls=calls)]
-            after = self.chat.write([*shown, *new], tools, asks=True)
-            before = self.chat.write(shown, tools, asks=False)
-            if after.startswith(before):
-                return self._close(history, tools, before, words, finish) + after[len(before) :]
-            at = after.rfind(content) if content else -1
-            behind = after[at + len(content) :] if at >= 0 else ""
-            if behind and finish == "stop" and end and end in behind:
-                return behind[behind.index(end) + len(end) :]
-            if behind and not calls:
-                return behind
-        roles = ", ".join(m.role for m in new)
-        raise DataError(
-            f"the chat template rewrites the turn before messages of {roles}, and nothing shows where it ends; set "
-            "template.history: template"
-        )
+            return close[close.index(end) + len(end) :] + new
+        return close + (new if close else new.removeprefix(end))
 
 
 def _places(history: Sequence[Message], num: int) -> Sequence[int]:
@@ -214,3 +194,73 @@ def _thinking(words: str, is_open: bool) -> str:
     """Return the thinking of a turn's text, without the spaces around it."""
     inside = words if is_open else words.partition(OPEN)[2]
     return inside.partition(CLOSE)[0].strip()
+
+
+def rewritten_row(
+    chat: ChatText,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    sampled: Sequence[Ids],
+    turn_indices: Sequence[int],
+) -> tuple[PromptPiece, ...]:
+    """Return the whole conversation, ready for the next turn, in pieces. `turn_indices`: of the policy's turns in it.
+
+    A turn whose words the template writes as they were sampled keeps its tokens; the others are observed, in the
+    template's words.
+    """
+    words = [chat.text_of(ids) for ids in sampled]
+    # Nothing but a turn of the policy looks like the beginning of one.
+    shown = [m if n in turn_indices else chat.inert_message(m) for n, m in enumerate(messages)]
+    text = chat.write(shown, tools, asks=True)
+    unchanged = _unchanged_turns(chat, text, words)
+    # The marks of its thinking stay whole: templates look for them.
+    turn_ids = {
+        n: chat.inert_message(messages[n], (OPEN, CLOSE)) for k, n in enumerate(turn_indices) if k not in unchanged
+    }
+    cut = [turn_ids.get(n, m) for n, m in enumerate(shown)]
+    if cut != shown:
+        text = chat.write(cut, tools, asks=True)
+        unchanged = _unchanged_turns(chat, text, words)
+    pieces, index = [], 0
+    for k, (start, end) in unchanged.items():
+        pieces += [PromptPiece(chat.ids(text[index:start])), PromptPiece(tuple(sampled[k]), turn=k)]
+        index = end
+    return (*pieces, PromptPiece(chat.ids(text[index:])))
+
+
+def num_new(
+    chat: ChatText, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema], ids: Ids
+) -> int:
+    """Return the number of the last of `ids`, the end of a prompt after `new`, that the new messages bring.
+
+    They begin with the first word of the first new message. 0 where nothing shows where that is.
+    """
+    content = new[0].content
+    index = len(content) - len(content.lstrip())  # behind spaces, which a template may strip
+    letter = "B" if content[index:].startswith("A") else "A"
+    other = replace(new[0], content=content[:index] + letter + content[index:])
+    text = chat.write([*history, *new], tools, asks=True)
+    changed = chat.write([*history, other, *new[1:]], tools, asks=True)
+    begin = num_shared(text, changed)
+    if changed != text[:begin] + letter + text[begin:]:  # the template reads more than it shows
+        return 0
+    # Tokens of the whole may span the beginning, so only those that both have at their ends count.
+    return num_shared(chat.ids(text[begin:])[::-1], ids[::-1])
+
+
+def _unchanged_turns(chat: ChatText, text: str, words: Sequence[str]) -> Mapping[int, tuple[int, int]]:
+    """Return turn -> (begin, end) in the text, for turns that the template has not changed."""
+    unchanged: dict[int, tuple[int, int]] = {}
+    index = 0
+    for k, turn in enumerate(words):
+        end = chat.end_of(turn)
+        # A template may end a turn in another way than the policy did, and a turn that was cut has no end.
+        ways = [turn, turn.removesuffix(end) + chat.close] if end else [turn + chat.close]
+        for way in ways:
+            start = text.find(chat.generation + way, index)
+            if chat.generation and start >= 0:
+                begin = start + len(chat.generation)
+                index = begin + len(turn if way == turn else turn.removesuffix(end))
+                unchanged[k] = (begin, index)
+                break
+    return unchanged

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from verizero.pipeline.config.template import FAMILY
-from verizero.pipeline.data.chat_turns import ChatTurns, Ids, Tools
+from verizero.pipeline.data.chat_turns import ChatTurns, Tools
 from verizero.pipeline.data.policy_text import CLOSE, OPEN, call_id
-from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.render import Ids, Renderer
 from verizero.pipeline.environments.conversing import FoundCalls, ReadTurn
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.types import Call, FinishReason, Message

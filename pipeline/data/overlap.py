@@ -8,8 +8,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from verizero.pipeline.config.data import OverlapConfig
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
 
@@ -19,6 +19,8 @@ Gram = tuple[str, ...]
 IGNORED_PUNCTUATION = re.compile(r"(?<!\w)[.,;:?\"`]+|[.,;:?\"`]+(?!\w)")
 """Punctuation that is no part of a number or a word, as in "1.5" and "3:4". Operators stay, with the ! of a factorial
 and the ' of a derivative."""
+MIN_SHARE = 0.8
+"""Share of a prompt's n-grams that makes it one of training."""
 MAX_SHARE_OF_TASK_WORDS = 0.01
 """An n-gram in a larger share of the training prompts (and more than 5) is an instruction, not a task."""
 
@@ -64,13 +66,11 @@ def normalise(text: str) -> str:
     return " ".join(IGNORED_PUNCTUATION.sub(" ", folded).split())
 
 
-def find_overlap(
-    train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: int | None = 13, threshold: float = 0.8
-) -> Overlap:
+def find_overlap(train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: int = 13) -> Overlap:
     """Return the evaluation prompts that occur in training.
 
-    Equal questions; else equal after `normalise`; else, with `ngram`, those of whose distinct word n-grams a share of
-    at least `threshold` is found in training prompts (any of them). N-grams that very many training prompts share are
+    Equal questions; else equal after `normalise`; else those of whose distinct word n-grams a share of
+    at least MIN_SHARE is found in training prompts (any of them). N-grams that very many training prompts share are
     instructions and do not count. Nor does the question of an episode that several answers belong to: what tells its
     tasks apart is in the environment. Time and memory are linear in the text.
 
@@ -96,7 +96,7 @@ def find_overlap(
             matches.append(Match(prompt.id, tuple(exact[prompt.question]), "exact", 1.0))
         elif normalise(prompt.question) in normal:
             matches.append(Match(prompt.id, tuple(normal[normalise(prompt.question)]), "normalised", 1.0))
-        elif grams and len(shared) / len(grams) >= threshold:
+        elif grams and len(shared) / len(grams) >= MIN_SHARE:
             matches_of = Counter(i for g in shared for i in holders[g])
             ids = tuple(i for i, _ in sorted(matches_of.items(), key=lambda item: (-item[1], item[0])))
             matches.append(Match(prompt.id, ids, "ngram", len(shared) / len(grams)))
@@ -104,18 +104,18 @@ def find_overlap(
 
 
 def check_overlap(
-    train: Sequence[Prompt], evaluation: Sequence[Prompt], config: OverlapConfig
+    train: Sequence[Prompt], evaluation: Sequence[Prompt], on_overlap: Literal["error", "drop", "report"]
 ) -> tuple[list[Prompt], Overlap]:
     """Return the training prompts to use, and the overlap.
 
     Raises: DataError if an evaluation prompt occurs in training and `on_overlap` is "error", or if "drop" leaves none.
     """
-    overlap = find_overlap(train, evaluation, config.ngram, config.threshold)
+    overlap = find_overlap(train, evaluation)
     if not overlap.matches:
         return list(train), overlap
-    if config.on_overlap == "error":
-        raise DataError(f"{overlap}. Take them out of one of the two, or set data.overlap.on_overlap: drop (or report)")
-    if config.on_overlap == "report":
+    if on_overlap == "error":
+        raise DataError(f"{overlap}. Take them out of one of the two, or set data.on_overlap: drop (or report)")
+    if on_overlap == "report":
         log.warning("%s", overlap)
         return list(train), overlap
     kept, remaining = list(train), overlap
@@ -123,7 +123,7 @@ def check_overlap(
         # With these gone, weaker matches show at the next turn; each turn drops a prompt, so it ends.
         leaked = {i for m in remaining.matches for i in m.train_ids}
         kept = [p for p in kept if p.id not in leaked]
-        remaining = find_overlap(kept, evaluation, config.ngram, config.threshold)
+        remaining = find_overlap(kept, evaluation)
     log.warning("%s; dropped %d training prompts", overlap, len(train) - len(kept))
     if not kept:
         raise DataError(f"{overlap}, and dropping those leaves no training prompt; use other data for one of the two")
@@ -146,7 +146,7 @@ def _by_text(prompts: Sequence[Prompt], write: Callable[[str], str]) -> dict[str
     return ids
 
 
-def _prompts_with(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> dict[Gram, list[str]]:
+def _prompts_with(train: Sequence[Prompt], wanted: set[Gram], ngram: int) -> dict[Gram, list[str]]:
     """Return the ids of the training prompts that contain each wanted n-gram."""
     ids: dict[Gram, list[str]] = {}
     for prompt in train if wanted else ():
@@ -156,8 +156,7 @@ def _prompts_with(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None)
     return ids
 
 
-def _ngrams(text: str, ngram: int | None) -> Iterator[Gram]:
-    if ngram is not None:
-        words = normalise(text).split()
-        for i in range(len(words) - ngram + 1):
-            yield tuple(words[i : i + ngram])
+def _ngrams(text: str, ngram: int) -> Iterator[Gram]:
+    words = normalise(text).split()
+    for i in range(len(words) - ngram + 1):
+        yield tuple(words[i : i + ngram])

@@ -1,31 +1,39 @@
-"""Pairs of a better and a worse response: read them from files, or make them from graded responses."""
+"""Pairs of a better and a worse response, and labels of steps: from files, or made of graded responses."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
-from verizero.pipeline.data.columns import Missing, pick, pick_optional
-from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
-from verizero.pipeline.data.graded_by import verifier_key
-from verizero.pipeline.data.source_rows import SourceCounts, good_rows
-from verizero.pipeline.data.step_labels import read_steps
+from verizero.pipeline.data.conversations import as_message
+from verizero.pipeline.data.policy_text import CLOSE, OPEN
+from verizero.pipeline.data.rows_of_source import (
+    Missing,
+    SourceCounts,
+    good_rows,
+    pick,
+    pick_optional,
+    rows_of,
+    taken,
+    verifier_key,
+    with_context,
+)
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rows import require_single
-from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Group, Prompt, ScoredRollout, Verdict
+from verizero.verifiers._steps import split_steps, step_ends
 
 log = logging.getLogger(__name__)
 
-OnWrong = Literal["keep", "drop", "swap"]
+OnWrong = Literal["keep", "drop"]
 Grade = Callable[[Sequence[tuple[Prompt, str]]], list[Verdict]]
 """Returns a verdict for each (prompt, response)."""
 TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
@@ -83,16 +91,8 @@ def read_pairs(
     result = PairsRead()
     for source in sources:
         counts = SourceCounts(source.label, what="pairs")
-        chosen = []
-        for place, pair in _usable_pairs(source, Path(base_dir), counts):
-            chosen.append(pair)
-            if places is not None:
-                places[pair.id] = place
+        chosen = taken(_usable_pairs(source, Path(base_dir), counts, places), source, seed)
         result.left_out += counts.left_out
-        if source.shuffle:
-            stream(seed, "data", "shuffle", source.label).shuffle(chosen)
-            # Cut after the shuffle: the limit is then a random sample, not the head of the file.
-            chosen = chosen[: source.limit]
         if not chosen:
             raise DataError(f"no row of {source.label} is left: {counts}; give pairs whose sides differ")
         counts.num_loaded = len(chosen)
@@ -104,10 +104,9 @@ def read_pairs(
 
 
 def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
-    """Grade the chosen sides of pairs that name a verifier; count wrong ones, and keep, drop or swap them.
+    """Grade the chosen sides of pairs that name a verifier; count wrong ones, and keep or drop them.
 
-    swap: the sides are exchanged if the rejected one is right; else the pair is dropped. If the grader fails, the pair
-    stays as it is.
+    If the grader fails, the pair stays as it is.
     """
     to_grade = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
     verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in to_grade])
@@ -115,40 +114,27 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
     wrong = {i for i, v in zip(to_grade, verdicts, strict=True) if not v.is_correct and not v.is_left_out}
     failed = sum(v.is_left_out for v in verdicts)
     counts = SourceCounts("chosen sides graded", num_read=len(to_grade), num_loaded=len(to_grade), what="kept")
-    to_turn = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
-    # Only a rejected side that is right can take the place of the chosen one.
-    rejected_verdicts = grade([(read.pairs[i].prompt, read.pairs[i].rejected or "") for i in to_turn])
-    right = {i for i, v in zip(to_turn, rejected_verdicts, strict=True) if v.is_correct}
-    # A row with a label has one side: turning it round makes it a bad example of the same text.
-    if on_wrong == "swap":  # a label is turned round without asking
-        right |= {i for i in wrong if read.pairs[i].rejected is None}
-    remaining: list[Pair] = []
-    dropped = wrong - right if on_wrong != "keep" else set()
-    reasons = dict.fromkeys(wrong, "wrong by the verifier")
-    for i, pair in enumerate(read.pairs):
-        if i in reasons:
-            outcome = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
-            counts.skip(f"{reasons[i]}, {outcome}", pair.id)
-        # Under "keep" nothing is gone, and under "drop" nothing is right, so one loop serves all three.
-        if i in dropped:
-            read.left_out.append((pair.to_row(), "the verifier calls the chosen side wrong"))
-            continue
-        remaining.append(replace(pair, chosen=pair.rejected, rejected=pair.chosen) if i in right else pair)
+    for i in sorted(wrong):
+        counts.skip(f"wrong by the verifier, {'kept' if on_wrong == 'keep' else 'dropped'}", read.pairs[i].id)
     if failed:
         counts.skip("grader failed, kept", f"{failed} in all")
-    if not remaining:
+    if on_wrong == "drop":
+        counts.num_loaded -= len(wrong)
+        read.left_out += [(read.pairs[i].to_row(), "the verifier calls the chosen side wrong") for i in sorted(wrong)]
+        read.pairs[:] = [pair for i, pair in enumerate(read.pairs) if i not in wrong]
+    if not read.pairs:
         raise DataError(
             "the verifier calls every chosen side wrong; check mapping.answer, or set on_wrong_chosen: keep"
         )
-    counts.num_loaded = len(to_grade) - len(dropped)
-    read.pairs[:] = remaining
     if counts.skipped:
         log.warning("%s", counts)
         read.counts.append(counts)
 
 
 def pairs_of(group: Group, rules: PairingConfig, draw: Random) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """Return up to `per_prompt` (better, worse) pairs of a group; no response is in two pairs unless `reuse`.
+    """Return up to `per_prompt` (better, worse) pairs of a group, drawn at random.
+
+    No response is in two pairs unless `reuse`.
 
     Better are those of the group's highest reward, worse those at least `min_gap` below it; of responses of equal
     tokens only the first counts, and one whose grader failed is neither. None where the group has no such gap.
@@ -167,42 +153,18 @@ def pairs_of(group: Group, rules: PairingConfig, draw: Random) -> list[tuple[Sco
     # Exact: equal verdicts give bit-equal rewards, and near ones are ruled out by min_gap.
     better = [m for m in members.values() if _reward(m) == best]
     worse = [m for m in members.values() if _reward(m) <= best - rules.min_gap]
+    better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
+    pairs = [(winner, loser) for winner in better for loser in worse]
+    if rules.reuse:
+        # Else the first of the better would be in all that are kept.
+        return draw.sample(pairs, len(pairs))[: rules.per_prompt]
     chosen: list[tuple[ScoredRollout, ScoredRollout]] = []
-    for winner, loser in _ordered(better, worse, rules, draw):
+    for winner, loser in pairs:
         if len(chosen) == rules.per_prompt:
             break
-        if rules.reuse or not any(m is winner or m is loser for pair in chosen for m in pair):
+        if not any(m is winner or m is loser for pair in chosen for m in pair):
             chosen.append((winner, loser))
     return chosen
-
-
-def _ordered(
-    better: list[ScoredRollout], worse: list[ScoredRollout], rules: PairingConfig, draw: Random
-) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """Return all allowed pairs, the preferred ones first."""
-    if rules.choose == "random":
-        better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
-    pairs = [(winner, loser) for winner in better for loser in worse]
-    if rules.choose == "random" and rules.reuse:
-        pairs = draw.sample(pairs, len(pairs))  # else the first of the better would be in all that are kept
-    if rules.max_length_ratio is not None:
-        pairs = [p for p in pairs if max(_lengths(p)) <= rules.max_length_ratio * min(_lengths(p))]
-    if rules.choose == "hardest":
-        # The policy finds the worse response about as likely as the better one, or likelier. Sorts are stable, so equal
-        # runs keep equal pairs.
-        pairs.sort(key=lambda p: _confidence(p[0]) - _confidence(p[1]))
-    elif rules.choose == "length_matched":
-        pairs.sort(key=lambda p: abs(_lengths(p)[0] - _lengths(p)[1]))
-    return pairs
-
-
-def _lengths(pair: tuple[ScoredRollout, ScoredRollout]) -> tuple[int, int]:
-    return len(pair[0].rollout.response_ids), len(pair[1].rollout.response_ids)
-
-
-def _confidence(member: ScoredRollout) -> float:
-    """Return the mean log-prob of the response's tokens when it was sampled."""
-    return sum(member.rollout.logprobs) / len(member.rollout.logprobs)
 
 
 def _reward(member: ScoredRollout) -> float:
@@ -210,27 +172,19 @@ def _reward(member: ScoredRollout) -> float:
     return member.reward
 
 
-def _rows(source: PairSource, base_dir: Path) -> Iterator[PlacedRow]:
-    if source.file is not None:
-        return read_file(base_dir / source.file, source.file)
-    assert source.hub is not None
-    return read_hub(source.hub, base_dir)
-
-
-def _usable_pairs(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[tuple[str, Pair]]:
-    """Good pairs of one source with the places of their rows, up to its limit (of shuffled rows the caller's)."""
-    limit = None if source.shuffle else source.limit
-    num_taken = 0
-    usable = good_rows(_rows(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
+def _usable_pairs(
+    source: PairSource, base_dir: Path, counts: SourceCounts, places: dict[str, str] | None
+) -> Iterator[Pair]:
+    """Yield the good pairs of a source, and note the places of their rows."""
+    usable = good_rows(rows_of(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
     for place, row, pair in usable:
         problem = _reason_to_drop(pair)
         if problem is not None:
             counts.leave_out(problem, place, row, problem)
             continue
-        yield place, pair
-        num_taken += 1
-        if num_taken == limit:
-            return
+        if places is not None:
+            places[pair.id] = place
+        yield pair
 
 
 def _reason_to_drop(pair: Pair) -> str | None:
@@ -247,13 +201,13 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
     before: Turns = ()
     has_steps = False
     if _has(row, columns.chosen.column) or _has(row, columns.rejected.column):
-        before, chosen = _side(row, columns.chosen.column)
-        other, rejected = _side(row, columns.rejected.column)
+        before, chosen = _side(row, columns.chosen)
+        other, rejected = _side(row, columns.rejected)
         # Two conversations would make the loss compare answers to different questions.
         if before != other:
             raise DataError("the conversations before the two answers differ; a pair has one prompt")
     elif _has(row, columns.completion.column):
-        before, text = _side(row, columns.completion.column)
+        before, text = _side(row, columns.completion)
         is_good = _label(pick(row, columns.label))
         chosen, rejected = (text, None) if is_good else (None, text)
     elif _has(row, columns.steps.column):
@@ -266,6 +220,7 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
             f"{columns.step_labels.column!r}; columns there: {present} (mapping)"
         )
     system, question = _prompt(row, source, before)
+    question = with_context(question, row, columns.context)
     steps: tuple[tuple[str, float], ...] | None = None
     if has_steps:
         chosen, steps = read_steps(pick(row, columns.steps), pick_optional(row, columns.step_labels), question, source)
@@ -293,18 +248,19 @@ Turns = tuple[tuple[str, str], ...]
 """(role, content) of the messages of a chat."""
 
 
-def _side(row: Mapping[str, Any], column: str) -> tuple[Turns, str]:
+def _side(row: Mapping[str, Any], column: Column) -> tuple[Turns, str]:
     """Return the messages before a side's answer, and the answer. A missing side is an error, an empty one is not."""
-    if not _has(row, column):
-        raise Missing(f"there is no column {column!r}; columns there: {', '.join(map(repr, row))}")
-    value: Any = row.get(column) if column in row else pick(row, Column(column=column))
-    if value is None or value == []:
+    name = column.column
+    if not _has(row, name):
+        raise Missing(f"there is no column {name!r}; columns there: {', '.join(map(repr, row))}")
+    value = pick_optional(row, column) if name in row else pick(row, column)
+    if value is None:
         return (), ""
-    turns = _transcript(value) if isinstance(value, str) else _turns(value, column)
+    turns = _transcript(value) if isinstance(value, str) else _turns(value, name)
     if isinstance(value, str) and len(turns) < 2:
         return (), value
     if turns[-1][0] != "assistant":
-        raise DataError(f"column {column!r}: a chat must end with the assistant's answer, got role {turns[-1][0]!r}")
+        raise DataError(f"column {name!r}: a chat must end with the assistant's answer, got role {turns[-1][0]!r}")
     return turns[:-1], turns[-1][1]
 
 
@@ -317,11 +273,16 @@ def _transcript(text: str) -> Turns:
 
 
 def _turns(value: Any, column: str) -> Turns:
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value):
+    """Return the messages of a chat, in any form of `conversations.py`; thinking is written before the answer."""
+    messages: list[Any] = [as_message(m) for m in value] if isinstance(value, list) else [None]
+    if not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
         raise DataError(f"column {column!r} must be text or a list of {{role, content}}, got {value!r:.80}")
-    if not all(isinstance(m["content"], str) for m in value):
-        raise DataError(f"column {column!r}: message content must be text")
-    return tuple((str(m["role"]), str(m["content"])) for m in value)
+    if any(m.get("calls") for m in messages):
+        raise DataError(
+            f"column {column!r}: a message calls a tool, and the sides of pairs are texts; leave the row out"
+        )
+    thoughts = (f"{OPEN}{m['thinking']}{CLOSE}" if m.get("thinking") else "" for m in messages)
+    return tuple((str(m["role"]), thought + m["content"]) for m, thought in zip(messages, thoughts, strict=True))
 
 
 def _prompt(row: Mapping[str, Any], source: PairSource, before: Turns) -> tuple[str | None, str]:
@@ -352,3 +313,138 @@ def _label(value: Any) -> bool:
     if value in FALSE:
         return False
     raise DataError(f"the label must be true or false, got {value!r:.80}")
+
+
+class LabelledText(NamedTuple):
+    """A response and those of its steps that have a label."""
+
+    response: str
+    steps: tuple[tuple[str, float], ...]
+    """(text, 1 for right or 0 for wrong), in order, without steps that have no label."""
+
+
+def read_steps(steps: Any, labels: Any, prompt: str, source: PairSource) -> LabelledText:
+    """Return the response that the steps make, with their labels, from the values of a row's two columns.
+
+    `labels` is None where objects hold them. A text with marks may begin with the prompt, which is taken off.
+    Raises: DataError naming the column, the step and the remedy.
+    """
+    names = f"column {source.mapping.steps.column!r}", f"column {source.mapping.step_labels.column!r}"
+    if isinstance(steps, str):
+        texts, values = _marked(steps, labels, prompt, source, names)
+        response = "".join(texts)
+    else:
+        texts, values = _listed(steps, labels, names)
+        response = source.step_separator.join(texts)
+    named = names[0] if labels is None else names[1]
+    rewards = [_label_of_step(value, number, source, named) for number, value in enumerate(values, 1)]
+    labelled = [(text.strip(), r) for text, r in zip(texts, rewards, strict=True) if r is not None]
+    if not labelled:
+        raise DataError(f"{names[0]}: none of {len(texts)} steps has a label; leave the row out")
+    return LabelledText(response, tuple(labelled))
+
+
+def check_pieces(name: str, response: str, steps: Sequence[tuple[str, float]], step_end: str) -> None:
+    """Raise DataError for two labelled steps in one piece of the response, which the model would score once."""
+    stops, stop = [], 0
+    for piece in split_steps(response, step_end):
+        stop += len(piece)
+        stops.append(stop)
+    taken: dict[int, int] = {}
+    for number, (end, _) in enumerate(step_ends(response, steps), 1):
+        piece_number = next(i for i, stop in enumerate(stops) if end <= stop)
+        if piece_number in taken:
+            raise DataError(
+                f"row {name!r}: labelled steps {taken[piece_number]} and {number} are one piece, as "
+                f"reward_model.step_end={step_end!r} has no match between them; set step_end to what ends a step, or "
+                "step_separator of the source"
+            )
+        taken[piece_number] = number
+
+
+def _listed(steps: Any, labels: Any, names: tuple[str, str]) -> tuple[list[str], list[Any]]:
+    """Return texts and labels of a list of texts, or of PRM800K's objects."""
+    if not isinstance(steps, Sequence) or not steps:
+        raise DataError(f"{names[0]} must be a list of steps or a text with marks, got {steps!r:.80}")
+    if all(isinstance(step, Mapping) for step in steps):
+        pairs = [_object(step, number, names[0]) for number, step in enumerate(steps, 1)]
+        return [text for text, _ in pairs], [label for _, label in pairs]
+    for number, text in enumerate(steps, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{names[0]}, step {number}: a step is a text, got {text!r:.80}")
+    if not isinstance(labels, Sequence) or isinstance(labels, str):
+        raise DataError(f"{names[1]} must be a list with a label for each step, got {labels!r:.80}")
+    if len(labels) != len(steps):
+        raise DataError(f"{names[1]} has {len(labels)} labels for the {len(steps)} steps of {names[0]}")
+    return list(steps), list(labels)
+
+
+def _object(step: Mapping[str, Any], number: int, name: str) -> tuple[str, Any]:
+    """Return text and label of one object: {text, rating}, or PRM800K's step with several completions.
+
+    Of these the chosen one is the step, else what a person wrote, else the first, at which the labelling ended.
+    """
+    item: Any = step
+    if "completions" in step:
+        chosen, written = step.get("chosen_completion"), step.get("human_completion")
+        if chosen is None and isinstance(written, Mapping):
+            item = written
+        else:
+            completions = step["completions"]
+            at = 0 if chosen is None else chosen
+            if not isinstance(completions, Sequence) or not isinstance(at, int) or not 0 <= at < len(completions):
+                raise DataError(f"{name}, step {number}: there is no completion {at!r}, got {completions!r:.80}")
+            item = completions[at]
+    if not isinstance(item, Mapping) or not isinstance(item.get("text"), str) or not item["text"].strip():
+        raise DataError(f"{name}, step {number}: a step is {{text, rating}}, got {item!r:.80}")
+    return item["text"], item.get("rating")
+
+
+def _marked(
+    steps: str, labels: Any, prompt: str, source: PairSource, names: tuple[str, str]
+) -> tuple[list[str], list[Any]]:
+    """Return texts and labels of two texts that are equal but for the mark of each step, + or - in the second."""
+    mark = source.step_mark
+    if mark is None:
+        raise DataError(f"{names[0]} is a text, not a list of steps; set step_mark to what ends each step in it")
+    if not isinstance(labels, str):
+        raise DataError(f"{names[1]} must be the text of {names[0]} with + or - for each {mark!r}, got {labels!r:.80}")
+    pieces, values, at = steps.split(mark), list[str](), 0
+    for number, piece in enumerate(pieces[:-1], 1):
+        start, at = at, at + len(piece)
+        if labels[start:at] == piece and labels[at : at + 1] in ("+", "-"):
+            values.append(labels[at])
+            at += 1
+            continue
+        raise DataError(
+            f"{names[1]} must be the text of {names[0]} with + or - for each {mark!r}; at step {number} it has "
+            f"{labels[max(0, at - 20) : at + 1]!r}"
+        )
+    if not values:
+        raise DataError(f"{names[0]} has no {mark!r}, got {steps!r:.80}; set step_mark to what ends each step")
+    texts = pieces[:-1]
+    texts[0] = texts[0].lstrip().removeprefix(prompt).lstrip()
+    blank = next((number for number, text in enumerate(texts, 1) if not text.strip()), None)
+    if blank is not None:
+        raise DataError(f"{names[0]}, step {blank}: there is no text before {mark!r}")
+    return texts, values
+
+
+def _label_of_step(value: Any, number: int, source: PairSource, name: str) -> float | None:
+    """Return 1 for a right step, 0 for a wrong one, None for one without a label."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or value in ("+", "-"):
+        return float(value in (True, "+"))
+    if not isinstance(value, str) and value in (1, 0, -1):
+        if source.neutral is None:
+            if value == -1:
+                raise DataError(
+                    f"{name}, step {number}: the label is -1, and labels are true or false, 1 or 0; where they are 1, "
+                    "0 and -1, set neutral to what 0 is: right, wrong or unlabelled"
+                )
+            return float(value)
+        if value != 0:
+            return float(value == 1)
+        return {"right": 1.0, "wrong": 0.0, "unlabelled": None}[source.neutral]
+    raise DataError(f"{name}, step {number}: the label must be true or false, 1, 0 or -1, + or -, got {value!r:.80}")

@@ -1,32 +1,42 @@
-"""Read prompts from the sources of a recipe. Skipped rows are counted; errors name file and line."""
+"""Prompts from the sources of a recipe, and hints to them. Skipped rows are counted; errors name file and line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, is_path
-from verizero.pipeline.config.columns import Column
-from verizero.pipeline.config.data import RatedConfig, Source
-from verizero.pipeline.data.asked import asked_of
-from verizero.pipeline.data.columns import Missing, pick, pick_optional
-from verizero.pipeline.data.conversations import question_of, split_conversation, tools_of_row
-from verizero.pipeline.data.demonstrated_episodes import demonstration_of
-from verizero.pipeline.data.files import PlacedRow, read_file, read_hub
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.data.conversations import demonstration_of, question_of, split_conversation, tools_of_row
 from verizero.pipeline.data.generators import base as generators
-from verizero.pipeline.data.graded_by import gradable, unknown_verifier, verifier_key
-from verizero.pipeline.data.source_rows import SourceCounts, good_rows, row_of
+from verizero.pipeline.data.rows_of_source import (
+    Missing,
+    SourceCounts,
+    asked_of,
+    good_rows,
+    gradable,
+    pick,
+    pick_optional,
+    row_of,
+    rows_of,
+    taken,
+    unknown_verifier,
+    verifier_key,
+)
+from verizero.pipeline.data.source_files import PlacedRow
 from verizero.pipeline.errors import DataError, UnknownName
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -51,16 +61,8 @@ def read_prompts(
     places = {} if places is None else places
     for source in sources:
         count = SourceCounts(source.label)
-        rates: dict[str, float | None] = {}
-        selected = list(_usable_prompts(source, seed, Path(base_dir), count, places, rates))
-        if source.shuffle:
-            stream(seed, "data", "shuffle", source.label).shuffle(selected)
-        elif source.rated is not None and source.rated.order != "file":
-            selected.sort(key=partial(_difficulty, rates, source.rated))
-        if source.part is not None:
-            selected = _of_part(selected, source.part)
-        # After the reordering: the limit then takes a random share, or the easiest or hardest.
-        selected = selected[: source.limit]
+        part = None if source.part is None else partial(_of_part, source)
+        selected = taken(_usable_prompts(source, seed, Path(base_dir), count, places), source, seed, part)
         if not selected:
             raise DataError(_nothing_left(count))
         count.num_loaded = len(selected)
@@ -187,10 +189,7 @@ def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[PlacedRow]:
         rows = getattr(split, source.generator.split)
         label = source.label
         return ((f"{label} row {i}", i, row) for i, row in enumerate(rows, 1))
-    if source.file is not None:
-        return read_file(base_dir / source.file, source.file)
-    assert source.hub is not None
-    return read_hub(source.hub, base_dir)
+    return rows_of(source, base_dir)
 
 
 @lru_cache(maxsize=8)
@@ -207,64 +206,21 @@ def forget_generated() -> None:
     _split.cache_clear()
 
 
-def _difficulty(rates: Mapping[str, float | None], rated: RatedConfig, prompt: Prompt) -> tuple[bool, float]:
-    """Return a sort key for the configured order; prompts without a rate come last."""
-    rate = rates[prompt.id]
-    return rate is None, (rate or 0.0) * (-1 if rated.order == "easy_first" else 1)
-
-
-def _rate(row: Mapping[str, Any], rated: RatedConfig) -> float | None:
-    """Return the row's pass rate; None without one. Raises: DataError if it is no number from 0 to 1."""
-    value = pick_optional(row, Column(column=rated.column))
-    if value is None:
-        if rated.unrated == "error":
-            raise DataError(
-                f"the row has no {rated.column!r}; write it with `verizero rate`, or set rated.unrated: keep or drop"
-            )
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise DataError(f"{rated.column!r} must be a number from 0 to 1, got {value!r:.80}")
-    return float(value)
-
-
-def _reason_to_drop(rate: float | None, rated: RatedConfig) -> str | None:
-    """Return why a row of that rate is dropped, as a reason to count; None if it is not."""
-    if rate is None:
-        return "rows without a pass rate" if rated.unrated == "drop" else None
-    if rate < rated.low:
-        return f"rows with a pass rate below {rated.low:g}"
-    return f"rows with a pass rate above {rated.high:g}" if rate > rated.high else None
-
-
 def _usable_prompts(
-    source: Source,
-    seed: int,
-    base_dir: Path,
-    counts: SourceCounts,
-    places: dict[str, str],
-    rates: dict[str, float | None],
+    source: Source, seed: int, base_dir: Path, counts: SourceCounts, places: dict[str, str]
 ) -> Iterator[Prompt]:
-    """Yield the usable prompts of a source, up to its limit; if they are reordered later, the caller applies the limit.
+    """Yield the usable prompts of a source."""
 
-    `rates` is told the pass rate of each, where the source asks for it.
-    """
-    is_reordered = source.shuffle or (source.rated is not None and source.rated.order != "file")
-    limit = None if is_reordered or source.part is not None else source.limit
-    num_taken = 0
-
-    def make(row: Mapping[str, Any], number: int) -> tuple[Prompt | str, float | None]:
+    def make(row: Mapping[str, Any], number: int) -> Prompt | str:
         # A published set may have each prompt a hundred times: only the id of the others is read.
         if source.on_duplicate_id == "skip" and (row_id := _id_of(row, source, number)) in places:
-            return row_id, None
-        return _prompt(row, source, number), None if source.rated is None else _rate(row, source.rated)
+            return row_id
+        return prompt_of(row, source, number)
 
     rows = _rows(source, seed, base_dir)
-    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, make):
+    for place, _, prompt in good_rows(rows, counts, source.on_bad_row, make):
         if isinstance(prompt, str):
             counts.skip("duplicate ids", f"{place}: {prompt!r}")
-            continue
-        if source.rated is not None and (why := _reason_to_drop(rate, source.rated)) is not None:
-            counts.skip(why, place)
             continue
         if source.graded and source.verifier is None and (unknown := unknown_verifier(prompt.verifier)):
             raise DataError(f"{place}: {unknown}")
@@ -274,14 +230,10 @@ def _usable_prompts(
                 "null to number the rows, or set on_duplicate_id: skip"
             )
         places[prompt.id] = place
-        rates[prompt.id] = rate
         yield prompt
-        num_taken += 1
-        if num_taken == limit:
-            return
 
 
-def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
+def prompt_of(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
     """Return the prompt of a row. Raises: DataError naming the column."""
     columns = source.mapping
     demonstration: Any
@@ -303,13 +255,13 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
             "only imitated (sft), set the source's graded: false"
         )
     row_system = pick_optional(row, columns.system)
-    asked = asked_of(row, source, question, _answer(row, source))
+    question, message, reference = asked_of(row, source, question, _answer(row, source), str(verifier))
     return Prompt(
         id=_id_of(row, source, number),
-        question=asked.question,
-        message=asked.message,
+        question=question,
+        message=message,
         verifier=str(verifier),
-        reference=gradable(str(verifier), asked.reference),
+        reference=gradable(str(verifier), reference),
         domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
         demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(row_system) if row_system is not None else system,
@@ -338,11 +290,21 @@ def _digest(question: str) -> int:
     return int.from_bytes(hashlib.sha256(question.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
-def _of_part(prompts: Sequence[Prompt], part: Literal["train", "evaluation"]) -> list[Prompt]:
-    """Return the prompts of a part. Where few rows have no question for evaluation, that of the lowest hash is."""
+def _of_part(source: Source, prompts: list[Prompt]) -> list[Prompt]:
+    """Return the prompts of the source's part. Where few rows have none for evaluation, that of the lowest hash is.
+
+    Raises: DataError if there is one question only, and it is held out.
+    """
     questions = {p.question for p in prompts}
     held_out = {q for q in questions if part_of(q) == "evaluation"} or set(sorted(questions, key=_digest)[:1])
-    return [p for p in prompts if (p.question in held_out) == (part == "evaluation")]
+    selected = [p for p in prompts if (p.question in held_out) == (source.part == "evaluation")]
+    if prompts and not selected:
+        raise DataError(
+            f"{source.label} has one question only ({prompts[0].question!r:.60}, in {len(prompts)} rows), which is "
+            "held out for evaluation; give more, or others to evaluate on (evaluation= in Python, data.evaluation in a "
+            "recipe)"
+        )
+    return selected
 
 
 def takes_columns(verifier: str) -> bool:
@@ -386,3 +348,29 @@ def _nothing_left(counts: SourceCounts) -> str:
     if not counts.num_read:
         return f"{counts.label} is empty: it has no rows; give a file with at least one row"
     return f"no row of {counts.label} is left: {counts}; correct the rows or the mapping"
+
+
+def answer_of(prompt: Prompt) -> str | None:
+    """Return the reference as text; None if it is neither text nor number, e.g. tests of a program."""
+    reference = prompt.reference
+    if isinstance(reference, Mapping):
+        reference = reference.get("answer")
+    return str(reference) if isinstance(reference, str | int | float) else None
+
+
+def hinted_question(prompt: Prompt, hint: str) -> str:
+    """Return the hint with {question} and {answer} replaced by the prompt's."""
+    # The question last: it may have braces of its own.
+    return hint.replace("{answer}", answer_of(prompt) or "").replace("{question}", prompt.asked)
+
+
+def with_feedback(prompt: Prompt, template: str, right: str, message: str) -> str:
+    """Return the template with {question}, {right} and {message} replaced by the prompt's question and these parts."""
+    texts = {"question": prompt.asked, "right": right, "message": message}
+    # In one pass: each of the three may have braces of its own.
+    return re.sub(r"\{(question|right|message)\}", lambda match: texts[match[1]], template)
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, evenly over the list: rows of a file are often sorted."""
+    return list(items) if len(items) <= most else [items[i * len(items) // most] for i in range(most)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.policy_text import CLOSE, OPEN
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.rows import num_shared
 from verizero.pipeline.types import Prompt
 
 K = TypeVar("K", bound=Hashable)
@@ -27,6 +30,8 @@ R1_ZERO = (
 MAX_REMEMBERED = 65_536
 """Prompts, and texts, whose tokens are kept. Generated demonstrations repeat a few hundred texts many times."""
 
+PROBE = "word 0"
+"""A turn of the assistant, by which a chat template shows how it ends turns."""
 FEW_PROMPTS, LAST_TOKENS = 4, 4
 """Prompts of a step whose end is counted, and how many of their tokens: this costs some microseconds a step."""
 
@@ -66,6 +71,60 @@ class Renderer:
         """
         return _remembered(self._prompts, (prompt.system, prompt.asked), lambda: self.new_prompt_ids(prompt))
 
+    @cached_property
+    def closing(self) -> tuple[str, int]:
+        """End of a response: the end token, or what the chat template writes behind each turn.
+
+        That is the text before the end token, or else before the first special token there, and that token.
+        """
+        eos = int(self.tokenizer.eos_token_id)
+        if self.template.name != "chat":
+            return "", eos
+        question, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}
+        try:
+            talks = self._written([question, answer])[1], self._written([question, answer, question])[1]
+        except DataError:  # a template of single turns
+            return "", eos
+        last, inner = (text.partition(PROBE)[2] for text in talks)
+        behind = inner[: num_shared(inner, last)]
+        special = {str(t): int(i) for i, t in self.tokenizer.added_tokens_decoder.items()}
+        names = [name for name in special if len(name) > 1 and name.strip() and name in behind]
+        first = min(names, key=lambda name: (special[name] != eos, behind.index(name), -len(name)), default=None)
+        return ("", eos) if first is None else (behind[: behind.index(first)], special[first])
+
+    @cached_property
+    def opened(self) -> str:
+        """The thinking, from its mark on, with which the chat template begins a response; "" if it begins none."""
+        if self.template.name != "chat":
+            return ""
+        asks, plain = self._written([{"role": "user", "content": "x"}])
+        asks = asks[num_shared(asks, plain) :]
+        return asks[asks.rfind(OPEN) :] if OPEN in asks else ""
+
+    def continued(self, text: str) -> str:
+        """Return a response's text as it follows the prompt, which may have opened or ended its thinking."""
+        opened, words = self.opened, text.lstrip()
+        if opened and words.startswith(opened.strip() if CLOSE in opened else OPEN):
+            return words[num_shared(words, opened) :]
+        return text if not opened or CLOSE in opened or CLOSE in text else f"\n{CLOSE}\n\n{text}"
+
+    def require_follows(self, text: str, where: str) -> None:
+        """Raise DataError naming `where` for a text that thinks where the prompt has ended the thinking."""
+        if CLOSE in self.opened and self.continued(text).lstrip().startswith(OPEN):
+            raise DataError(
+                f"{where} begins with thinking, and the chat template ends the thinking before it; set "
+                "template.chat_arguments (many templates take enable_thinking: true), or take the thinking out"
+            )
+
+    def response_ids(self, text: str, where: str) -> Ids:
+        """Tokens of a response as the policy gives it behind its prompt, with its end.
+
+        Raises: DataError naming `where` for unknown characters, and for thinking that the prompt has ended.
+        """
+        self.require_follows(text, where)
+        before, end = self.closing
+        return (*self.text_ids(self.continued(text) + before, where)[:-1], end)
+
     def demonstration_ids(self, prompt: Prompt) -> Ids:
         """Tokens of the prompt's demonstration and the end token: a response as the policy should give it.
 
@@ -75,7 +134,7 @@ class Renderer:
             raise DataError(f"prompt {prompt.id!r} has no demonstration; map mapping.demonstration to a column")
         if not isinstance(prompt.demonstration, str):
             raise DataError(f"the demonstration of prompt {prompt.id!r} is an episode, and one response is wanted here")
-        return self.text_ids(prompt.demonstration, f"the demonstration of prompt {prompt.id!r}")
+        return self.response_ids(prompt.demonstration, f"the demonstration of prompt {prompt.id!r}")
 
     def text_ids(self, text: str, where: str = "the text") -> Ids:
         """Tokens of a text as it is, and the end token. Raises: DataError naming `where` for unknown characters."""
@@ -103,6 +162,19 @@ class Renderer:
         if not ids:
             raise DataError(f"prompt {prompt.id!r} has no tokens; give it a question or another template")
         return tuple(map(int, ids))
+
+    def _written(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        """Return the text of a conversation that asks for the next turn, and that which does not."""
+        with boundary(DataError, "the chat template refuses a conversation of users and the assistant"):
+            asks, plain = (
+                str(
+                    self.tokenizer.apply_chat_template(
+                        list(messages), add_generation_prompt=asks, tokenize=False, **self.chat_arguments
+                    )
+                )
+                for asks in (True, False)
+            )
+        return asks, plain
 
     def _apply(self, prompt: Prompt, tokenize: bool) -> Any:
         system = prompt.system if prompt.system is not None else self.template.system

@@ -1,4 +1,4 @@
-"""Draw training prompts: each once an epoch, in an order that a resume does not change."""
+"""Draw training prompts: each once an epoch, in an order that a resume does not change; and count those attempted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,39 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from verizero.pipeline.config.data import PassRateConfig
-from verizero.pipeline.data.ledger import PassRateLedger
 from verizero.pipeline.errors import CheckpointError, DataError
 from verizero.pipeline.seeds import stream
-from verizero.pipeline.types import Prompt
+from verizero.pipeline.types import Group, Prompt
 
 ONLY_POOL = ""
 """Name of the single pool if domains have no weights."""
+
+
+class PromptLedger:
+    """The ids of the prompts that were attempted."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def __len__(self) -> int:
+        """Return the number of distinct prompts that were attempted."""
+        return len(self._ids)
+
+    def record_group(self, group: Group) -> None:
+        """Add the group's prompt if a response was graded. Failures of graders are no attempts."""
+        if not all(m.verdict.is_left_out for m in group.members):
+            self._ids.add(group.prompt.id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ids for JSON, sorted, so that equal ledgers have equal bytes."""
+        return {"ids": sorted(self._ids)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the ids of `state_dict`. Raises: CheckpointError if they are malformed."""
+        ids = state.get("ids")
+        if not isinstance(ids, list):
+            raise CheckpointError(f"not a ledger's state: {state!r:.80}")
+        self._ids = set(map(str, ids))
 
 
 class PromptSampler:
@@ -25,31 +50,19 @@ class PromptSampler:
         seed: int,
         order: Literal["shuffle", "sequential"] = "shuffle",
         weights: Mapping[str, float] | None = None,
-        ledger: PassRateLedger | None = None,
-        pass_rate: PassRateConfig | None = None,
     ) -> None:
         """`weights` is each domain's share of the draws; a domain's prompts are then epochs of their own.
 
-        With `pass_rate`, prompts that rest by the ledger are skipped.
         Raises: DataError if the weights do not name exactly the domains there are.
         """
-        if pass_rate is not None and ledger is None:
-            raise DataError("sampling by pass rate needs a ledger that the attempts are recorded in; pass ledger=")
         self.prompts = tuple(prompts)
         self.seed = seed
         self.order = order
-        self.ledger = ledger
-        self.pass_rate = pass_rate
         self._pools = _pools(self.prompts, weights)
         total = sum(weights.values()) if weights else 1.0
         self._shares = {name: weights[name] / total if weights else 1.0 for name in self._pools}
         self._drawn = dict.fromkeys(self._pools, 0)
-        self._served = dict.fromkeys(self._pools, 0)
         self._orders: dict[str, tuple[int, list[int]]] = {}
-        self.num_rested = 0
-        """Draws skipped because of their pass rate."""
-        self.num_unrested = 0
-        """Prompts drawn although their pass rate is out of bounds, as is that of every prompt of their pool."""
 
     def next(self, n: int) -> list[Prompt]:
         """Return the next `n` prompts. A prompt is among them twice only if an epoch ends within them.
@@ -60,19 +73,11 @@ class PromptSampler:
             raise ValueError(f"n must be >= 1, got {n}")
         if not self.prompts:
             raise DataError("there are no prompts to sample from; check data.train and its limits")
-        return [self._draw(self._next_pool()) for _ in range(n)]
+        return [self._take(self._next_pool()) for _ in range(n)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for JSON. The ledger has its own state."""
-        return {
-            "prompts": self._digest(),
-            "seed": self.seed,
-            "order": self.order,
-            "drawn": dict(self._drawn),
-            "served": dict(self._served),
-            "rested": self.num_rested,
-            "unrested": self.num_unrested,
-        }
+        return {"prompts": self._digest(), "seed": self.seed, "order": self.order, "drawn": dict(self._drawn)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position. Raises: CheckpointError if its prompts, seed, order or weights differ."""
@@ -84,54 +89,32 @@ class PromptSampler:
                     f"the sampler's state is of {what} ({key} {state.get(key)!r}, here {domains[key]!r}); "
                     "resume with the recipe and the data that the run began with"
                 )
-        drawn, num_drawn = state.get("drawn"), state.get("served")
-        pools = self._pools.keys()
-        if not (
-            isinstance(drawn, Mapping) and isinstance(num_drawn, Mapping) and drawn.keys() == num_drawn.keys() == pools
-        ):
+        drawn = state.get("drawn")
+        if not isinstance(drawn, Mapping) or drawn.keys() != self._pools.keys():
             raise CheckpointError(
                 f"the sampler's state is of other weights (counts {drawn!r}, here of {sorted(self._pools)}); "
                 "resume with the recipe that the run began with"
             )
         self._drawn = {name: int(drawn[name]) for name in self._pools}
-        self._served = {name: int(num_drawn[name]) for name in self._pools}
-        self.num_rested = int(state.get("rested", 0))
-        self.num_unrested = int(state.get("unrested", 0))
 
     def _next_pool(self) -> str:
         """Return the pool that is furthest behind its share, the first of equals: shares are exact up to one draw."""
-        total = sum(self._served.values()) + 1
-        return max(self._pools, key=lambda name: self._shares[name] * total - self._served[name])
+        total = sum(self._drawn.values()) + 1
+        return max(self._pools, key=lambda name: self._shares[name] * total - self._drawn[name])
 
-    def _draw(self, pool: str) -> Prompt:
-        members = self._pools[pool]
-        for _ in range(len(members)):
-            prompt, epoch = self._take(pool)
-            if self.pass_rate is None or self.ledger is None:
-                return prompt
-            if not self.ledger.is_skipped(prompt.id, self.pass_rate, epoch):
-                return prompt
-            # A prompt that rests was not served, so its pool keeps its share of the draws.
-            self._served[pool] -= 1
-            self.num_rested += 1
-        # A whole epoch rests: without a way out this would never return.
-        self.num_unrested += 1
-        return self._take(pool)[0]
-
-    def _take(self, pool: str) -> tuple[Prompt, int]:
-        """Return the prompt at the pool's position and its epoch, and advance."""
+    def _take(self, pool: str) -> Prompt:
+        """Return the prompt at the pool's position, and advance."""
         members = self._pools[pool]
         # The count alone gives epoch and position, so a resume needs no saved order.
         epoch, position = divmod(self._drawn[pool], len(members))
         self._drawn[pool] += 1
-        self._served[pool] += 1
         # Only the present epoch's order is kept; it can be computed again at any time.
         if self._orders.get(pool, (-1, []))[0] != epoch:
             order = list(members)
             if self.order == "shuffle":
                 stream(self.seed, "data", "order", pool, epoch).shuffle(order)
             self._orders[pool] = (epoch, order)
-        return self.prompts[self._orders[pool][1][position]], epoch
+        return self.prompts[self._orders[pool][1][position]]
 
     def _digest(self) -> str:
         """Return a hash of the ids and questions, in order."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from verizero.pipeline.config.columns import Column
 from verizero.pipeline.config.stages import TextSource
-from verizero.pipeline.data.columns import pick
-from verizero.pipeline.data.files import read_file
+from verizero.pipeline.data.rows_of_source import SourceCounts, good_rows, pick
+from verizero.pipeline.data.source_files import read_file
 from verizero.pipeline.errors import DataError
 
 
@@ -20,25 +23,20 @@ def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str]
     texts: list[str] = []
     notes: list[str] = []
     for source in sources:
-        file_texts: list[str] = []
-        problems: list[str] = []
-        for text in _texts(source, base_dir):
-            # Checked before the row counts, so that rows after the limit are never judged.
-            if source.limit is not None and len(file_texts) >= source.limit:
-                break
-            if isinstance(text, str):
-                file_texts.append(text)
-            elif source.on_bad_row == "error":
-                raise DataError(f"{text}; correct the row or `column`, or set on_bad_row: skip") from text
-            else:
-                problems.append(str(text))
-        if not file_texts:
+        path, counts = base_dir / source.file, SourceCounts(source.file, what="texts")
+        if path.suffix.lower() == ".txt":
+            found_texts = [_whole(path, source.file)]
+        else:
+            column = Column(column=source.column)
+            made = good_rows(read_file(path, source.file), counts, source.on_bad_row, partial(_text, column))
+            # Rows after the limit are never judged.
+            found_texts = [text for _, _, text in islice(made, source.limit)]
+        if not found_texts:
             raise DataError(f"{source.file} has no text; give a file with at least one row")
-        if problems:
-            notes.append(
-                f"{source.file}: {len(file_texts)} texts; skipped {len(problems)} bad rows (first: {problems[0]})"
-            )
-        texts += file_texts
+        counts.num_loaded = len(found_texts)
+        if counts.skipped:
+            notes.append(str(counts))
+        texts += found_texts
     return texts, notes
 
 
@@ -54,28 +52,20 @@ def pieces(ids: Sequence[int], longest: int | None) -> list[tuple[int, ...]]:
     return [tuple(ids[i : i + longest]) for i in range(0, len(ids) - 1, step)]
 
 
-def _texts(source: TextSource, base_dir: Path) -> Iterator[str | DataError]:
-    path = base_dir / source.file
-    if path.suffix.lower() == ".txt":
-        yield _whole(path, source.file)
-        return
-    column = Column(column=source.column)
-    for place, _, row in read_file(path, source.file):
-        if isinstance(row, DataError):
-            yield row
-            continue
-        try:
-            text = pick(row, column)
-            yield text if isinstance(text, str) else DataError(f"{place}: {source.column!r} is no text: {text!r:.80}")
-        except DataError as exc:
-            yield DataError(f"{place}: {exc}")
+def _text(column: Column, row: Mapping[str, Any], number: int) -> str:
+    text = pick(row, column)
+    if not isinstance(text, str):
+        raise DataError(f"column {column.column!r} is no text: {text!r:.80}")
+    return text
 
 
-def _whole(path: Path, label: str) -> str | DataError:
+def _whole(path: Path, label: str) -> str:
     if not path.is_file():
         raise DataError(f"no file at {path}; give a path from the recipe's folder, or an absolute one")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
-        return DataError(f"{label}: not UTF-8 ({exc.reason} at byte {exc.start})")
-    return text if text.strip() else DataError(f"{label}: empty")
+        raise DataError(f"{label}: not UTF-8 ({exc.reason} at byte {exc.start})") from exc
+    if not text.strip():
+        raise DataError(f"{label} has no text; give a file with at least one row")
+    return text

@@ -1,6 +1,7 @@
 """Turn conversations into tokens: the first prompt, the policy's turn, and the prompt after it.
 
-Two ways meet `Conversing`: this one, for templates that are a text (plain, r1_zero, custom), and `chat_turns.py`.
+There are two ways, with equal methods: this one, for templates that are a text (plain, r1_zero, custom), and
+`chat_turns.py`.
 """
 
 from __future__ import annotations
@@ -13,27 +14,12 @@ from verizero.pipeline.config.template import FAMILY, TEXT
 from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.foreign_text import ForeignText
 from verizero.pipeline.data.policy_text import read_turn, text_of_turn
-from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.render import Ids, Renderer
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import CallForm, Conversing, NextPrompt, PromptPiece, ReadTurn
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import FinishReason, Message, Prompt
-
-Ids = tuple[int, ...]
-
-
-def turns_of(renderer: Renderer) -> Conversing:
-    """Return the writer and reader of turns that the renderer's template asks for.
-
-    Raises: DataError if the tokenizer cannot write the template's observation, or its chat template a question.
-    """
-    if renderer.template.calls.startswith(FAMILY):
-        from verizero.pipeline.data.family_turns import FamilyTurns
-
-        return FamilyTurns(renderer, renderer.template.calls.removeprefix(FAMILY))
-    form = registry.find("call_forms", renderer.template.calls)
-    return ChatTurns(renderer, form) if renderer.template.name == "chat" else PlainTurns(renderer, form)
 
 
 class PlainTurns:
@@ -44,11 +30,14 @@ class PlainTurns:
     """
 
     def __init__(self, renderer: Renderer, form: CallForm) -> None:
-        """`form` has the `read` and `write` of calls. Raises: DataError naming unknown characters."""
+        """`form` has the `read` and `write` of calls."""
         self.renderer, self.form = renderer, form
         self.foreign_text = ForeignText(renderer.tokenizer)
         self._around = renderer.template.observation
-        unknown = unknown_characters(renderer.tokenizer, self._around.replace(TEXT, ""))
+
+    def require_observations(self) -> None:
+        """Raise DataError for a tokenizer that cannot write an observation, which single responses do not need."""
+        unknown = unknown_characters(self.renderer.tokenizer, self._around.replace(TEXT, ""))
         if unknown:
             raise DataError(
                 f"template.observation has characters that the tokenizer does not know: "
@@ -123,8 +112,22 @@ class PlainTurns:
         return NextPrompt((PromptPiece(self._observation(new)),))
 
     def _observation(self, messages: Sequence[Message]) -> Ids:
+        self.require_observations()
         text = "\n".join(m.content for m in messages)
         return self.foreign_text.ids(self._around.replace(TEXT, self.foreign_text.known(text)))
+
+
+def turns_of(renderer: Renderer) -> Conversing:
+    """Return the writer and reader of turns that the renderer's template asks for.
+
+    Raises: DataError if the tokenizer's chat template cannot write a question.
+    """
+    if renderer.template.calls.startswith(FAMILY):
+        from verizero.pipeline.data.family_turns import FamilyTurns
+
+        return FamilyTurns(renderer, renderer.template.calls.removeprefix(FAMILY))
+    form = registry.find("call_forms", renderer.template.calls)
+    return ChatTurns(renderer, form) if renderer.template.name == "chat" else PlainTurns(renderer, form)
 
 
 def _parts(messages: Sequence[Message]) -> list[list[Message]]:

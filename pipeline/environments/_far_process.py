@@ -14,10 +14,12 @@ import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from verizero.pipeline import child
 from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.host import child
 
 MAX_LINE = 64 * 2**20
+START_S = 120.0
+"""Seconds until a new process is ready."""
 END_S = 2.0
 """Seconds that a process has to close its episodes before it is killed."""
 
@@ -29,7 +31,7 @@ class ConnectionLost(EnvironmentFailed):
 class FarProcess:
     """A process with episodes, two threads that read its output, and the requests that wait for an answer."""
 
-    def __init__(self, command: list[str], environ: dict[str, str], step_s: float, start_s: float) -> None:
+    def __init__(self, command: list[str], environ: dict[str, str], step_s: float) -> None:
         """Start the process and wait until it is ready. Raises: EnvironmentFailed with the reason if it fails."""
         self._step_s = step_s
         self._numbers = itertools.count(1)
@@ -54,7 +56,7 @@ class FarProcess:
         for thread in self._threads:
             thread.start()
         try:
-            self._result(ready, time.monotonic() + start_s, start_s, "be ready")
+            self._result(ready, time.monotonic() + START_S, START_S, "be ready")
         except EnvironmentFailed:
             self.end()
             raise

@@ -2,30 +2,33 @@
 
 The program is the user's own and runs outside the sandbox, which is for programs that the policy writes. It gets the
 task in the variable VERIZERO_TASK and in the file task.txt of its folder, which is otherwise empty, and the address and
-the key in the variables that clients of the three APIs read. It ends by itself when it is done.
+the key in the variables that clients of chat completions read. It ends by itself when it is done.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from verizero.pipeline import child
-from verizero.pipeline.environments._scratch import new_folder, remove_folder
-from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
-from verizero.pipeline.environments.gateway.api import Answer
+from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, Start, ToolUse
+from verizero.pipeline.environments.gateway.chat import Answer
 from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
 from verizero.pipeline.environments.gateway.server import MODEL, Gateway
 from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.host import child
 from verizero.pipeline.types import Message, Prompt, Verdict
 
 EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
@@ -74,7 +77,6 @@ class Agent:
         self._pending: Pending | None = None
         self._turn = 0
         self._tokens = (0, 0, False)
-        self._count: CountPrompt | None = None
 
     def start(self) -> Start:
         """Start the program, and wait for its first request. Raises: EnvironmentFailed if it ends without one."""
@@ -94,10 +96,6 @@ class Agent:
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
         """Keep the size of the turn for the answer to the program."""
         self._tokens = prompt_tokens, sampled_tokens, was_cut
-
-    def count_by(self, count: CountPrompt) -> None:
-        """Keep the function that counts a prompt's tokens, for the program's requests to count."""
-        self._count = count
 
     def step(self, message: Message) -> Reply:
         """Answer the program's request, and wait for its next one or for its end."""
@@ -146,9 +144,6 @@ class Agent:
             "OPENAI_BASE_URL": f"{exchange.url}/v1",
             "OPENAI_API_KEY": exchange.key,
             "OPENAI_MODEL": MODEL,
-            "ANTHROPIC_BASE_URL": exchange.url,
-            "ANTHROPIC_API_KEY": exchange.key,
-            "ANTHROPIC_MODEL": MODEL,
         }
         limits = [f"--cpu-s={self.params.cpu_s}"] if self.params.cpu_s is not None else []
         limits += [f"--memory-mib={self.params.memory_mib}"] if self.params.memory_mib is not None else []
@@ -166,14 +161,10 @@ class Agent:
             has_ended = child.status_of(self._process) is not None
             try:
                 # Also after its end: its last request may still be in the queue.
-                pending = self._exchange.requests.get(timeout=0 if has_ended else POLL_S)
+                return self._exchange.requests.get(timeout=0 if has_ended else POLL_S)
             except queue.Empty:
                 if has_ended:
                     return None
-                continue
-            if not pending.only_counts:
-                return pending
-            self._exchange.answer_count(pending, self._count)
         raise EnvironmentFailed(
             f"the agent {self.params.command[0]!r} neither asked nor ended for {self.params.step_s:g} s; raise step_s"
         )
@@ -226,3 +217,53 @@ def shared_gateway() -> Gateway:
         if not _GATEWAY:
             _GATEWAY.append(Gateway())
         return _GATEWAY[0]
+
+
+PREFIX = "verizero-agents-"
+_LOCKED: dict[int, tuple[int, Path]] = {}
+"""Process id -> (descriptor of the locked parent folder, the folder). A forked process has another id, so no entry."""
+
+
+def new_folder() -> Path:
+    """Return a new empty folder. The first call of a process removes the folders of dead processes."""
+    with _LOCK:
+        locked = _LOCKED.get(os.getpid())
+        if locked is None:
+            temporary = Path(tempfile.gettempdir())
+            _remove_left(temporary)
+            locked = _LOCKED[os.getpid()] = _locked_folder(temporary)
+        return Path(tempfile.mkdtemp(dir=locked[1]))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of this process with all its files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with _LOCK, suppress(OSError):
+        locked = _LOCKED.get(os.getpid())
+        if locked is not None and locked[1] == folder.parent:
+            os.rmdir(locked[1])  # fails while another folder is in it
+            os.close(_LOCKED.pop(os.getpid())[0])
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders in `parent` of processes that have ended. Those of other users stay."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked_folder(parent: Path) -> tuple[int, Path]:
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Before the lock, another process may have removed the new folder as that of a dead process.
+            if folder.is_dir():
+                return descriptor, folder
+            os.close(descriptor)

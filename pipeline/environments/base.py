@@ -6,21 +6,22 @@ infrastructure: the episode then has no reward and leaves its group. What the po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.types import Message, Prompt, Verdict
+from verizero.pipeline.types import Message, Verdict
 
 BASE = "base"
 """Key in pydantic's validation context: the folder that relative paths start from, or None."""
 P = TypeVar("P", bound=BaseModel)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,6 @@ class Start:
     messages: tuple[Message, ...] = ()
     """The conversation so far: system and user messages. Empty: the prompt's own question, as without environment."""
     tools: tuple[ToolSchema, ...] = ()
-    state: str | None = None
-    """A name of the state that the policy sees; equal names mean equal states, within a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class ToolUse:
 class Reply:
     """An environment's answer to a message of the policy.
 
-    Example: Reply((Message("user", "lower"),), reward=-0.1, state="1..15")
+    Example: Reply((Message("user", "lower"),), reward=-0.1)
     """
 
     messages: tuple[Message, ...] = ()
@@ -73,7 +72,6 @@ class Reply:
     done: bool = False
     reward: float | None = None
     """The reward of this turn: any finite number."""
-    state: str | None = None
     outcome: Verdict | None = None
     """With `done`: the verdict on the episode. None: the prompt's verifier reads the last message."""
     history: tuple[Message, ...] | None = None
@@ -117,26 +115,16 @@ class CountsTokens(Protocol):
         ...
 
 
-CountPrompt = Callable[[Sequence[Message], Sequence[ToolSchema]], int]
-"""Returns the number of tokens in the prompt for a whole history with these tools. Raises: DataError."""
-
-
-@runtime_checkable
-class CountsPrompts(Protocol):
-    """An environment that counts the tokens of prompts."""
-
-    def count_by(self, count: CountPrompt) -> None:
-        """Receive the function that counts; it may be called within `start` and `step`."""
-        ...
-
-
 class PluginParams(BaseModel):
     """Base of the parameters of an environment and of tools: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def languages(self) -> frozenset[str]:
-        """Return the languages of the programs that run in the sandbox, such as "python" and "bash"; here none."""
+        """Return the languages of the programs that run in the sandbox, such as "python" and "bash".
+
+        The base class has none. With "session" among them, the programs of an episode share a session of the sandbox.
+        """
         return frozenset()
 
 
@@ -144,66 +132,73 @@ class EnvironmentParams(PluginParams):
     """Base of an environment's parameters."""
 
 
-MakeEnvironment = Callable[[Any, Prompt, int, int], Environment]
-"""The function of a plug-in: (params, prompt, task_seed, sample_seed) -> the environment of one episode."""
-
-
 @dataclass(frozen=True, slots=True)
-class BoundEnvironment:
-    """An environment with its parameters: makes one object for each episode.
+class Bound(Generic[Made]):
+    """An environment, or tools, with their parameters: makes an object for each episode.
 
     Example: load("guess").bind({"tries": 5})
     """
 
     name: str
-    params: EnvironmentParams
-    function: MakeEnvironment
+    params: PluginParams
+    function: Callable[..., Made]
 
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
-        """Return the environment of a new episode."""
-        return self.function(self.params, prompt, task_seed, sample_seed)
+    def make(self, *arguments: Any) -> Made:
+        """Return the environment of a new episode for (prompt, task_seed, sample_seed), or its tools for (prompt)."""
+        return self.function(self.params, *arguments)
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentPlugin:
-    """An environment by name, with the class of its parameters. `bind` checks the parameters.
+class Plugin(Generic[Made]):
+    """An environment, or tools, by name, with the class of their parameters. `bind` checks the parameters.
 
     Example: load("guess")
     """
 
+    kind: str
     name: str
-    params_type: type[EnvironmentParams]
-    function: MakeEnvironment
+    params_type: type[PluginParams]
+    function: Callable[..., Made]
 
-    def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundEnvironment:
-        """Return this environment with validated parameters. Relative paths among them start from `base`.
+    def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> Bound[Made]:
+        """Return it with validated parameters. Relative paths among them start from `base`.
 
         Raises: ConfigError naming the parameter, its value and what is allowed.
         """
-        checked = validated(self.params_type, params, base, f"environment {self.name!r}")
-        return BoundEnvironment(self.name, checked, self.function)
+        checked = validated(self.params_type, params, base, f"{self.kind} {self.name!r}")
+        return Bound(self.name, checked, self.function)
 
 
-def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> EnvironmentPlugin:
+BoundEnvironment = Bound[Environment]
+
+
+def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> Plugin[Environment]:
     """Return the environment called `name` (a file here or an entry point), or the one at `path`, "file.py:function".
 
     A file's function is called `environment`. The annotation of its first parameter is the class of its parameters. A
     relative path starts from `base` (the recipe's folder), by default from the working folder.
     Raises: UnknownName, ConfigError.
     """
-    if (name is None) == (path is None):
-        raise ConfigError(
-            "an environment needs either a name or a path, e.g. {name: guess} or {path: games.py:my_game}"
-        )
-    if name is not None:
-        plugin = registry.find("environments", name)
-        function = getattr(plugin, "environment", None) if isinstance(plugin, ModuleType) else plugin
-    else:
-        assert path is not None
-        function = registry.at_path(path, base, "environment")[0]
+    function = function_of("environment", "guess", "games.py:my_game", name, path, base)
     key = name or path or ""
-    params_type, make = params_of(function, EnvironmentParams, f"environment {key!r}")
-    return EnvironmentPlugin(key, params_type, make)
+    return Plugin("environment", key, *params_of(function, EnvironmentParams, f"environment {key!r}"))
+
+
+def function_of(
+    kind: Literal["environment", "tool"], named: str, at: str, name: str | None, path: str | None, base: Path | None
+) -> Any:
+    """Return the function of a plug-in by name or by path. `named` and `at` are examples of both for the error.
+
+    Raises: UnknownName; ConfigError unless exactly one of both is given.
+    """
+    if (name is None) == (path is None):
+        article = "an" if kind == "environment" else "a"
+        raise ConfigError(f"{article} {kind} needs either a name or a path, e.g. {{name: {named}}} or {{path: {at}}}")
+    if name is None:
+        return registry.at_path(str(path), base, kind)[0]
+    plugin = registry.find("environments" if kind == "environment" else "tools", name)
+    attribute = "environment" if kind == "environment" else "tools"
+    return getattr(plugin, attribute, None) if isinstance(plugin, ModuleType) else plugin
 
 
 def validated(model: type[P], params: Mapping[str, Any] | None, base: Path | None, what: str) -> P:
@@ -211,8 +206,7 @@ def validated(model: type[P], params: Mapping[str, Any] | None, base: Path | Non
     try:
         return model.model_validate(dict(params or {}), context={BASE: base})
     except ValidationError as exc:
-        errors = [dict(error) for error in exc.errors()]
-        raise ConfigError(f"{what}: {registry.refused_parameters(errors, list(model.model_fields))}") from exc
+        raise ConfigError(f"{what}: {registry.refused_parameters(exc.errors(), list(model.model_fields))}") from exc
 
 
 def params_of(function: object, base_class: type[P], what: str) -> tuple[type[P], Callable[..., Any]]:

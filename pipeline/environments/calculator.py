@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from verizero.pipeline.environments._answers import exact
+from verizero.pipeline.environments._verdicts import exact
 from verizero.pipeline.environments.base import EnvironmentParams
 from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.environments.tools import calculator

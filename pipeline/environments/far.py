@@ -1,19 +1,18 @@
-"""Runs environments in another process or on another machine: this file alone, with the standard library only.
+"""Runs environments in another process: this file alone, with the standard library only. On pipes, one object a line:
 
-    python -P far.py '{"path": "games.py:my_game", "params": {...}}'                 on pipes, one object a line
-    python -P far.py '{"path": "games.py:my_game"}' --serve 8700                     over HTTP, one object a request
+    python -P far.py '{"path": "games.py:my_game", "params": {...}}'
 
 The function at `path` is called `my_game(params, prompt, task_seed, sample_seed)` with JSON values. It returns an
-object with `start()` -> {"messages"?, "tools"?, "state"?}, `step(message)` -> {"messages"?, "done"?, "reward"?,
-"state"?, "outcome"?, "uses"?} and `close()`. Fields are those of `Start`, `Reply` and `Message` in base.py; dataclasses
+object with `start()` -> {"messages"?, "tools"?}, `step(message)` -> {"messages"?, "done"?, "reward"?,
+"outcome"?, "uses"?} and `close()`. Fields are those of `Start`, `Reply` and `Message` in base.py; dataclasses
 with those fields may be returned too. With "root", the environment is one of ours, by "name" or "path"; "root" is
 the folder to import the package from, or null where it is installed.
 
 Requests: {"id", "call": "start", "episode", "prompt", "task_seed", "sample_seed"}, {"id", "call": "step", "episode",
-"message", "tokens"?}, {"id", "call": "close", "episode"} and {"id", "call": "hello"}. Answers: {"id", "value"} or
-{"id", "error"}. Where `start` also returns "counts_tokens": true, each step brings "tokens", the turn's [tokens of the
-prompt, sampled tokens, true if it was cut], for `count_tokens(prompt_tokens, sampled_tokens, was_cut)`, which is called
-before `step`. "takes_unread": true asks for turns with calls that cannot be read, as text.
+"message", "tokens"?} and {"id", "call": "close", "episode"}. Answers: {"id", "value"} or {"id", "error"}. Where
+`start` also returns "counts_tokens": true, each step brings "tokens", the turn's [tokens of the prompt, sampled tokens,
+true if it was cut], for `count_tokens(prompt_tokens, sampled_tokens, was_cut)`, which is called before `step`.
+"takes_unread": true asks for turns with calls that cannot be read, as text.
 What the environment prints goes to standard error.
 """
 
@@ -29,15 +28,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 GRACE_S = 5.0
 """Seconds in which open episodes must close after the trainer is gone."""
-IDLE_S = 3600.0
-"""Over HTTP: seconds without a request after which an episode is closed."""
-MAX_BODY = 64 * 2**20
 
 MakeEpisode = Callable[[Any, Any, int, int], Any]
 
@@ -72,7 +67,6 @@ class OpenEpisodes:
         """`make` makes episodes with `params`."""
         self._make, self._params = make, params
         self._open: dict[str, Any] = {}
-        self._last_request: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def answer(self, line: str | bytes) -> str:
@@ -88,41 +82,30 @@ class OpenEpisodes:
 
     def _value(self, request: dict[str, Any]) -> Any:
         call, episode = request["call"], request.get("episode", "")
-        if call == "hello":
-            return {"open": len(self._open)}
         if call == "close":
             with self._lock:
-                self._last_request.pop(episode, None)
                 environment = self._open.pop(episode, None)
             if environment is not None:
                 environment.close()
             return None
         if call == "start":
-            self.close_idle()
             environment = self._make(
                 self._params, request["prompt"], int(request["task_seed"]), int(request["sample_seed"])
             )
             with self._lock:
-                self._open[episode], self._last_request[episode] = environment, time.monotonic()
+                self._open[episode] = environment
             return environment.start()
         if call == "step":
             with self._lock:
                 environment = self._open[episode]
-                self._last_request[episode] = time.monotonic()
             if "tokens" in request:
                 environment.count_tokens(*request["tokens"])
             return environment.step(request["message"])
         raise ValueError(f"unknown call {call!r}")
 
-    def close_idle(self, idle_s: float = IDLE_S) -> None:
-        """Close the episodes without a request for `idle_s` seconds."""
-        with self._lock:
-            now = time.monotonic()
-            idle = [episode for episode, last in self._last_request.items() if now - last >= idle_s]
-            environments = [self._open.pop(episode) for episode in idle]
-            for episode in idle:
-                del self._last_request[episode]
-        for environment in environments:
+    def close(self) -> None:
+        """Close the episodes that are open."""
+        for environment in self._open.values():
             try:
                 environment.close()
             except BaseException as exc:
@@ -170,7 +153,7 @@ def on_pipes(choice: dict[str, Any], threads: int) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    episodes.close_idle(0)
+    episodes.close()
     _end()
 
 
@@ -189,34 +172,6 @@ def _end() -> None:
     os._exit(0)
 
 
-def over_http(choice: dict[str, Any], port: int) -> None:
-    """Answer POST requests on this machine until the process is ended."""
-    episodes = OpenEpisodes(load_function(choice), choice.get("params") or {})
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            if not 0 < length <= MAX_BODY:
-                self.send_error(413)
-                return
-            body = episodes.answer(self.rfile.read(length)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: each step is a request."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
-    server.serve_forever()
-
-
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
-    if len(sys.argv) > 3 and sys.argv[2] == "--serve":
-        over_http(arguments, int(sys.argv[3]))
-    else:
-        on_pipes(arguments, int(arguments.get("threads") or 8))
+    on_pipes(arguments, int(arguments.get("threads") or 8))

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments._verdicts import answer_of
 from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.seeds import stream
@@ -36,16 +36,16 @@ class Params(EnvironmentParams):
 
 
 class Guess:
-    """One game. Its state is the interval that the answers leave, and the tries that are left."""
+    """One game. It ends when the tries are used up."""
 
     def __init__(self, params: Params, number: int) -> None:
         """`number` is to be guessed."""
         self.params, self.number = params, number
-        self.low, self.high, self.left = params.low, params.high, params.tries
+        self.left = params.tries
 
     def start(self) -> Start:
         """Show the row's question."""
-        return Start(state=self._state())
+        return Start()
 
     def step(self, message: Message) -> Reply:
         """Compare the guess with the number."""
@@ -59,17 +59,12 @@ class Guess:
             return Reply(done=True, outcome=Verdict("graded", 0.0, "out_of_tries", text[:200] or None))
         if guess is None or not self.params.low <= guess <= self.params.high:
             words = f"a number from {self.params.low} to {self.params.high}"
-        elif guess < self.number:
-            words, self.low = "higher", max(self.low, guess + 1)
         else:
-            words, self.high = "lower", min(self.high, guess - 1)
-        return Reply((Message("user", words),), state=self._state())
+            words = "higher" if guess < self.number else "lower"
+        return Reply((Message("user", words),))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
-
-    def _state(self) -> str:
-        return f"{self.low} to {self.high}, {self.left} left"
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> Guess:

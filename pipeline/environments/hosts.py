@@ -1,13 +1,12 @@
-"""Hosts of environments: this process, another process, another interpreter, or a service at a URL.
+"""Hosts of environments: this process, another process, or another interpreter.
 
-A host makes the environments of episodes. The far side is the process or service in which they run, if it is not this
-process; far.py is its program, and many episodes share it. All its failures are an EnvironmentFailed: its death, a step
+A host makes the environments of episodes. The far side is the process in which they run, if it is not this one; far.py
+is its program, and many episodes share it. All its failures are an EnvironmentFailed: its death, a step
 that takes too long, a line that cannot be read.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import secrets
@@ -16,19 +15,18 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
 from verizero.pipeline.environments import as_json
 from verizero.pipeline.environments._far_process import ConnectionLost, FarProcess
 from verizero.pipeline.environments.base import Environment, Reply, Start, load
-from verizero.pipeline.errors import ConfigError, EnvironmentFailed
-from verizero.pipeline.own_programs import import_root
+from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.host.programs import import_root
 from verizero.pipeline.types import Message, Prompt
 from verizero.sandbox import settings
 
 Place = Literal["here", "process"] | Mapping[str, str]
-"""`place` of a recipe: here; process; {"python": path of an interpreter}; {"url": address of a far side}."""
+"""`place` of a recipe: here; process; {"python": path of an interpreter}."""
 FAR = Path(__file__).with_name("far.py")
 LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """Variables by which another interpreter would find our packages in place of its own."""
@@ -52,51 +50,26 @@ class EnvironmentSpec:
         return f"environment {self.name or self.path!r}"
 
 
-class EnvironmentHost(Protocol):
-    """Makes the environments of episodes. Any thread may call it."""
-
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
-        """Return the environment of a new episode."""
-        ...
-
-    def close(self) -> None:
-        """End its processes. Episodes that are still open then fail."""
-        ...
-
-
 def open_host(
-    place: Place,
-    spec: EnvironmentSpec,
-    *,
-    step_s: float = 60.0,
-    start_s: float = 120.0,
-    processes: int = 1,
-    threads: int = 8,
-) -> EnvironmentHost:
+    place: Place, spec: EnvironmentSpec, *, step_s: float = 60.0, threads: int = 8
+) -> InProcessHost | ProcessHost:
     """Return the host for episodes of an environment at the `place` that a recipe chose.
 
-    step_s: seconds of one call to a far side; start_s: seconds until a new process is ready. Episodes share `processes`
-    processes, each of which answers `threads` calls at a time.
-    Raises: ConfigError for a malformed choice, or parameters that the environment refuses.
+    step_s: seconds of one call to a far side. Episodes share a process, which answers `threads` calls at a time.
+    Raises: ConfigError for parameters that the environment refuses.
     """
     if place == "here":
         return InProcessHost(spec)
     if place == "process":
         load(spec.name, spec.path, spec.base).bind(spec.params, spec.base)
         command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(spec, threads), "root": import_root()})]
-        return ProcessHost(command, spec.label, step_s, start_s, processes, settings.variables)
-    if not isinstance(place, Mapping) or len(place) != 1 or not {"python", "url"} & place.keys():
-        raise ConfigError(f"place: expected here, process, {{python: path}} or {{url: address}}, got {place!r}")
-    if "url" in place:
-        return ServiceHost(place["url"], spec.label, step_s)
-    if spec.path is None:
-        raise ConfigError(f"place {{python: ...}} needs an environment by path, file.py:function; got {spec.label}")
+        return ProcessHost(command, spec.label, step_s, settings.variables)
     # A bare name is looked for in PATH; links are kept, since a virtual environment's interpreter is one.
     program = place["python"]
     if os.sep in program:
         program = str((spec.base or Path.cwd()) / program)
     command = [program, "-P", str(FAR), json.dumps(_choice(spec, threads))]
-    return ProcessHost(command, spec.label, step_s, start_s, processes)
+    return ProcessHost(command, spec.label, step_s)
 
 
 def _choice(spec: EnvironmentSpec, threads: int) -> dict[str, Any]:
@@ -125,22 +98,10 @@ class InProcessHost:
         """Do nothing: no process was started."""
 
 
-class FarSide(Protocol):
-    """A process or service that plays episodes: send it a request, get its answer."""
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Return the value of the answer. Raises: EnvironmentFailed."""
-        ...
-
-    def leave(self) -> None:
-        """Count an episode as ended."""
-        ...
-
-
 class RemoteEpisode:
     """An episode whose environment runs on a far side."""
 
-    def __init__(self, far: FarSide, label: str, request: dict[str, Any]) -> None:
+    def __init__(self, far: FarProcess, label: str, request: dict[str, Any]) -> None:
         """`request` has the prompt and the seeds."""
         self._far, self._label, self._request = far, label, request
         self._episode = secrets.token_hex(8)
@@ -191,21 +152,14 @@ class RemoteEpisode:
 
 
 class ProcessHost:
-    """Runs environments in processes, each with several episodes; replaces a process that dies or gets stuck."""
+    """Runs environments in a process with several episodes; a new one replaces it if it dies or gets stuck."""
 
     def __init__(
-        self,
-        command: list[str],
-        label: str,
-        step_s: float,
-        start_s: float,
-        processes: int,
-        variables: Callable[[], Mapping[str, str]] = dict,
+        self, command: list[str], label: str, step_s: float, variables: Callable[[], Mapping[str, str]] = dict
     ) -> None:
         """`command` starts a far side on pipes; `variables` are added to its environment when it starts."""
         self._variables = variables
-        self._command, self._label = command, label
-        self._step_s, self._start_s, self._max_processes = step_s, start_s, processes
+        self._command, self._label, self._step_s = command, label, step_s
         # Without a fixed seed the order of a set of texts differs from process to process.
         self._environ = {"PYTHONHASHSEED": "0"} | {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
         self._running: list[FarProcess] = []
@@ -213,7 +167,7 @@ class ProcessHost:
         self._is_closed = False
 
     def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> RemoteEpisode:
-        """Return an episode in the process with the fewest. Raises: EnvironmentFailed if no process can be started."""
+        """Return an episode in the process. Raises: EnvironmentFailed if none can be started."""
         request = {"prompt": as_json.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
         with self._lock:
             if self._is_closed:
@@ -221,15 +175,13 @@ class ProcessHost:
             for far in [far for far in self._running if far.is_over]:
                 far.end()
                 self._running.remove(far)
-            usable = [far for far in self._running if far.is_usable]
-            if len(usable) < self._max_processes and all(far.num_open for far in usable):
+            if not any(far.is_usable for far in self._running):
                 try:
                     environ = self._environ | dict(self._variables())
-                    usable.append(FarProcess(self._command, environ, self._step_s, self._start_s))
+                    self._running.append(FarProcess(self._command, environ, self._step_s))
                 except EnvironmentFailed as exc:
                     raise EnvironmentFailed(f"{self._label}: {exc}") from exc
-                self._running.append(usable[-1])
-            far = min(usable, key=lambda f: f.num_open)
+            far = next((far for far in self._running if far.is_usable), self._running[-1])  # one that just died fails
             far.enter()
         return RemoteEpisode(far, self._label, request)
 
@@ -242,48 +194,5 @@ class ProcessHost:
             far.end()
 
 
-class ServiceHost:
-    """Runs environments in a service at a URL: one HTTP request for each call."""
-
-    def __init__(self, url: str, label: str, step_s: float) -> None:
-        """Raises: ConfigError for a malformed address."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"place.url: expected http://host:port or https://host, got {url!r}")
-        self._url, self._label, self._step_s = url, label, step_s
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> RemoteEpisode:
-        """Return an episode of the service."""
-        request = {"prompt": as_json.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
-        return RemoteEpisode(self, self._label, request)
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Return the value of the service's answer. Raises: EnvironmentFailed."""
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        # A connection for each call: one that is kept might be closed meanwhile, and a step cannot be sent twice.
-        connection = kind(self._host, self._port, timeout=self._step_s)
-        try:
-            body = json.dumps({"id": 1, **request}).encode()
-            connection.request("POST", self._target, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read()
-            if response.status != 200:
-                raise EnvironmentFailed(f"{self._url} answers with status {response.status}")
-            answer = json.loads(text)
-            if not isinstance(answer, dict) or not {"value", "error"} & answer.keys():
-                raise EnvironmentFailed(f"{self._url} answers with {text[:80]!r}, which is no answer")
-        except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise ConnectionLost(f"{self._url} does not answer: {type(exc).__name__}: {exc}") from exc
-        finally:
-            connection.close()
-        if "error" in answer:
-            raise EnvironmentFailed(str(answer["error"]))
-        return answer["value"]
-
-    def leave(self) -> None:
-        """Do nothing: the service counts its own episodes."""
-
-    def close(self) -> None:
-        """Do nothing: no connection is kept between calls."""
+EnvironmentHost = InProcessHost | ProcessHost
+"""Makes the environments of episodes. Any thread may call it."""

@@ -1,8 +1,8 @@
 """An environment of the OpenEnv protocol, on a server that runs already: one WebSocket session is one episode.
 
-A message of the policy becomes an action in the server's schema: its text, if an action has one plain field; a JSON
-object; or a call of the tool `act`. An action that is invalid for the server is answered with the reason. An error of
-the server, a lost connection and a full server are failures of the infrastructure. Needs the package websockets.
+A message of the policy becomes an action in the server's schema: its text, if an action has one plain field, else a
+call of the tool `act`. An action that is invalid for the server is answered with the reason. An error of the server, a
+lost connection and a full server are failures of the infrastructure. Needs the package websockets.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from verizero.pipeline.environments._answers import answer_of
-from verizero.pipeline.environments._scores import checked_range, verdict_of
+from verizero.pipeline.environments._verdicts import RewardRange, answer_of, verdict_of
 from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start, ToolSchema, ToolUse
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt
@@ -31,32 +30,21 @@ PROTOCOL_FIELDS = ("metadata",)
 PLAIN: Mapping[str, type] = {"string": str, "integer": int, "number": float}
 MAX_SIZE = 64 << 20
 INVALID = "VALIDATION_ERROR"
-BROKEN = "EXECUTION_ERROR"
 FULL = "CAPACITY_REACHED"
 POLL_S = 0.2
 CLOSE_S = 2.0
 
 
 class Params(EnvironmentParams):
-    """The server, and the form of its actions, observations and rewards for the policy."""
+    """The server, and the verdict that its rewards make."""
 
     url: str = Field(description="http://host:port of the server")
-    form: Literal["auto", "text", "json", "tool"] = Field(
-        "auto",
-        description="text: the words are the action's one field; json: they are an object; tool: a call of `act`; "
-        "auto: text where the schema has one plain field, else tool",
-    )
-    observation: str | None = Field(
-        None, description="the field that is shown; null: the only text among the fields, else all of them as JSON"
-    )
     reset: dict[str, Any] = Field({}, description="further arguments of the server's reset")
-    send_seed: bool = Field(True, description="send the task's seed with the reset")
     deterministic: bool = Field(True, description="false: the server cannot repeat itself with equal seeds")
     score: Literal["last", "sum", "none"] = Field(
         "last", description="of the rewards, which is the verdict; none: the row's verifier grades the last message"
     )
-    reward_range: tuple[float, float] = Field((0.0, 1.0), description="lowest and highest of that reward")
-    tell_errors: bool = Field(False, description="show errors of the server's step to the policy, as wrong actions")
+    reward_range: RewardRange = Field((0.0, 1.0), description="lowest and highest of that reward")
     step_s: float = Field(60, gt=0, description="seconds for an answer of the server")
     wait_s: float = Field(10, ge=0, description="seconds to wait for a session of a full server")
 
@@ -67,11 +55,6 @@ class Params(EnvironmentParams):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("expected http://host:port or https://host")
         return value.rstrip("/")
-
-    @field_validator("reward_range")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        return checked_range(value)
 
 
 class WrongAction(Exception):
@@ -85,7 +68,7 @@ class OpenEnv:
         """`seed` is the task's."""
         self.params, self.prompt = params, prompt
         self.deterministic = params.deterministic
-        self._reset = {**params.reset, **({"seed": seed % 2**31} if params.send_seed else {})}
+        self._reset = {**params.reset, "seed": seed % 2**31}
         self._socket: Any = None
         self._schema: dict[str, Any] = {}
         self._rewards: list[float] = []
@@ -111,7 +94,7 @@ class OpenEnv:
         messages: tuple[Message, ...] = (Message("user", "\n".join(p for p in parts if p)),)
         if self.prompt.system is not None:
             messages = (Message("system", self.prompt.system), *messages)
-        return Start(messages, (self._tool(),) if self._form() == "tool" else ())
+        return Start(messages, () if self._plain_field() else (self._tool(),))
 
     def step(self, message: Message) -> Reply:
         """Send an action."""
@@ -124,8 +107,6 @@ class OpenEnv:
             errors = data.get("errors") or [{"loc": (), "msg": data.get("message")}]
             words = "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in errors)
             return self._reply(message, f"invalid action: {words}", wrong=True)
-        if data.get("code") == BROKEN and self.params.tell_errors:
-            return self._reply(message, f"error: {data.get('message')}", wrong=True)
         self._refuse_errors(data)
         reward = _number(data.get("reward"), self.params.url)
         if reward is not None:
@@ -175,22 +156,13 @@ class OpenEnv:
 
     def _text(self, data: Mapping[str, Any]) -> str:
         shown = {k: v for k, v in (data.get("observation") or {}).items() if k not in PROTOCOL_FIELDS}
-        name = self.params.observation
-        if name is not None:
-            if name not in shown:
-                raise EnvironmentFailed(f"observation: the server has no field {name!r}; it has {', '.join(shown)}")
-            return shown[name] if isinstance(shown[name], str) else json.dumps(shown[name], sort_keys=True)
         texts = [v for v in shown.values() if isinstance(v, str)]
         return texts[0] if len(shown) == len(texts) == 1 else json.dumps(shown, sort_keys=True, ensure_ascii=False)
 
-    def _fields(self) -> dict[str, Any]:
-        return {k: v for k, v in (self._schema.get("properties") or {}).items() if k not in PROTOCOL_FIELDS}
-
-    def _form(self) -> str:
-        if self.params.form != "auto":
-            return self.params.form
-        fields = list(self._fields().values())
-        return "text" if len(fields) == 1 and fields[0].get("type") in PLAIN else "tool"
+    def _plain_field(self) -> tuple[str, str] | None:
+        """Return name and type of the one field of an action; None if it has several, or one that is not plain."""
+        fields = {k: v for k, v in (self._schema.get("properties") or {}).items() if k not in PROTOCOL_FIELDS}
+        return next(((k, v["type"]) for k, v in fields.items() if len(fields) == 1 and v.get("type") in PLAIN), None)
 
     def _tool(self) -> ToolSchema:
         properties = self._schema.get("properties") or {}
@@ -199,27 +171,16 @@ class OpenEnv:
 
     def _action(self, message: Message) -> dict[str, Any]:
         """Return a message as an action. Raises: WrongAction."""
-        form, text = self._form(), answer_of(message)
-        if form == "tool":
+        field = self._plain_field()
+        if field is None:
             if len(message.calls) != 1 or message.calls[0].name != TOOL:
                 raise WrongAction(f"call the tool {TOOL} once")
             return dict(message.calls[0].arguments)
-        if form == "json":
-            try:
-                action = json.loads(text)
-            except ValueError as exc:
-                raise WrongAction(f"not an action: {exc}") from exc
-            if not isinstance(action, dict):
-                raise WrongAction("an action is a JSON object")
-            return action
-        fields = list(self._fields().items())
-        kind = PLAIN.get(fields[0][1].get("type", "")) if len(fields) == 1 else None
-        if kind is None:
-            raise EnvironmentFailed("form: text needs an action with one plain field; set form to json or tool")
+        (name, kind), text = field, answer_of(message)
         try:
-            return {fields[0][0]: kind(text)}
+            return {name: PLAIN[kind](text)}
         except ValueError as exc:
-            raise WrongAction(f"not of type {fields[0][1]['type']}: {text[:80]!r}") from exc
+            raise WrongAction(f"not of type {kind}: {text[:80]!r}") from exc
 
     def _uses(self, message: Message, wrong: bool = False) -> tuple[ToolUse, ...]:
         return (ToolUse(TOOL, wrong),) if wrong or message.calls else ()

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from verizero import sandbox
-from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments._verdicts import answer_of
 from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
 from verizero.pipeline.environments.tools._programs import run
 from verizero.pipeline.errors import DataError
@@ -56,7 +56,7 @@ class Repair:
 
     def start(self) -> Start:
         """Show the row's question."""
-        return Start(state=f"{self.left} left")
+        return Start()
 
     def step(self, message: Message) -> Reply:
         """Run the program. Raises: EnvironmentFailed if the sandbox fails."""
@@ -70,7 +70,7 @@ class Repair:
         if self.left == 0:
             return Reply(done=True, outcome=_refused(program, number, result))
         words = self.params.words if result is None or not self.params.feedback else self._shown(number, result)
-        return Reply((Message("user", words),), state=f"{self.left} left")
+        return Reply((Message("user", words),))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -7,22 +7,14 @@ its rows are those of the reference's query, on every database of the row: {"set
 
 from __future__ import annotations
 
-import sqlite3
-from collections import Counter
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
-
-from pydantic import Field
-
-from verizero.pipeline.environments._answers import answer_of
+from verizero.pipeline.environments._verdicts import answer_of
 from verizero.pipeline.environments.base import EnvironmentParams
 from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.environments.tools import sql
-from verizero.pipeline.environments.tools.base import Toolbox
-from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Message, Prompt, Verdict
+from verizero.verifiers.in_sandbox.query import result_of
+from verizero.verifiers.sql import expected, read_reference
 
 EXAMPLE = Prompt(
     "sql/1",
@@ -33,75 +25,37 @@ EXAMPLE = Prompt(
         "query": "select sum(age) from pets where kind=3",
     },
 )
-Rows = list[tuple[Any, ...]]
+MAX_ROWS = 10_000
+"""A query with more rows is wrong."""
 
 
 class Params(EnvironmentParams, sql.Params):
-    """The limits of a statement, and what the policy may do before its query."""
-
-    explore: bool = Field(True, description="false: the tool `tables` alone, so that the query is written unseen")
-    compared_rows: int = Field(10_000, ge=1, description="a query with more rows is wrong")
+    """The limits of a statement."""
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> ToolEpisode:
     """Return an episode on a new database. Raises: DataError for a malformed reference, or a query of it that fails."""
-    setups, gold, ordered = _reference(prompt.reference)
-    expected = [_expected_rows(setup, gold, params) for setup in setups]
-    box = sql.tools(params.model_copy(update={"setup": setups[0]}), prompt)
-    if not params.explore:
-        box = Toolbox([box.tools["tables"]], [box.close])
+    setups, gold, ordered = read_reference(prompt.reference, field="answer")
+    wanted = [expected(setup, gold, ordered, MAX_ROWS, params.max_steps, "answer") for setup in setups]
 
     def grade(message: Message) -> Verdict:
-        query = _query(answer_of(message))
+        answer = answer_of(message)
+        query = (program_among(blocks_in(answer)[0], "sql") or answer).strip()
         if not query:
             return Verdict("no_answer", reason="empty")
-        for setup, rows in zip(setups, expected, strict=True):
-            try:
-                got = rows if query == gold else _rows(setup, query, params)  # the same query has the same rows
-            except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
-                return Verdict("graded", 0.0, f"error: {exc}"[:200], query[:1000])
-            if got != rows if ordered else _bag(got) != _bag(rows):
-                return Verdict("graded", 0.0, "other_rows", query[:1000])
+        try:
+            statement = sql.checked(query)
+        except ValueError as exc:
+            return Verdict("graded", 0.0, f"error: {exc}", query[:1000])
+        for setup, line in zip(setups, wanted, strict=True):
+            # The same query has the same rows.
+            got = line if statement == gold else _result(setup, statement, ordered, params)
+            if got != line:
+                return Verdict("graded", 0.0, got[:200] if got.startswith("error") else "other_rows", query[:1000])
         return Verdict("graded", 1.0, "same_rows", query[:1000])
 
-    return ToolEpisode(box, grade)
+    return ToolEpisode(sql.tools(params, prompt), grade)
 
 
-@lru_cache(maxsize=16_384)  # two databases of each of the generator's 4,000 tasks, and room
-def _expected_rows(setup: str, query: str, params: Params) -> Rows:
-    try:
-        return _rows(setup, query, params)
-    except (sqlite3.Error, ValueError) as exc:
-        raise DataError(f"answer.query: {exc}; query: {query:.100}") from exc
-
-
-def _rows(setup: str, query: str, params: Params) -> Rows:
-    """Return the result of a query on a new database. Raises: ValueError if it is too long; sqlite3.Error."""
-    database = sql.Database(setup, params.model_copy(update={"writes": False}))
-    try:
-        rows = database.rows(query, params.compared_rows + 1)
-    finally:
-        database.close()
-    if len(rows) > params.compared_rows:
-        raise ValueError(f"more than {params.compared_rows} rows")
-    return rows
-
-
-def _bag(rows: Rows) -> Counter[tuple[Any, ...]]:
-    return Counter(rows)
-
-
-def _query(answer: str) -> str:
-    """Return the query in the answer's fences, or all of it."""
-    return (program_among(blocks_in(answer)[0], "sql") or answer).strip()
-
-
-def _reference(reference: Any) -> tuple[list[str], str, bool]:
-    setups = sql.setups_of(reference)
-    query = reference.get("query") if isinstance(reference, Mapping) else None
-    if not isinstance(query, str) or not query.strip():
-        raise DataError(f"answer.query: expected an SQL query, got {query!r:.80}")
-    ordered = reference.get("ordered")
-    if ordered is None:
-        ordered = "order by" in " ".join(query.lower().rsplit(")", 1)[-1].split())
-    return setups, query, bool(ordered)
+def _result(setup: str, query: str, ordered: bool, params: Params) -> str:
+    return result_of(setup, query, ordered, MAX_ROWS, params.max_steps, sql.REFUSED)

@@ -10,6 +10,9 @@ trace is a failure of the infrastructure.
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,8 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from verizero.pipeline.environments import agent
-from verizero.pipeline.environments._interpreters import interpreter
-from verizero.pipeline.environments._scores import checked_range, verdict_of
-from verizero.pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start
+from verizero.pipeline.environments._verdicts import RewardRange, verdict_of
+from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, Start
 from verizero.pipeline.errors import DataError, EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt
 
@@ -44,7 +46,7 @@ class Params(EnvironmentParams):
         "verizero_chat", description="its program of the agent; null: the package's own choice, most of which need uv"
     )
     variables: dict[str, str] = Field({}, description="further environment variables, e.g. PYTHONPATH of the package")
-    reward_range: tuple[float, float] = Field((0.0, 1.0), description="lowest and highest reward of a task")
+    reward_range: RewardRange = Field((0.0, 1.0), description="lowest and highest reward of a task")
     step_s: float = Field(600, gt=0, description="seconds between two requests, after which it counts as broken")
 
     @field_validator("python")
@@ -56,11 +58,6 @@ class Params(EnvironmentParams):
                 "package, or name the virtual environment that has them"
             )
         return interpreter(value, (info.context or {}).get(BASE))
-
-    @field_validator("reward_range")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        return checked_range(value)
 
 
 class PackageEpisode:
@@ -77,10 +74,6 @@ class PackageEpisode:
     def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
         """Pass on the size of the turn."""
         self._program.count_tokens(prompt_tokens, sampled_tokens, was_cut)
-
-    def count_by(self, count: CountPrompt) -> None:
-        """Pass on the function that counts the tokens of a prompt."""
-        self._program.count_by(count)
 
     def step(self, message: Message) -> Reply:
         """Answer the program's request, and wait for its next one or for its end."""
@@ -131,3 +124,24 @@ def _is_installed() -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def interpreter(value: str | None, base: Path | None) -> str:
+    """Return the path of an interpreter: this one for None, that of a virtual environment for its folder.
+
+    Relative paths start from `base`; a bare name without such a file is searched in PATH.
+    Raises: ValueError if there is none.
+    """
+    if value is None:
+        return sys.executable
+    path = (base or Path.cwd()) / Path(value).expanduser()
+    # Links are kept: the interpreter of a virtual environment is one.
+    program = path / "bin" / "python" if path.is_dir() else path
+    if os.sep not in value and not program.exists():
+        program = Path(shutil.which(value) or program)
+    if not os.access(program, os.X_OK) or program.is_dir():
+        raise ValueError(
+            f"python: no interpreter at {program}; give its path, or the folder of a virtual environment "
+            "(python -m venv FOLDER)"
+        )
+    return str(program.absolute())

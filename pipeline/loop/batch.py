@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 from verizero.pipeline.loop.generation_ahead import MAX_OVERSAMPLING, affordable_groups, drop_stale
 from verizero.pipeline.loop.phases import Phases
-from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
-from verizero.pipeline.scoring.second_opinion import Opinions
 from verizero.pipeline.scoring.select import GROUP_KINDS, GroupKind, acceptance_after, forecast
-from verizero.pipeline.types import Group, Prompt, StepMetrics
+from verizero.pipeline.types import Group, StepMetrics
 
 
 @dataclass
@@ -32,8 +30,6 @@ class Batch:
     updates: list[tuple[Sequence[Group], StepMetrics]] = field(default_factory=list)
     """The groups and the metrics of each update that was made."""
     metrics: StepMetrics = field(default_factory=dict)
-    opinions: list[Opinions] | None = None
-    """Second opinions on each group of `sampled`; None: off."""
 
 
 def fill_batch(workers: Workers, setup: StageSetup, state: RunState, phases: Phases) -> Batch:
@@ -42,7 +38,7 @@ def fill_batch(workers: Workers, setup: StageSetup, state: RunState, phases: Pha
     while (num_prompts := num_prompts_wanted(workers, setup, state, batch)) is not None:
         prompts = phases.next_prompts(num_prompts)
         groups, tally = phases.verify(prompts, phases.generate(prompts, len(batch.tallies)))
-        add_sampled(workers, state, batch, prompts, groups, tally)
+        add_sampled(batch, groups, tally)
         add_selected(setup, state, batch, groups, *phases.select(groups))
     end_batch(setup, state, batch)
     return batch
@@ -70,14 +66,10 @@ def num_prompts_wanted(workers: Workers, setup: StageSetup, state: RunState, bat
     return None if num_prompts == 0 and not rollouts.in_flight else num_prompts
 
 
-def add_sampled(
-    workers: Workers, state: RunState, batch: Batch, prompts: Sequence[Prompt], groups: list[Group], tally: GradingTally
-) -> None:
-    """Note the groups of one generation, one to each of the prompts, and ask the second verifier about them."""
+def add_sampled(batch: Batch, groups: list[Group], tally: GradingTally) -> None:
+    """Note the groups of one generation, and what grading them took."""
     batch.sampled += groups
     batch.tallies.append(tally)
-    if workers.graders.second is not None:
-        workers.graders.second.ask(state.rl_step, groups, share_of(workers.backend.ranks, prompts).indices)
 
 
 def add_selected(

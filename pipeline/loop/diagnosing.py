@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verizero.pipeline.diagnosis.cards import rule_failed
-from verizero.pipeline.diagnosis.finding import Finding
-from verizero.pipeline.diagnosis.ranking import diagnose
-from verizero.pipeline.diagnosis.run_facts import read
+from verizero.pipeline.checks.diagnosis import diagnose
+from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.page import rule_failed
+from verizero.pipeline.checks.run_facts import read
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.shown import one_line
 
 EVENT = "verizero.diagnosis.finding"

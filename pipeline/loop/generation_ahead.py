@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.rollout.continuation import oldest_version
+from verizero.pipeline.run.algorithm import response_kinds, temperature
 from verizero.pipeline.run.rollouts import RolloutSource
-from verizero.pipeline.run.sampling import response_kinds, temperature
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import StageSetup, Workers
-from verizero.pipeline.run.state import InFlightBatch, RunState
+from verizero.pipeline.run.state import InFlightBatch, Item, RunState
 from verizero.pipeline.scoring.select import forecast
 from verizero.pipeline.types import Group, StepMetrics
 
@@ -52,7 +50,7 @@ def drop_stale(setup: StageSetup, state: RunState, groups: Sequence[Group]) -> t
 
 def age_of(state: RunState, group: Group) -> int:
     """Return the number of updates since the oldest token of the group was sampled."""
-    return state.policy_version - oldest_version(m.rollout for m in group.members)
+    return state.policy_version - min(m.rollout.oldest_version for m in group.members)
 
 
 def start_later_batches(
@@ -65,7 +63,6 @@ def start_later_batches(
     rounds, source, max_in_flight = setup.rounds, workers.rollouts, setup.config.rollout.max_staleness
     if max_in_flight == 0:
         return {}
-    source.advance()
     batch_size, num_in_flight = rounds.prompts_per_step, len(source.in_flight)
     steps_left = (rounds.rounds - item.round + 1) * item.num_steps - state.step - 1
     for number in range(min(max_in_flight, steps_left) - num_in_flight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,18 +11,16 @@ from verizero.pipeline.errors import GradersFailed
 from verizero.pipeline.loop.batch import Batch
 from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
 from verizero.pipeline.models.flops import update_flops
-from verizero.pipeline.report.row_types import OpinionRow, RolloutRow, StepRow, VerifierAlarm
+from verizero.pipeline.report.row_types import RolloutRow, StepRow, VerifierAlarm
 from verizero.pipeline.rows import rows
+from verizero.pipeline.run.algorithm import temperature
 from verizero.pipeline.run.collapse import num_roll_backs
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import temperature
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import StageSetup, Workers
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.scoring.score import GradingTally, tells_right
-from verizero.pipeline.scoring.second_opinion import Opinions, disagree
 from verizero.pipeline.scoring.select import classify_group
-from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
+from verizero.pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics
 
 HOW_TO_FIX_GRADERS = (
     "Fix the grader or the environment (`verizero verify --check` and `verizero doctor` try them without a run); the "
@@ -42,7 +41,9 @@ def record_step(
     state.num_responses += sum(len(g.members) for g in batch.sampled)
     for group in batch.sampled:
         workers.ledger.record_group(group)
-    row = {**mean_of_updates(batch), **rollout_metrics(batch), **prompt_metrics(workers, batch), **batch.metrics}
+    prompts = [g.members[0].rollout.prompt_ids for g in batch.sampled if g.members]
+    row = {**mean_of_updates(batch), **rollout_metrics(batch)}
+    row |= end_of_prompts(workers.rollouts.generation.renderer.decode, prompts) | batch.metrics
     row["policy/version"] = float(state.policy_version)
     row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
     row["reference/version"] = float(state.reference_version)
@@ -95,13 +96,10 @@ def write_samples(
     """Write the responses of some groups to rollouts.jsonl, on rank 0."""
     if not workers.backend.ranks.is_first:
         return
-    opinions = batch.opinions or [{} for _ in batch.sampled]
     recorder.store.rollouts(
         line
-        for i in groups_to_write(batch, setup.config.report.samples_per_step)
-        for line in sample_rows(
-            batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
-        )
+        for group in batch.sampled[: setup.config.report.samples_per_step]
+        for line in sample_rows(group, item.stage, item.round, state.rl_step + 1, num_roll_backs(state))
     )
 
 
@@ -112,7 +110,7 @@ def trained_tokens_and_flops(
     rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
     sizes = [row_size(turns) for r in rollouts for turns in rows(r)]
     # Each optimiser step takes one minibatch; an update that ended early took fewer.
-    num_epochs = update.get("updates", 1.0) / setup.algorithm.updates.num_minibatches
+    num_epochs = update.get("updates", 1.0) / setup.algorithm.params.num_minibatches
     tokens = sum(n for n, _ in sizes)
     return round(num_epochs * tokens), num_epochs * update_flops(workers.backend.model, sizes)
 
@@ -149,7 +147,11 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     parts: dict[str, list[float]] = {}
     for name, value in (part for _, m in members for part in m.verdict.parts):
         parts.setdefault(name, []).append(value)
-    row |= {f"reward/part/{name}": sum(column) / len(column) for name, column in sorted(parts.items())}
+    for name, values in sorted(parts.items()):
+        if finite := [value for value in values if math.isfinite(value)]:
+            row[f"reward/part/{name}"] = sum(finite) / len(finite)
+        if len(finite) < len(values):
+            row[f"reward/not_finite/{name}"] = float(len(values) - len(finite))
     row["length/mean"] = sum(m.rollout.num_sampled for _, m in members) / len(members)
     row["truncated"] = sum(m.rollout.was_cut for _, m in members) / len(members)
     row |= kept_metrics([t.kept for _, m in members for t in m.rollout.turns if t.kept is not None])
@@ -163,9 +165,6 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
     row["verdict/responses"] = float(total)
     row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
-    if batch.opinions is not None:
-        row["verdict/second_opinions"] = float(sum(map(len, batch.opinions)))
-        row["verdict/disagreements"] = float(sum(len(d) for d in disagreements(batch)))
     return row
 
 
@@ -182,12 +181,6 @@ def accuracy_metrics(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetric
         of_domain = [right for d, right in graded if d == domain]
         row[f"correct/mean/{domain}"] = sum(of_domain) / len(of_domain)
     return row
-
-
-def prompt_metrics(workers: Workers, batch: Batch) -> StepMetrics:
-    """Return metrics of the last tokens of the step's prompts."""
-    prompts = [g.members[0].rollout.prompt_ids for g in batch.sampled if g.members]
-    return end_of_prompts(workers.rollouts.generation.renderer.decode, prompts)
 
 
 def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
@@ -255,33 +248,8 @@ def first_failure(groups: Sequence[Group]) -> str:
     return "" if verdict is None else f"{verdict.status}: {verdict.reason}"
 
 
-def disagreements(batch: Batch) -> list[list[int]]:
-    """Return, for each sampled group, the members on which the second verifier disagrees."""
-    return [
-        [i for i, verdict in sorted(opinions.items()) if disagree(group.members[i].verdict, verdict)]
-        for group, opinions in zip(batch.sampled, batch.opinions or [{} for _ in batch.sampled], strict=True)
-    ]
-
-
-def groups_to_write(batch: Batch, max_groups: int) -> list[int]:
-    """Return indices of sampled groups: the first `max_groups`, and as many others on which verifiers disagree."""
-    disputed = [i for i, members in enumerate(disagreements(batch)) if members and i >= max_groups]
-    return [*range(min(max_groups, len(batch.sampled))), *disputed[:max_groups]]
-
-
-def opinion_row(first: Verdict, second: Verdict) -> OpinionRow:
-    """Return the second verdict, marked if it disagrees with the first."""
-    return OpinionRow(second.status, second.score, second.reason, disagree(first, second))
-
-
-def sample_rows(
-    group: Group, stage: str, round_: int, step: int, opinions: Opinions | None = None, roll_backs: int = 0
-) -> list[RolloutRow]:
-    """Return a row of rollouts.jsonl for each response of the group.
-
-    `opinions`: the second verifier's verdicts, by the member's index in the group.
-    """
-    second = opinions or {}
+def sample_rows(group: Group, stage: str, round_: int, step: int, roll_backs: int = 0) -> list[RolloutRow]:
+    """Return a row of rollouts.jsonl for each response of the group."""
     is_kept = classify_group(group) == "kept"
     return [
         RolloutRow(
@@ -303,9 +271,8 @@ def sample_rows(
             kept_sizes=None if m.rollout.kept is None else tuple(m.rollout.kept.sizes),
             kept=is_kept,
             steps=m.verdict.steps or None,
-            second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,
             **episode_fields(m.rollout),
         )
-        for i, m in enumerate(group.members)
+        for m in group.members
     ]

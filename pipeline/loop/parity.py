@@ -26,6 +26,8 @@ from verizero.pipeline.types import Rollout
 
 QUANTILES = (0.5, 0.99)
 FILE = "parity.json"
+NUM_PROMPTS = 8
+"""Prompts that the check answers, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def check_parity(
     workers.rollouts.parity = "equal"
     if action == "off":
         return None
-    prompts = run.data.train[: config.parity.num_prompts]
+    prompts = run.data.train[:NUM_PROMPTS]
     with recorder.timed("parity"):
         rollouts = generate_rollouts(workers.rollouts.generation, prompts, 1, sampling, "parity")
         gap = logprob_gap(workers.backend, rollouts, sampling.temperature)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from verizero.pipeline.scoring.early_grading import EarlyGrading
-from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.scoring.score import EarlyGrading, GradingTally
 from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.types import Group, Prompt, Rollout, StepMetrics
 

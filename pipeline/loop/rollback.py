@@ -1,4 +1,4 @@
-"""The collapse guard of RL: warn, stop, or roll back to the last good checkpoint with a changed number."""
+"""The collapse guard of RL: warn, stop, or roll back to the last good checkpoint with half the learning rate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from verizero.pipeline.errors import Collapsed
 from verizero.pipeline.report.row_types import CollapseAlarm, Numbers, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from verizero.pipeline.run.saving import finish_checkpoint, save
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.train import checkpoint
 
 
@@ -48,19 +47,17 @@ def guard_against_collapse(session: Session, item: Item, metrics: Numbers) -> No
         return
     finish_checkpoint(run, session.workers)
     good_checkpoint = run.ranks.decide_on_first(lambda: last_good_checkpoint(run, state, setup))
-    # Knobs are fields of RL's section.
-    may_turn_knobs = config.action == "roll_back" and isinstance(setup.section, RlConfig)
-    if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good_checkpoint is None:
+    may_roll_back = config.action == "roll_back" and isinstance(setup.section, RlConfig)
+    if not may_roll_back or num_roll_backs(state) >= config.max_roll_backs or good_checkpoint is None:
         alarm(session, item, signs, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
+        before = "No checkpoint is older than that"
+        if good_checkpoint is not None:  # one of adapters alone has no model
+            model = good_checkpoint / "model"
+            before = f"The policy before that is {model if model.is_dir() else good_checkpoint}"
         raise Collapsed(
-            f"{recorder.step_label}: RL is collapsing{again}: {_listed(signs)}. "
-            + (
-                f"The policy before that is {_policy_in(good_checkpoint)}"
-                if good_checkpoint
-                else "No checkpoint is older than that"
-            )
-            + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
+            f"{recorder.step_label}: RL is collapsing{again}: {_listed(signs)}. {before}; "
+            f"lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
             "name"
         )
     roll_back(session, item, signs, good_checkpoint)
@@ -73,7 +70,7 @@ def last_good_checkpoint(run: Run, state: RunState, setup: StageSetup) -> Path |
 
 
 def roll_back(session: Session, item: Item, signs: Sequence[Sign], checkpoint_folder: Path) -> None:
-    """Restore the checkpoint, change the knobs once more, write a new checkpoint, and raise RolledBack.
+    """Restore the checkpoint, halve the learning rate once more, write a new checkpoint, and raise RolledBack.
 
     The files of the run stay: the line of the alarm says which steps before it no longer count. Generated tokens stay
     counted too. A run that is killed before it writes the new checkpoint finds the same collapse again.
@@ -91,12 +88,12 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], checkpoint_fo
     config = session.setup.config
     if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
         backend.set_optimizer(session.setup.rounds.optimizer)
-    knobs = {name: _knob_value(session.setup, name) for name in config.guard.knob}
-    alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knobs})
-    changed = ", ".join(f"{name} is now {value:g}" for name, value in knobs.items())
+    rate = session.setup.rounds.optimizer.rate
+    changes = {"rl.optimizer.learning_rate": rate}
+    alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": changes})
     recorder.say(
         f"{recorder.step_label}: RL collapsed: {_listed(signs)}. Rolled back to step {state.rl_step} "
-        f"({times} of at most {config.guard.max_roll_backs}); {changed}"
+        f"({times} of at most {config.guard.max_roll_backs}); rl.optimizer.learning_rate is now {rate:g}"
     )
     save(session)
     raise RolledBack
@@ -118,19 +115,5 @@ def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, A
     recorder.event("verizero.collapse.suspected", {**line, "where": recorder.step_label})
 
 
-def _policy_in(folder: Path) -> Path:
-    """Return the folder of a checkpoint's model; the checkpoint if it has adapters alone."""
-    return folder / "model" if (folder / "model").is_dir() else folder
-
-
 def _listed(signs: Sequence[Sign]) -> str:
     return ", ".join(map(str, signs))
-
-
-def _knob_value(setup: StageSetup, name: str) -> float:
-    """Return the present value of a field that the guard may change, e.g. "rl.optimizer.learning_rate"."""
-    section, _, field = name.rpartition(".")
-    rl = setup.section_as(RlConfig)
-    if section == "rl.algorithm":
-        return float(rl.algorithm[field])
-    return float(getattr(rl.optimizer if section == "rl.optimizer" else setup.config.rollout, field))

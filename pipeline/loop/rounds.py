@@ -5,7 +5,6 @@ A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, `phases
 
 from __future__ import annotations
 
-from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
 from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.generation_ahead import is_out_of_tokens, start_later_batches
@@ -15,17 +14,17 @@ from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
 from verizero.pipeline.report.row_types import Numbers, StepRow
+from verizero.pipeline.run.algorithm import sampling, temperature
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.saving import save
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session, StageSetup
-from verizero.pipeline.run.state import RunState
-from verizero.pipeline.scoring.second_opinion import merged
+from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.types import Group, StepMetrics
 
 OUT_OF_TOKENS = "the budget of {:,} tokens (max_tokens) has no room for another step"
+MAX_BAD_STEPS = 3
+"""Steps in a row that end the run: their updates were refused, or nothing trained because graders failed."""
 
 
 def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) -> None:
@@ -71,7 +70,6 @@ def one_step(session: Session, item: Item, phases: Phases) -> tuple[StepRow, lis
         start_later(session, item, batch)
         train_on(session, phases, batch, batch.groups)
         publish_if_due(session, phases, batch)
-        take_opinions(session, batch)
     return end_step(session, item, batch), batch.sampled
 
 
@@ -95,13 +93,6 @@ def publish_if_due(session: Session, phases: Phases, batch: Batch) -> None:
         phases.publish()
 
 
-def take_opinions(session: Session, batch: Batch) -> None:
-    """Wait for the second verifier's opinions on the batch, if there is one."""
-    second_verifier = session.workers.graders.second
-    if second_verifier is not None:
-        batch.opinions = merged(session.run.ranks.gather(second_verifier.take()))
-
-
 def end_step(session: Session, item: Item, batch: Batch) -> StepRow:
     """Write the step's metrics and samples, count it, and move the reference; return the row of metrics.
 
@@ -113,10 +104,10 @@ def end_step(session: Session, item: Item, batch: Batch) -> StepRow:
     watch_parity(session.run, workers, setup.config.rollout, recorder, row.metrics)
     is_lost = failed_to_grade(row.metrics)
     state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if is_lost else []
-    stop_if_grading_fails(state, recorder, setup.rounds.max_bad_steps)
+    stop_if_grading_fails(state, recorder, MAX_BAD_STEPS)
     state.step += 1
     state.rl_step += 1
-    move_reference(workers.backend, setup, state, batch.updates[-1][1] if batch.updates else {})
+    move_reference(workers.backend, setup, state)
     return row
 
 
@@ -168,15 +159,14 @@ def stop_if_grading_fails(state: RunState, recorder: Recorder, num_steps: int) -
 def update_if_enough_groups(
     setup: StageSetup, state: RunState, recorder: Recorder, phases: Phases, groups: list[Group]
 ) -> StepMetrics | None:
-    """Update the policy, and return the metrics; None without an update: too few groups, or it was refused.
+    """Update the policy, and return the metrics; None without an update: there are no groups, or it was refused.
 
     Raise RunError after too many refused updates in a row.
     """
     rounds, stage_state = setup.rounds, state.stage
-    is_short = len(groups) < rounds.prompts_per_step
-    if len(groups) < rounds.select.min_groups or (is_short and rounds.select.fallback == "skip"):
+    if not groups:
         recorder.say(
-            f"{recorder.step_label}: {len(groups)} of {rounds.prompts_per_step} groups teach something; no update. "
+            f"{recorder.step_label}: none of {rounds.prompts_per_step} groups teaches something; no update. "
             "If this continues and graders did not fail, the prompts are too easy or too hard"
         )
         return None
@@ -185,7 +175,7 @@ def update_if_enough_groups(
     except NonFiniteError as exc:
         stage_state.num_bad_updates += 1
         recorder.say(f"{recorder.step_label}: {exc}")
-        if stage_state.num_bad_updates >= rounds.max_bad_steps:
+        if stage_state.num_bad_updates >= MAX_BAD_STEPS:
             raise RunError(
                 f"{stage_state.num_bad_updates} updates in a row were refused ({exc}); the last checkpoint is good. "
                 "Lower rl.optimizer.learning_rate and start the same command under another name"
@@ -219,7 +209,7 @@ def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
     """
     rounds, parts = setup.rounds, setup.algorithm
     num_steps = rounds.rounds * rounds.steps_per_round
-    updates_per_step = parts.updates.num_epochs * parts.updates.num_minibatches
+    updates_per_step = parts.params.num_updates
     warmup_steps = 0 if parts.critic is None else min(num_steps, parts.critic.warmup_steps)
     policy_updates, critic_updates = (num_steps - warmup_steps) * updates_per_step, num_steps * updates_per_step
     if not is_new:
@@ -228,5 +218,5 @@ def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
     backend.start(rounds.optimizer, policy_updates)
     if parts.critic is not None:
         rate = parts.critic.learning_rate or rounds.optimizer.learning_rate
-        optimizer = setup.section_as(RlConfig).critic or rounds.optimizer.model_copy(update={"learning_rate": rate})
+        optimizer = rounds.optimizer.model_copy(update={"learning_rate": rate})
         backend.start_critic(parts.critic.shared, optimizer, critic_updates)

@@ -13,8 +13,7 @@ from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Run, StageSetup, Workers
-from verizero.pipeline.scoring.early_grading import attempt_in
-from verizero.pipeline.scoring.score import GradingTally, Scorer
+from verizero.pipeline.scoring.score import GradingTally, Scorer, attempt_in
 from verizero.pipeline.scoring.select import form_groups
 from verizero.pipeline.types import Group, Prompt, ScoredRollout, Verdict
 

@@ -59,19 +59,9 @@ def has_experts(layer: Any) -> bool:
     return hasattr(layer, "parameter_name")
 
 
-def weight_of(layer: Any) -> Any:
-    """Return the frozen weight of a module with adapters."""
-    return getattr(layer.get_base_layer(), key_of(layer))
-
-
-def key_of(layer: Any) -> str:
-    """Return the name of the frozen weight in its module."""
-    return str(getattr(layer, "parameter_name", "weight"))
-
-
 def name_of(name: str, layer: Any) -> str:
     """Return the name, in the policy, of the frozen weight of the module with adapters that has this name."""
-    key = key_of(layer)
+    key = getattr(layer, "parameter_name", "weight")
     while hasattr(layer, "base_layer"):
         name, layer = name + BASE, layer.base_layer
     return f"{name}.{key}"

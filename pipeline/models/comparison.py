@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from verizero.pipeline.models.chunked_logprobs import call_as_forward
-from verizero.pipeline.models.forward import Targets, logits_at, states_at
+from verizero.pipeline.models.forward import Targets, call_as_forward, logits_at, states_at
 from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS

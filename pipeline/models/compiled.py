@@ -21,6 +21,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.kernels import HALF
+from verizero.pipeline.models.load import blocks_of
 
 Forward = Callable[..., Any]
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -83,10 +84,7 @@ def compile_blocks(model: Any, compiling: Compiling | None) -> None:
     """
     if compiling is None:
         return
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not blocks:
+    if not (blocks := blocks_of(model)):
         compiling.give_up(f"model type {model.config.model_type!r} has no blocks that are known")
     own = Compiling(compiling.mode, compiling.is_deterministic, compiling.is_proved, compiling.fallbacks)
     for block in blocks:

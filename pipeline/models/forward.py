@@ -1,9 +1,12 @@
-"""Next-token logits and log-probs at chosen positions only: the vocabulary product is not paid for the rest."""
+"""Next-token logits and log-probs at chosen positions only: the vocabulary product is not paid for the rest.
+
+Log-probs can be computed from some logits at a time, which are made again in the backward: so many exist at once.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,13 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import runs
-from verizero.pipeline.models.chunked_logprobs import head_logprobs
+from verizero.pipeline.models import kernels, runs
 from verizero.pipeline.models.proof import agree, evaluating, packs, probe_ids
 from verizero.pipeline.models.routing import Rerouted, replaying
 from verizero.pipeline.models.runs import Runs
-from verizero.pipeline.models.sequence_parallel import Pieces
-from verizero.pipeline.rl.logprobs import logprobs_and_entropy
+from verizero.pipeline.rl.logprobs import check_scoring, logprobs_and_entropy, pull_rows, score_rows
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
@@ -77,8 +78,6 @@ class Layout:
     for a GPU that looks for the tokens."""
     chunk_tokens: int | Literal["auto"] | None = None
     """At most so many rows of logits exist at once; None: all; auto: as `train.logits_chunk_tokens` says."""
-    pieces: Pieces | None = None
-    """Each rank computes a piece of every row, and all ranks get the whole result."""
 
 
 def logprobs_at(
@@ -96,10 +95,8 @@ def logprobs_at(
 
     The arguments that are not described here: see `logits_at`.
 
-    Raises: ConfigError if the output layer cannot be computed in chunks, or sequences in pieces.
+    Raises: ConfigError if the output layer cannot be computed in chunks.
     """
-    if layout.pieces is not None:
-        return _in_pieces(model, input_ids, where, temperature, entropy, replay, rerouted, layout)
     known = _known(where, layout.targets)
     targets = input_ids.flatten().index_select(0, known.at)
     entropies: Tensor | None
@@ -108,49 +105,17 @@ def logprobs_at(
         logits = logits_at(model, input_ids, where, replay.routing, rerouted, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
     else:
-        _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
+        if not _has_plain_head(model):
+            raise ConfigError(
+                f"train.logits_chunk_tokens={layout.chunk_tokens}: model type {model.config.model_type!r} does more "
+                "than one product between its last hidden state and its logits; set it to null"
+            )
         with _routed(model, replay.routing, rerouted, known.runs):
             hidden = states_before(model, input_ids, where, known)
         head = model.get_output_embeddings()
         values, entropies = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     spreads = spread(entropies, where, known.at) if entropy and entropies is not None else None
     return spread(values, where, known.at), spreads
-
-
-def _in_pieces(
-    model: Any,
-    input_ids: Tensor,
-    where: Tensor,
-    temperature: float,
-    entropy: bool,
-    replay: Replay,
-    rerouted: Rerouted | None,
-    layout: Layout,
-) -> tuple[Tensor, Tensor | None]:
-    """As `logprobs_at`: this rank computes its piece of every row, and the pieces are put together."""
-    pieces, kept = layout.pieces, replay.kept
-    assert pieces is not None
-    _require_plain_head(model, f"train.sequence_parallel={pieces.size}", "1")
-    _check_first(where)
-    # Token t is predicted from hidden state t - 1, so both are cut after the shift by one.
-    at, targets = pieces.part(where[:, 1:]), pieces.part(input_ids[:, 1:])
-    if kept is not None:  # its rows are those of `where`, in order: take the ones of this piece
-        number = torch.zeros(where.shape, dtype=torch.int64, device=where.device)
-        number[where] = torch.arange(len(kept), device=where.device)
-        kept = kept[pieces.part(number[:, 1:])[at]]
-    own_routing = None
-    if replay.routing is not None:  # as `_routed` wants it, with a last token that it leaves out
-        own_routing = F.pad(pieces.part(replay.routing[:, :-1], -1), (0, 0, 0, 0, 0, 1), value=-1)
-    with _routed(model, own_routing, rerouted):
-        hidden = pieces.states(model, input_ids[:, :-1])[at]
-    head = model.get_output_embeddings()
-    size = _chunk_size(model, layout, input_ids.device) or max(1, len(hidden))
-    values, entropies = head_logprobs(head, hidden, targets[at], temperature, kept, size, entropy)
-
-    def joined(own: Tensor) -> Tensor:
-        return F.pad(pieces.whole(spread(own, at), where.shape[1] - 1), (1, 0))
-
-    return joined(values), None if entropies is None else joined(entropies)
 
 
 def _chunk_size(model: Any, layout: Layout, device: torch.device) -> int | None:
@@ -218,14 +183,6 @@ def _known(where: Tensor, targets: Targets | None) -> Targets:
     return Targets(where.flatten().nonzero()[:, 0]) if targets is None else targets
 
 
-def _require_plain_head(model: Any, what: str, off: str) -> None:
-    if not _has_plain_head(model):
-        raise ConfigError(
-            f"{what}: model type {model.config.model_type!r} does more than one product between its last hidden state "
-            f"and its logits; set it to {off}"
-        )
-
-
 def _check_first(where: Tensor) -> None:
     # On a GPU the host would wait here at each micro-batch, and every caller's tests run on the CPU.
     if where.device.type == "cpu" and where[:, 0].any():
@@ -280,3 +237,116 @@ def spread(values: Tensor, where: Tensor, at: Tensor | None = None) -> Tensor:
         return out.masked_scatter(where, values)
     width = where.shape[1]
     return out.index_put((at // width, at % width), values)  # no view, which FSDP does not want of a forward
+
+
+def head_logprobs(
+    head: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    kept: Tensor | None,
+    chunk_tokens: int,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probs of the targets [N] under the logits head(hidden), and entropies [N] if asked for, in float32.
+
+    hidden [N, H]; at most `chunk_tokens` rows of logits exist at once, or as many numbers of the kernel. `kept`: as for
+    `logprobs_and_entropy`.
+
+    Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
+    """
+    check_scoring(targets, temperature, kept)
+
+    def compute(states: Tensor) -> tuple[Tensor, ...]:
+        if kept is None and _is_for_the_kernel(states, head.weight, head.bias):
+            from verizero.pipeline.models.kernels.log_probs import SCRATCH_ELEMENTS, log_probs
+
+            scratch = min(SCRATCH_ELEMENTS, chunk_tokens * len(head.weight))
+            values, spread = log_probs(states, head.weight, targets, temperature, entropy, scratch=scratch)
+            return (values,) if spread is None else (values, spread)
+        both: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+            states, head.weight, head.bias, targets, temperature, kept, chunk_tokens
+        )
+        return both if entropy else both[:1]
+
+    values, *entropies = call_as_forward(head, compute, hidden)
+    return values, entropies[0] if entropies else None
+
+
+def _is_for_the_kernel(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if the kernel is wanted on this device, computes this output layer, and was proved here."""
+    if not kernels.wanted(hidden.device):
+        return False
+    from verizero.pipeline.models.kernels.log_probs import fits, is_proved
+
+    return fits(hidden, weight, bias) and is_proved(hidden.device, hidden.dtype)
+
+
+def call_as_forward(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Call compute(*inputs) in place of the module's own forward, so that its hooks gather sharded weights."""
+    before = module.__dict__.get("forward")
+    module.forward = compute
+    try:
+        return module(*inputs)
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        kept: Tensor | None,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        picked = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
+        for rows in _chunks(len(hidden), chunk_tokens):
+            logits = F.linear(hidden[rows], weight, bias).to(dtype)
+            cut = None if kept is None else kept[rows]
+            picked[rows], normaliser[rows], entropy[rows] = score_rows(logits, targets[rows], temperature, cut)
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.set_materialize_grads(False)
+        return picked, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if pull is None and spread is None:
+            return (None,) * 7
+        hidden, weight, bias, targets, normaliser, entropy, kept = ctx.saved_tensors
+        pull = torch.zeros_like(normaliser) if pull is None else pull
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(hidden), ctx.chunk_tokens):
+            pulled = pull_rows(
+                F.linear(hidden[rows], weight, bias).to(normaliser.dtype),
+                targets[rows],
+                ctx.temperature,
+                None if kept is None else kept[rows],
+                (normaliser[rows], entropy[rows]),
+                pull[rows],
+                None if spread is None else spread[rows],
+            ).to(weight.dtype)
+            if to_hidden is not None:
+                to_hidden[rows] = pulled @ weight
+            if to_weight is not None:
+                to_weight.addmm_(pulled.t(), hidden[rows])
+            if to_bias is not None:
+                to_bias += pulled.sum(0)
+        return to_hidden, to_weight, to_bias, None, None, None, None
+
+
+def _chunks(num: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, num, size)]

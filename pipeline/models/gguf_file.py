@@ -9,15 +9,16 @@ import gc
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.files import locked, replace_folder
-from verizero.pipeline.models.named import model_named
-from verizero.pipeline.models.text_splits import split_as
+from verizero.pipeline.host.disk import locked, replace_folder
+from verizero.pipeline.host.heap import trim_heap
+from verizero.pipeline.models.named import model_named, refuse_pointer
 from verizero.pipeline.near import near_path
 
 PACKAGE, SUFFIX = "package:", ".gguf"
@@ -29,6 +30,19 @@ NEEDS = ("gguf", "accelerate")
 INSTALL = "pip install 'verizero[real]'"
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
 """Types of weights that are not quantised."""
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_OWN_SPLIT, _BYTES = ("ByteLevel", True), ("ByteLevel", False)
+SPLITS: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    "gpt-2": (_OWN_SPLIT,),
+    "smollm": (("Digits", True), _OWN_SPLIT),
+    "qwen2": (("Split", _WORDS + _REST), _BYTES),
+    "llama-bpe": (("Split", _WORDS + "{1,3}" + _REST), _BYTES),
+}
+"""llama.cpp's name of a way of splitting texts before merges -> its steps.
+
+A file has the name alone. transformers does not read it, and would split texts of most models as GPT-2 does.
+"""
 
 
 def is_gguf(path: str | None) -> bool:
@@ -104,6 +118,7 @@ def located(path: str, field: str = "model.path") -> Path:
             raise ConfigError(
                 f"{field}={path!r}: there is no such file; {near_path(path, 'give the path of a GGUF file')}"
             )
+        refuse_pointer(Path(path), field)
         return Path(path)
     package, _, name = path.removeprefix(PACKAGE).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
@@ -172,13 +187,14 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     import torch
     import transformers
 
-    from verizero.pipeline.models.cpu.memory import trim_heap
+    from verizero.pipeline.models.complete import loaded
 
     where, name = str(file.parent), file.name
     remedy = "give a model of an architecture that transformers reads from GGUF, or its Hugging Face folder"
     with boundary(ConfigError, f"model.path={path!r} cannot be made into a Hugging Face folder ({remedy})"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=name)
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+        maker: Any = transformers.AutoModelForCausalLM
+        model = loaded(maker, where, f"model.path={path!r}", gguf_file=name, dtype=torch.float32)
     split_as(tokenizer, _text(_reader(file, path), "tokenizer.ggml.pre"))
     # The weights are plain numbers now; transformers refuses to save what it takes for quantised.
     model.config.__dict__.pop("quantization_config", None)
@@ -192,3 +208,18 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     del model, tokenizer
     gc.collect()
     trim_heap()
+
+
+def split_as(tokenizer: Any, name: str) -> None:
+    """Make a byte-level tokenizer split texts as llama.cpp does under this name; one that is not in SPLITS is left."""
+    if name not in SPLITS:
+        return
+    from tokenizers import Regex, pre_tokenizers
+
+    make: dict[str, Callable[[Any], Any]] = {
+        "ByteLevel": lambda how: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=how),
+        "Digits": lambda how: pre_tokenizers.Digits(individual_digits=how),
+        "Split": lambda how: pre_tokenizers.Split(Regex(how), "isolated"),
+    }
+    steps = [make[kind](how) for kind, how in SPLITS[name]]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)

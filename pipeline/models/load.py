@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -14,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.models.absent import without_triton
+from verizero.pipeline.models.complete import check_weights, loaded
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.sizes import settings_of_new
 from verizero.pipeline.near import near_path
@@ -55,14 +57,16 @@ def load_model(
     """Return the causal LM at a local folder or, online, of a hub id.
 
     Without `copies` its weights may be in the file still, and must be made `ready` before anything computes.
-    Raises: ConfigError naming the path and the remedy.
+    Raises: ConfigError naming the path and the remedy, and weights that are not in its files.
     """
     import transformers
 
     path = model_named(path, revision)
     remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
-    with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
+    check_weights(path, revision)
+    what = f"model.path {path!r}"
+    with boundary(ConfigError, f"{what} does not load ({remedy})"):
+        model = loaded(transformers.AutoModelForCausalLM, path, what, dtype=DTYPES[dtype], revision=revision)
     return (ready(model) if copies else model).to(device)
 
 
@@ -86,6 +90,9 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
     hint = "is it in that folder?" if Path(path).is_dir() else near_path(path, "is that its name on the hub?")
     with boundary(ConfigError, f"the tokenizer of model.path {path!r} does not load ({hint})"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+    # Without its files transformers makes a tokenizer of the model's kind that knows no text.
+    if Path(path).is_dir() and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+        raise ConfigError(f"model.path {path!r} has no tokenizer (tokenizer.json); save it into that folder too")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its config")
     if tokenizer.pad_token_id is None:
@@ -107,16 +114,20 @@ def frozen_copy(model: Any, shared: dict[int, Any] | None = None) -> Any:
     return copy.deepcopy(model, shared).eval().requires_grad_(False)
 
 
+def blocks_of(model: Any) -> list[Any]:
+    """Return the blocks of a model of transformers, in order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
 def recompute_activations(model: Any) -> None:
     """Keep only the input of each block for the backward, which computes the rest again.
 
     Raises: ConfigError for an architecture without such blocks.
     """
     # transformers does so in training mode only. That has dropout, and a ratio must compare the same function.
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not blocks:
+    if not (blocks := blocks_of(model)):
         raise ConfigError(
             f"train.gradient_checkpointing: model type {model.config.model_type!r} has no blocks that can be computed "
             "again; set it to false"
@@ -161,9 +172,19 @@ def _determinism_of_now() -> AbstractContextManager[None]:
 
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return all ids that end a response: the tokenizer's and those of the model's generation config."""
+    return sorted({int(tokenizer.eos_token_id), *_ends_of(model)})
+
+
+def stop_at(model: Any, end: int) -> Any:
+    """Return the model, whose generation ends with the token `end` too, here and where its folder is served."""
+    if end not in (ends := _ends_of(model)):
+        model.generation_config.eos_token_id = [*ends, end]
+    return model
+
+
+def _ends_of(model: Any) -> list[int]:
     named = getattr(model.generation_config, "eos_token_id", None)
-    extra = [] if named is None else [named] if isinstance(named, int) else list(named)
-    return sorted({int(tokenizer.eos_token_id), *map(int, extra)})
+    return [] if named is None else [int(i) for i in ([named] if isinstance(named, int) else named)]
 
 
 def quiet() -> None:
@@ -177,3 +198,27 @@ def quiet() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+@contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """Make imports of these packages fail within the block, as if they were not installed."""
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+
+
+def without_triton() -> None:
+    """Have torch's compiler, which transformers imports, do without triton on a machine that it compiles nothing for.
+
+    Its library takes 70 MiB of memory, and torch asks once whether it is there.
+    """
+    if not torch.accelerator.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        with absent("triton"):
+            importlib.import_module("torch._dynamo")

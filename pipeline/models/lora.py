@@ -1,48 +1,41 @@
 """Low-rank adapters (LoRA, by `peft`) on a frozen policy, whose base may be in 4 bits.
 
 With the adapters off the policy is its own base. Readers of a saved folder see a plain model: its weights are both,
-merged, and of a base in 4 bits the numbers that these stand for. Under DeepSpeed a merged twin generates, too. Sources:
-arXiv:2106.09685, arXiv:2305.14314.
+merged, and of a base in 4 bits the numbers that these stand for. Sources: arXiv:2106.09685, arXiv:2305.14314.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
-from verizero.pipeline.models.absent import absent
 from verizero.pipeline.models.adapted_layers import (
     NAME,
     chosen,
     has_experts,
-    key_of,
     name_of,
     plain_name,
     total,
-    weight_of,
     without_config,
 )
 from verizero.pipeline.models.fingerprint import fingerprint, hashed
-from verizero.pipeline.models.load import frozen_copy
-from verizero.pipeline.models.quantized import InBits, bits_of, dense, sharing
+from verizero.pipeline.models.load import absent, frozen_copy
+from verizero.pipeline.models.quantized import InBits, dense, sharing
 from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
 
 FOLDER = "adapter"
 WEIGHTS = "adapter_model.safetensors"
 FACTORS = (".lora_A.", ".lora_B.")
 """In the names of adapters: what follows the name of their module."""
-MergedTwin = Literal["shares", "copies", "empty"]
-"""The weights of the merged twin: shared with the policy where no adapter changes them, all copied, or none."""
 GatherParameters = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
 """Returns a context with the whole parameters, gathered if ranks divide them."""
 
@@ -69,11 +62,9 @@ class EngineAdapters:
     config: Any
     """The configuration of `peft`."""
     base: Callable[[], Iterable[tuple[str, Tensor]]]
-    """The base's weights, as a saved folder names them; of those in `kinds` `quantized.bits_of`."""
+    """The base's weights, as a saved folder names them."""
     factors: Callable[[], Iterable[tuple[str, Tensor]]]
     """The adapters, as `peft` names them in a saved folder."""
-    kinds: Mapping[str, str]
-    """Layer -> how its weight is kept (`quantized.InBits.kinds`), if the engine takes the base in bits."""
 
 
 class Adapted:
@@ -86,16 +77,13 @@ class Adapted:
         alpha: float,
         targets: Sequence[str],
         seed: int,
-        twin: MergedTwin = "empty",
         quantize_on: str | None = None,
-        file: Path | None = None,
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
         `model` may be on `meta`; its adapters have values all the same. A base that is to be in bits must then be
         `read` before it computes. `targets`: names of linear layers and of experts' parameters; none means all but the
-        output layer and routers. An empty twin only has names and shapes for `merged`. `quantize_on`: a device, on
-        which the base is put in 4 bits; None leaves it as it is. `file`: the GGUF file whose blocks it keeps instead.
+        output layer and routers. `quantize_on`: a device, on which the base is put in 4 bits; None leaves it as it is.
         Raises: ConfigError where peft is not installed or the model has no such weights.
         """
         try:
@@ -109,12 +97,10 @@ class Adapted:
         is_empty = any(p.device.type == "meta" for p in model.parameters())
         self.base = "" if is_empty or quantize_on is not None else fingerprint(model)
         """The fingerprint of the base. For a model on `meta` its owner sets it, of one in bits `read` does."""
-        shared = {id(p): p for p in model.parameters()} if twin == "shares" else {}
-        self.twin: Any = without_memory(model) if twin == "empty" else copy.deepcopy(model, shared)
-        self.twin.eval().requires_grad_(False)
-        self._unread = None if quantize_on is None else InBits(model, quantize_on, file)
-        self.kinds: Mapping[str, str] = {} if self._unread is None else self._unread.kinds
-        """Weight that is in bits -> how it is kept, as in `InBits.kinds`."""
+        self.twin: Any = without_memory(model).eval().requires_grad_(False)
+        """A module on `meta` with the names and shapes of a plain policy."""
+        self._unread = None if quantize_on is None else InBits(model, quantize_on)
+        self.is_quantized = quantize_on is not None
         model.requires_grad_(False)
         remedy = "give names of linear layers of the policy, or of its experts' parameters"
         with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
@@ -128,22 +114,15 @@ class Adapted:
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and m.lora_A}
         """Modules with adapters. One with several parameters that have adapters is there several times, nested."""
         self._of_weights = {name_of(name, layer): name for name, layer in self.layers.items()}
-        for name, layer in self.layers.items():
+        for layer in self.layers.values():
             is_half = any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters())
             for factors in (layer.lora_A, layer.lora_B):
                 factors.to(device=quantize_on, dtype=torch.float32 if is_half else None)
-            if twin == "shares":
-                seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
-                own_copy = getattr(seat, key).detach().clone()
-                setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
         if not is_empty:
             self.read()
 
     def read(self, part: Any = None) -> None:
-        """Read what was not read yet of a base that is to be in bits: that of `part` of the policy, or of all of it.
-
-        Raises: ConfigError, as `InBits.read`.
-        """
+        """Read what was not read yet of a base that is to be in bits: that of `part` of the policy, or of all of it."""
         if self._unread is None:
             return
         self._unread.read(self.model if part is None else part)
@@ -151,11 +130,6 @@ class Adapted:
             sums = self._unread.sums
             self.base = hashed((name, p.shape, sums[name]) for name, p in self.twin.named_parameters())
             self._unread = None
-
-    @property
-    def is_quantized(self) -> bool:
-        """True if the base is in bits."""
-        return bool(self.kinds)
 
     @property
     def has_unusual_layers(self) -> bool:
@@ -183,25 +157,16 @@ class Adapted:
                 layer._disable_adapters = False
 
     @torch.no_grad()
-    def merge(self, whole: GatherParameters = as_they_are) -> Any:
-        """Bring the twin to the policy's present weights, and return it."""
-        for name, layer in self.layers.items():
-            with whole(weight_of(layer), layer.lora_A[NAME].weight, layer.lora_B[NAME].weight) as (base, a, b):
-                self._seat(self.twin, name).copy_(total(layer, base, a, b))
-        return self.twin
-
-    @torch.no_grad()
-    def merged(self, block: dict[str, Tensor], learned: bool = True, in_bits: bool = False) -> dict[str, Tensor]:
+    def merged(self, block: dict[str, Tensor], learned: bool = True) -> dict[str, Tensor]:
         """Return some of the policy's weights as a plain model has them; without `learned`, as the base has them.
 
-        `in_bits`, without `learned`: quantised ones as `bits_of`. `block` has whole tensors by the policy's own
-        names, and loses them one by one, so that both are not in memory together. A layer's adapters must come with its
-        weight.
+        `block` has whole tensors by the policy's own names, and loses them one by one, so that both are not in memory
+        together. A layer's adapters must come with its weight.
         """
         plain: dict[str, Tensor] = {}
         for name in [n for n in block if not is_factor(n)]:
             own = block.pop(name)
-            weight = (bits_of(own) if in_bits else dense(own)).contiguous()  # as files have them
+            weight = dense(own).contiguous()  # as files have them
             layer = self._of_weights.get(name)
             if learned and layer is not None:
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)
@@ -209,21 +174,19 @@ class Adapted:
             plain[plain_name(name)] = weight
         return plain
 
-    def plain_blocks(
-        self, model: Any = None, learned: bool = True, in_bits: bool = False
-    ) -> Iterator[dict[str, Tensor]]:
+    def plain_blocks(self, model: Any = None, learned: bool = True) -> Iterator[dict[str, Tensor]]:
         """Yield the weights as a plain model has them, block by block; see `merged`.
 
         model: the policy, whole in this process, or a snapshot of it; None for the policy.
         """
         own = dict((self.model if model is None else model).named_parameters())
         for names in pieces(own):
-            yield self.merged({name: own[name] for name in names}, learned, in_bits)
+            yield self.merged({name: own[name] for name in names}, learned)
 
-    def plain_model(self, model: Any = None, learned: bool = True) -> Any:
-        """Return a frozen plain model with the weights of `plain_blocks`; the twin must be an empty one."""
-        weights = ((name, w) for block in self.plain_blocks(model, learned) for name, w in block.items())
-        return filled(self.twin, weights, self.model.device)
+    def plain_model(self, model: Any = None, learned: bool = True, device: torch.device | None = None) -> Any:
+        """Return a frozen plain model with the weights of `plain_blocks`, by default on the policy's device."""
+        weights = (named for block in self.plain_blocks(model, learned) for named in block.items())
+        return filled(self.twin, weights, device or self.model.device)
 
     def snapshot(self) -> Any:
         """Return a frozen copy of the policy with its adapters, which holds the policy's own base."""
@@ -236,38 +199,20 @@ class Adapted:
             p.requires_grad_(is_factor(name))
         return copied
 
-    @torch.no_grad()
-    def base_copy(self, whole: GatherParameters = as_they_are) -> Any:
-        """Return a plain frozen model with the base's weights."""
-        base = frozen_copy(self.twin)
-        for name, layer in self.layers.items():
-            with whole(weight_of(layer)) as (weight,):
-                self._seat(base, name).copy_(weight)
-        return base
-
     def for_engine(
-        self,
-        blocks: Callable[[bool], Iterable[dict[str, Tensor]]],
-        in_bits: bool,
-        whole: GatherParameters = as_they_are,
+        self, blocks: Callable[[], Iterable[dict[str, Tensor]]], whole: GatherParameters = as_they_are
     ) -> EngineAdapters | None:
         """Return the adapters for vLLM; None if some are on experts or the output layer, which it does not compute.
 
-        `blocks(in_bits)` yields the base's weights by the names of a plain module. `in_bits`: the engine can take them
-        as `bits_of`; it gets them so where a saved folder has each of them by itself and by its own name.
+        `blocks` yields the base's weights by the names of a plain module.
         """
         if self.has_unusual_layers:
             return None
-        of_twin, kinds = dict(self.twin.named_parameters()), self.kinds if in_bits else {}
-        files = as_saved(self.twin, {name: of_twin[name].to("meta") for name in kinds})
-        if any(name not in files or files[name].shape != of_twin[name].shape for name in kinds):
-            kinds = {}
 
         def base() -> Iterator[tuple[str, Tensor]]:
-            return (named for block in blocks(bool(kinds)) for named in as_saved(self.twin, block).items())
+            return (named for block in blocks() for named in as_saved(self.twin, block).items())
 
-        of_layers = {name.removesuffix(".weight"): kind for name, kind in kinds.items()}
-        return EngineAdapters(self.config, base, partial(self.factors, whole), of_layers)
+        return EngineAdapters(self.config, base, partial(self.factors, whole))
 
     def factors(self, whole: GatherParameters = as_they_are) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters by the names of a folder that peft saves. All ranks must iterate in step."""
@@ -317,11 +262,6 @@ class Adapted:
             for name, p in trained_by_saved_name(self.model if model is None else model).items():
                 p.copy_(tensors[name])
 
-    def _seat(self, plain: Any, name: str) -> Tensor:
-        """Return the weight of a plain model in the place of that of a module with adapters."""
-        weight: Tensor = plain.get_parameter(f"{plain_name(name)}.{key_of(self.layers[name])}")
-        return weight
-
 
 def trained_by_saved_name(model: Any) -> dict[str, Tensor]:
     """Return the weights of the model that take a gradient, by the names under which peft saves them."""
@@ -343,14 +283,6 @@ def _without_bitsandbytes() -> Iterator[None]:
         finally:
             for answer in asked:  # a program's own models may have layers of it
                 answer.cache_clear()
-
-
-def usual_targets(model_type: str) -> list[str]:
-    """Return the ends of names of the layers that peft adapts in this architecture by itself; empty: it knows none."""
-    with _without_bitsandbytes():
-        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
-
-    return list(USUAL.get(model_type, ()))
 
 
 @contextmanager

@@ -19,6 +19,10 @@ HUB = "https://huggingface.co"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 """Endings of files with weights."""
+MERGE = "merge it into its base (merge_and_unload of peft), and give a folder of the merged model alone"
+"""The remedy for an adapter."""
+POINTER = b"version https://git-lfs"
+"""The first words of the small file that git leaves for a large file until it is fetched."""
 PATIENCE_S = 3.0
 AGAIN_S = 60.0
 """Seconds for which an answer to the question whether the hub is reached is good."""
@@ -35,16 +39,21 @@ def is_path(name: str) -> bool:
 def model_named(name: str, revision: str | None = None, field: str = "model.path") -> str:
     """Return the local folder of a model, or its id on the hub, which was reached and has to be asked.
 
-    Raises: ConfigError, which names `field`, for a path without a folder, and for an id that is not on this machine
-    while the hub is not reached. A path never asks the hub.
+    Raises: ConfigError, which names `field`, for a path without a folder, for an adapter, for a pointer of git-lfs, and
+    for an id that is not on this machine while the hub is not reached. A path never asks the hub.
     """
     folder = Path(name)
     if folder.is_dir():
         if (folder / "model" / "config.json").is_file() and not (folder / "config.json").exists():
             raise ConfigError(f"{field}={name!r} is the folder of a run; its model is {folder / 'model'}")
+        if (folder / "adapter_config.json").is_file():
+            fault = "has an adapter next to its model" if (folder / "config.json").is_file() else "is an adapter (LoRA)"
+            raise ConfigError(f"{field}={name!r} {fault}; {MERGE}")
+        for file in sorted(folder.iterdir()):
+            refuse_pointer(file, field)
         return name
     is_id = not is_path(name)
-    kept = _kept(name, revision) if is_id else None
+    kept = kept_folder(name, revision) if is_id else None
     if kept is not None:
         return name if not is_offline() and is_hub_reached() else kept
     remedy = "give a folder saved by save_pretrained, a file x.gguf, or a hub id such as Qwen/Qwen3-0.6B"
@@ -60,6 +69,12 @@ def model_named(name: str, revision: str | None = None, field: str = "model.path
     else:
         return name
     raise ConfigError(f"{field}={name!r}: {fault}; {near_path(name, remedy)}")
+
+
+def refuse_pointer(file: Path, field: str) -> None:
+    """Raise ConfigError, which names `field`, if git put a pointer where the file's content belongs."""
+    if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(POINTER):
+        raise ConfigError(f"{field}: {str(file)!r} is a pointer of git-lfs, not the file; run git lfs pull there")
 
 
 def is_offline() -> bool:
@@ -102,7 +117,7 @@ def _answers(host: str, port: int, minute: int) -> bool:
     return bool(done)
 
 
-def _kept(name: str, revision: str | None) -> str | None:
+def kept_folder(name: str, revision: str | None) -> str | None:
     """Return the folder in which the libraries of the hub keep a model; None if it is not on this machine."""
     from huggingface_hub import try_to_load_from_cache
 

@@ -1,4 +1,4 @@
-"""Quantised linear layers, in 4 bits by bitsandbytes or in blocks of a GGUF file, and AdamW with moments in 8 bits.
+"""Quantised linear layers, in 4 bits by bitsandbytes, and AdamW with moments in 8 bits.
 
 A frozen layer in NF4 keeps 4 bits of each weight and a scale of each 64, itself in 8 bits (arXiv:2305.14314, section
 3); it computes with the numbers that these stand for, in the type of the weights that it was made from. This is the one
@@ -9,27 +9,20 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import gguf_blocks
-from verizero.pipeline.models.absent import absent
+from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.models.fingerprint import sum_of_bits
-from verizero.pipeline.models.gguf_blocks import Blocks, FileBlocks, blocks_of, numbers, numbers_of
+from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.unloaded import weights_of
 
-NF4 = "nf4"
-_SCALED = 64
-"""Weights that share a scale in NF4."""
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """Bits of a weight in NF4, its share of the scales included: a scale of 8 bits, and of each 256 scales one of 32."""
-NF4_BITS_ALONE = 4 + 32 / _SCALED
-"""Bits of a weight in `bits_of`."""
 
 
 @cache
@@ -58,12 +51,10 @@ class InBits:
     They are read one by one, so no two of a base in files are in memory as numbers.
     """
 
-    def __init__(self, model: Any, device: str, file: Path | None = None) -> None:
+    def __init__(self, model: Any, device: str) -> None:
         """Prepare to read `model`, which is whole or has its weights in files (`models.unloaded`).
 
-        It may get adapters before it is read. `file`: the GGUF file that the model was made from, whose blocks layers
-        keep in place of NF4. Raises: ConfigError for a mixture, whose experts are no linear layers, and for a file
-        that does not allow it.
+        It may get adapters before it is read. Raises: ConfigError for a mixture, whose experts are no linear layers.
         """
         if num_experts(model.config) is not None:
             raise ConfigError(
@@ -80,48 +71,36 @@ class InBits:
         self.sums: dict[str, int] = {}
         """The sum of the bits of each weight that was read, as it was in the files, by its name without adapters."""
         self._device, self._files = device, weights_of(model)
-        # Blocks are compared with the layer's numbers, which another device might compute with other rounding.
-        self._makes_on = device if file is None else "cpu"
-        blocks = None if file is None else FileBlocks(file, model.config, linear)
-        self._make = _in_4_bits if blocks is None else blocks.layer
-        kinds = dict.fromkeys(linear, NF4) if blocks is None else blocks.kinds
-        self.kinds = {f"{name}.weight": kind for name, kind in kinds.items()}
-        """Weight that is in bits -> how it is kept: `nf4`, or the type of its GGUF blocks."""
 
     @torch.no_grad()
     def read(self, module: Any) -> Any:
-        """Read what was not read yet of `module`, the model or a part of it, and return that.
-
-        Raises: ConfigError for blocks of a file that are not read here, or not the layer's numbers.
-        """
-        from verizero.pipeline.models.cpu.memory import trim_heap  # the engine of the CPU imports this module
-
+        """Read what was not read yet of `module`, the model or a part of it, and return that."""
         for path in [path for path, _ in module.named_modules()]:
             layer = module.get_submodule(path)
             name = self.linear.pop(layer._parameters.get("weight"), None)
             for p in layer._parameters.values():
                 if p in self.unread:
-                    self._fill(p, self._device if name is None else self._makes_on)
+                    self._fill(p)
             layer._buffers.update({key: b if b is None else b.to(self._device) for key, b in layer._buffers.items()})
             if name is not None:
                 parent, _, own = path.rpartition(".")
-                setattr(module.get_submodule(parent), own, self._make(name, layer, self._device))
+                setattr(module.get_submodule(parent), own, _in_4_bits(layer, self._device))
                 # Else its numbers stay while the next ones are read: in a variable, or as a hole that has bits in it.
                 del layer, p
                 trim_heap()
         return module
 
-    def _fill(self, p: Tensor, device: str) -> None:
+    def _fill(self, p: Tensor) -> None:
         name = self.unread.pop(p)
         values = p if self._files is None else self._files.rows(name, slice(0, p.shape[0]))
         # A copy: a file's tensors are at odd addresses, where some products round differently.
-        values = values.to(device, p.dtype, copy=True)
+        values = values.to(self._device, p.dtype, copy=True)
         self.sums[name] = int(sum_of_bits(values))
         # In place, as embeddings may be tied.
         torch.utils.swap_tensors(p, torch.nn.Parameter(values, requires_grad=False))  # type: ignore[no-untyped-call]
 
 
-def _in_4_bits(name: str, linear: torch.nn.Linear, device: str) -> Any:
+def _in_4_bits(linear: torch.nn.Linear, device: str) -> Any:
     nn, weight = library("model.quantize").nn, linear.weight.detach()
     made = nn.Linear4bit(
         linear.in_features, linear.out_features, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta"
@@ -135,57 +114,19 @@ def _in_4_bits(name: str, linear: torch.nn.Linear, device: str) -> Any:
 
 def is_quantized(weight: Tensor) -> bool:
     """True if the weight is a quantised one."""
-    return getattr(weight, "quant_state", None) is not None or blocks_of(weight) is not None
+    return getattr(weight, "quant_state", None) is not None
 
 
 def dense(weight: Any) -> Tensor:
     """Return the numbers [O, I] of a quantised weight, in the type it was made from; others unchanged."""
     if not is_quantized(weight):
         return weight  # type: ignore[no-any-return]
-    if blocks_of(weight) is not None:
-        return numbers(weight)
     made: Tensor = _library().functional.dequantize_4bit(weight.data, weight.quant_state)
-    return made
-
-
-def bits_of(weight: Any) -> Tensor:
-    """Return uint8 [bytes] of which `from_bits` makes the numbers of a quantised weight; others unchanged.
-
-    Of NF4 these are the scales, in float32, and then the codes, up to a multiple of 4 bytes.
-    """
-    if not is_quantized(weight) or blocks_of(weight) is not None:
-        return weight.data  # type: ignore[no-any-return]
-    state, of_library = weight.quant_state, _library().functional
-    scales = of_library.dequantize_blockwise(state.absmax, state.state2) + state.offset
-    codes = weight.data.flatten()
-    return torch.cat([scales.float().view(torch.uint8), codes, codes.new_zeros(-len(codes) % 4)])
-
-
-def num_bytes(kind: str, shape: torch.Size) -> int:
-    """Return the bytes of `bits_of` for a weight of this kind and shape."""
-    if kind != NF4:
-        return gguf_blocks.num_bytes(kind, shape)
-    return 4 * (-(-shape.numel() // _SCALED) + -(-shape.numel() // 8))
-
-
-def from_bits(bits: Tensor, kind: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the numbers [O, I] of `bits_of` in `dtype`; for NF4, `library` must have been called.
-
-    torch can compile it, so it calls the operation of bitsandbytes itself.
-    """
-    if kind != NF4:
-        return numbers_of(bits, Blocks(kind, shape, dtype))
-    scales, codes, _ = bits.tensor_split([start := 4 * -(-shape.numel() // _SCALED), start + -(-shape.numel() // 2)])
-    make = torch.ops.bitsandbytes.dequantize_4bit
-    made: Tensor = make(codes[:, None], scales.view(torch.float32), _SCALED, NF4, shape, dtype)
     return made
 
 
 def num_weights(weight: Any) -> int:
     """Return the number of weights; the tensor of quantised ones has another number of elements."""
-    blocks = blocks_of(weight)
-    if blocks is not None:
-        return blocks.shape.numel()
     return int(weight.quant_state.shape.numel() if is_quantized(weight) else weight.numel())
 
 
@@ -209,10 +150,9 @@ def divisible(model: Any) -> None:
 
 
 def with_rest(bits: Any, owner: Any) -> Any:
-    """Return `bits` with what else `owner`, a quantised weight or its layer, has of that weight, if it is one."""
-    for name in ("quant_state", "blocks"):
-        if (rest := getattr(owner, name, None)) is not None:
-            setattr(bits, name, rest)
+    """Copy scales and shape from `owner`, a quantised weight or its layer, to `bits`, and return these."""
+    if (state := getattr(owner, "quant_state", None)) is not None:
+        bits.quant_state = state
     return bits
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
 from typing import Any
@@ -20,12 +20,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import attentions, varlen
+from verizero.pipeline.models import varlen
 from verizero.pipeline.models.varlen import Ends, Piece
 from verizero.pipeline.models.widths import ALIKE, packed_width
 from verizero.pipeline.types import Path
 
 NAME = "verizero_runs"
+"""The name of our attention in transformers, where a model looks its attention up."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of attentions that add something which is not computed here."""
 MIN_CALL_TOKENS = 512
 """A call of attention with fewer tokens is not ended early: it costs as much as some padding."""
 
@@ -102,10 +105,6 @@ class Runs:
         """Return the same layout with other tensors, such as copies on a device; they are taken from the iterator."""
         source, positions, place, keys, table = islice(tensors, 5)
         return Runs(source, positions, place, keys, table, self.pieces)
-
-    def in_longer_rows(self, width: int) -> Runs:
-        """Return the same layout for rows of one token more than `width`, the present one."""
-        return replace(self, source=self.source + self.source // width, place=F.pad(self.place, (0, 1)))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int | None = None
@@ -257,8 +256,13 @@ def _enable(model: Any) -> None:
         return
     if model.config._attn_implementation != "sdpa":
         raise ConfigError(f"packed rows: the attention is {model.config._attn_implementation!r}, which takes none")
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
     # Compiled blocks leave it as it is: a layout is another one for each micro-batch.
-    attentions.enable(model, NAME, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+    AttentionInterface.register(NAME, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
 
 
 def attention(
@@ -278,8 +282,12 @@ def attention(
     Raises: ConfigError for an attention that adds something which is not computed here.
     """
     if runs is None:
-        return attentions.plain(module, query, key, value, attention_mask, scaling=scaling, **named)
-    if (what := attentions.unsupported(named)) is not None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        plain: tuple[Tensor, None]
+        plain = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **named)
+        return plain
+    if (what := next((name for name in UNSUPPORTED if named.get(name) is not None), None)) is not None:
         raise ConfigError(f"packed rows: the attention has {what}; set train.packing: off")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return runs.attend(q, k, v, scaling, named.get("sliding_window"))[None], None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,20 @@ def _layer(name: str) -> str | None:
     return ".".join(parts[: ends[0]]) if ends else None
 
 
+def on_meta(maker: Any, settings: Any, dtype: torch.dtype) -> Any:
+    """Return `maker.from_config(settings)`: parameters on `meta`, buffers as the architecture computes them."""
+    with torch.device("meta"):
+        model = maker.from_config(settings, dtype=dtype)
+    for module in model.modules():
+        own = {name: b for name, b in module._buffers.items() if b is not None}
+        for name, b in own.items():
+            module._buffers[name] = torch.zeros_like(b, device="cpu")
+        if own:
+            # Frequencies of rotary positions, for example, are in no file.
+            model._init_weights(module)
+    return model.eval()
+
+
 def without_memory(model: Any) -> Any:
     """Return a copy of the module whose parameters are on the device `meta`; buffers are copied, ties stay."""
     empty = {
@@ -74,15 +88,3 @@ def filled(empty: Any, weights: Iterable[tuple[str, Tensor]], device: torch.devi
             if p is not None:
                 module._parameters[key] = made[id(p)]
     return model.to(device)
-
-
-def in_pieces(model: Any, gather: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a sharded module as `as_saved` names them, gathered layer by layer.
-
-    `gather(*parameters)` is a context in which they are whole; every rank must iterate in step. A tensor stays valid as
-    long as it is held, and a layer takes memory until its tensors are dropped.
-    """
-    own = dict(model.named_parameters())
-    for names in pieces(own):
-        with gather(*(own[name] for name in names)):
-            yield from as_saved(model, {name: own[name].detach() for name in names}).items()

@@ -11,7 +11,7 @@ import torch
 from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.models.gguf_file import is_gguf, located
 from verizero.pipeline.models.named import model_named
-from verizero.pipeline.models.unloaded import on_meta
+from verizero.pipeline.models.saved_names import on_meta
 
 
 def files_of_model(path: str, revision: str | None = None) -> dict[str, Any]:

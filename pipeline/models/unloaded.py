@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.models.saved_names import as_saved
+from verizero.pipeline.models.complete import check_headers, require_finite
+from verizero.pipeline.models.saved_names import as_saved, on_meta
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -25,7 +26,7 @@ def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) ->
     """Return the causal LM at a local folder or hub id with parameters on the device `meta` and computed buffers.
 
     None if the rows of its weights are not found in its files, e.g. because they are not safetensors, or quantised.
-    Raises: ConfigError naming the path and the remedy.
+    Raises: ConfigError naming the path and the remedy, and weights that are not in its files.
     """
     import transformers
 
@@ -37,6 +38,7 @@ def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) ->
         # Where the files are on a hub they name end tokens too, which a model made from its configuration lacks.
         if (folder / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    check_headers(model, folder, f"model.path {path!r}")
     files = Files(folder, model)
     if not files.has_all or getattr(settings, "quantization_config", None) is not None:
         return None
@@ -47,20 +49,6 @@ def model_on_meta(path: str, dtype: torch.dtype, revision: str | None = None) ->
 def weights_of(model: Any) -> Files | None:
     """Return the files with the weights of a model of `model_on_meta`; None for any other model."""
     return _FILES.get(model)
-
-
-def on_meta(maker: Any, settings: Any, dtype: torch.dtype) -> Any:
-    """Return `maker.from_config(settings)`: parameters on `meta`, buffers as the architecture computes them."""
-    with torch.device("meta"):
-        model = maker.from_config(settings, dtype=dtype)
-    for module in model.modules():
-        own = {name: b for name, b in module._buffers.items() if b is not None}
-        for name, b in own.items():
-            module._buffers[name] = torch.zeros_like(b, device="cpu")
-        if own:
-            # Frequencies of rotary positions, for example, are in no file.
-            model._init_weights(module)
-    return model.eval()
 
 
 class Files:
@@ -96,7 +84,8 @@ class Files:
 
         with safe_open(self.files[name], "pt") as file:
             read: Tensor = file.get_slice(name)[rows.start : rows.stop]
-            return read
+        require_finite(name, read, f"{self.files[name]}")
+        return read
 
 
 @dataclass(frozen=True, slots=True)

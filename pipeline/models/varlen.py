@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from verizero.pipeline.models import flash
-from verizero.pipeline.models.kernels import HALF, matches_twin, wanted
+from verizero.pipeline.models.kernels import HALF, matches_twin
 
 
 class Piece(NamedTuple):
@@ -81,33 +80,21 @@ def of_torch() -> Any:
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Any | None:
-    """Return the kernel of attention for heads of that size, or None if there is none; tried once, on few numbers.
+    """Return torch's kernel of attention for heads of that size, or None where it is not used.
 
-    On CUDA in half precision: flash attention by transformers where it is installed and computes attention and its
-    gradients as torch does, with the deterministic kernels that torch is told to use now; else torch's own.
+    It is used on CUDA in half precision, if it computes attention and its gradients as plain torch does on a few
+    numbers, which is tried once.
     """
-    if device.type != "cuda" or dtype not in HALF:
-        return None
-    return _kernel_for(device, dtype, head_size, torch.are_deterministic_algorithms_enabled(), wanted(device))
+    return _kernel_for(device, dtype, head_size) if device.type == "cuda" and dtype in HALF else None
 
 
 @functools.cache
-def _kernel_for(
-    device: torch.device, dtype: torch.dtype, head_size: int, is_deterministic: bool, by_package: bool
-) -> Any | None:
-    name = flash.installed() if by_package else None
-    kernels: dict[str, Callable[[], Any]] = {"attention of different lengths": of_torch}
-    if name is not None:
-        kernels = {f"attention by {name}": functools.partial(flash.varlen_attn, name), **kernels}
+def _kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Any | None:
+    def proof() -> float:
+        return gap(device, dtype, head_size, of_torch())
+
     with torch.inference_mode(False), torch.enable_grad():  # wherever it is first asked
-        for what, load in kernels.items():
-            if matches_twin(f"{what} in {dtype}", functools.partial(_gap_of, load, device, dtype, head_size), 3e-2):
-                return load()
-    return None
-
-
-def _gap_of(load: Callable[[], Any], device: torch.device, dtype: torch.dtype, head_size: int) -> float:
-    return gap(device, dtype, head_size, load())
+        return of_torch() if matches_twin(f"attention of different lengths in {dtype}", proof, 3e-2) else None
 
 
 def gap(device: torch.device, dtype: torch.dtype, head_size: int, kernel: Any) -> float:

@@ -10,65 +10,54 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verizero.pipeline.files import write_atomic
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.curves import Chart, Series
-from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.intervals import Estimate, paired_over_seeds
+from verizero.pipeline.report.page import rendered
 from verizero.pipeline.report.plots import draw
-from verizero.pipeline.shown import in_html
+from verizero.pipeline.report.run_files import read_run
 
-HERE = Path(__file__).parent
 AXES = {"steps": "RL step", "tokens": "generated tokens", "seconds": "seconds of RL"}
-HEAD = (
-    "recipe",
-    "pass@1 before",
-    "after",
-    "gain",
-    "against the first",
-    "steps",
-    "tokens",
-    "seconds",
-    "peak memory, MiB",
-    "length at the end",
-    "entropy at the end",
-)
-END_METRICS = {"length": "length/mean", "entropy": "entropy"}
-"""Column -> metric that is averaged over the last quarter of the RL steps."""
+HEAD = ("recipe", "pass@1 before", "after", "gain", "against the first", "steps", "tokens", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The results of one run: evaluations along each axis, first and last pass@1 by prompt, and its cost."""
+    """The results of one run: evaluations along each axis, and first and last pass@1 by prompt."""
 
     at: Mapping[str, tuple[float, ...]]
     pass_1: tuple[float, ...]
     before: Mapping[str, float]
     after: Mapping[str, float]
-    peak_memory_mib: float
-    end: Mapping[str, float]
-    """The columns of END_METRICS that the run has."""
 
 
 def build_compare_page(folder: Path) -> dict[str, Any]:
     """Return the results of each recipe by name, and write them with curves to `folder`/compare.html.
 
     Per recipe: pass@1 "before" and "after" (means over seeds of the mean over all prompts), "gain" and "against_first"
-    (paired over seeds and prompts, each {value, low, high}; None for the first recipe itself), "steps", "tokens",
-    "seconds" and "peak_memory_mib" a run, and the number of its runs, "num_runs".
+    (paired over seeds and prompts, each {value, low, high}; None for the first recipe itself), "steps", "tokens" and
+    "seconds" a run, and the number of its runs, "num_runs".
     """
     record = json.loads((folder / "compare.json").read_text())
     runs: dict[str, list[RunOutcome]] = {}
     for run in record["runs"]:
-        runs.setdefault(run["run"][0], []).append(outcome_of(folder / run["folder"], run["peak_memory_mib"]))
+        runs.setdefault(run["run"][0], []).append(outcome_of(folder / run["folder"]))
     order = [name for name in record["order"] if name in runs]
     # A comparison that still runs has fewer seeds of later recipes: seeds are compared in pairs.
     rows = {name: summarize_runs(runs[name], runs[order[0]][: len(runs[name])]) for name in order}
     charts = [chart(axis, label, {name: runs[name] for name in order}) for axis, label in AXES.items()]
-    write_atomic(folder / "compare.html", _page(rows, charts).encode())
+    page = rendered(
+        "compare.html",
+        head=HEAD,
+        rows=[_cells(name, row) for name, row in rows.items()],
+        explained=explained([row["num_runs"] for row in rows.values()]),
+        figures=[(chart.title, draw(chart).svg) for chart in charts],
+    )
+    write_atomic(folder / "compare.html", page.encode())
     return rows
 
 
-def outcome_of(folder: Path, peak_memory_mib: float) -> RunOutcome:
+def outcome_of(folder: Path) -> RunOutcome:
     """Return the results of the run in `folder`, read from its files."""
     run = read_run(folder)
     # Tokens are totals so far in each row, seconds are of one step.
@@ -91,16 +80,7 @@ def outcome_of(folder: Path, peak_memory_mib: float) -> RunOutcome:
         pass_1=tuple(fmean(values.values()) for values in by_prompt),
         before=by_prompt[0],
         after=by_prompt[-1],
-        peak_memory_mib=peak_memory_mib,
-        end=end_metrics([r.metrics for r in run.rl_steps]),
     )
-
-
-def end_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the columns of END_METRICS, over steps of the last quarter that have the metric."""
-    last = steps[-max(1, len(steps) // 4) :]
-    known = {name: [m[key] for m in last if key in m] for name, key in END_METRICS.items()}
-    return {name: fmean(values) for name, values in known.items() if values}
 
 
 def summarize_runs(runs: Sequence[RunOutcome], first: Sequence[RunOutcome]) -> dict[str, Any]:
@@ -115,8 +95,6 @@ def summarize_runs(runs: Sequence[RunOutcome], first: Sequence[RunOutcome]) -> d
         "gain": gain.as_dict(),
         "against_first": against and against.as_dict(),
         **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
-        "peak_memory_mib": fmean(r.peak_memory_mib for r in runs),
-        **{name: fmean(r.end[name] for r in runs) for name in END_METRICS if all(name in r.end for r in runs)},
         "num_runs": len(runs),
     }
 
@@ -184,22 +162,4 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{row['steps']:.0f}",
         f"{row['tokens']:,.0f}",
         f"{row['seconds']:.0f}",
-        f"{row['peak_memory_mib']:.0f}",
-        *(f"{row[name]:.3g}" if name in row else "–" for name in END_METRICS),
     ]
-
-
-def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart]) -> str:
-    head = "".join(f"<th>{in_html(h)}</th>" for h in HEAD)
-    body = "".join(f"<tr>{''.join(f'<td>{in_html(c)}</td>' for c in _cells(n, r))}</tr>" for n, r in rows.items())
-    figures = "".join(f"<figure><figcaption>{in_html(c.title)}</figcaption>{draw(c).svg}</figure>" for c in charts)
-    style = (HERE / "report.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>Recipes compared</title><style>{style}</style></head><body><main><h1>Recipes compared</h1>"
-        f"<p>{in_html(explained([r['num_runs'] for r in rows.values()]))}</p>"
-        f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f"{figures}</main></body></html>\n"
-    )

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Literal
 
 from verizero.pipeline.config.rl import RlConfig
-from verizero.pipeline.report.files import RunFiles
 from verizero.pipeline.report.row_types import EvaluationRow, StepRow, kind_of, section_of
+from verizero.pipeline.report.run_files import RunFiles
 from verizero.pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
@@ -243,4 +243,5 @@ def _first(rows: list[StepRow], *metrics: str) -> str:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    # Beyond, the limits of a chart would not be finite.
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

@@ -23,8 +23,8 @@ from verizero.pipeline.errors import (
     exception_text,
     machine_fault,
 )
-from verizero.pipeline.files import is_locked
-from verizero.pipeline.report.files import read_run
+from verizero.pipeline.host.disk import is_locked
+from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.summary import build_summary
 
 Reason = Literal[
@@ -64,7 +64,8 @@ def ended_by(exc: BaseException, where: str) -> Ended:
     # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; it may have led to another error.
     outside = next((link for link in chain_of(exc) if not isinstance(link, Exception)), None)
     if outside is not None:
-        how = "Ctrl-C" if isinstance(outside, KeyboardInterrupt) else f"ended from outside ({type(outside).__name__})"
+        is_signal = isinstance(outside, KeyboardInterrupt)
+        how = "Ctrl-C or a signal" if is_signal else f"ended from outside ({type(outside).__name__})"
         return Ended("interrupted", where, f"{how}; the same command continues from the last checkpoint")
     fault = machine_fault(exc)
     message = str(exc) if isinstance(exc, VerizeroError) else fault or exception_text(exc)

@@ -5,46 +5,57 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from verizero.pipeline.files import write_atomic
-from verizero.pipeline.report.alarms import alarms_section
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.curves import Chart, build_charts
-from verizero.pipeline.report.diagnosis_section import Card, diagnosis_section
-from verizero.pipeline.report.files import RunFiles, read_run
-from verizero.pipeline.report.opinions import opinions_section
 from verizero.pipeline.report.plots import Plot, draw
+from verizero.pipeline.report.row_types import alarm_line
+from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.samples import MAX_SAMPLES, SampleChoice, choose_samples
 from verizero.pipeline.report.summary import RL_PHASES, gives_part, summarize
-from verizero.pipeline.shown import in_html, visible
+from verizero.pipeline.shown import visible
 
 HERE = Path(__file__).parent
-MEASURE_LABELS = {
-    "pass@1": "pass@1",
-    "score": "mean score",
-    "pass@k": "pass@{k}",
-    "maj@k": "maj@{k}",
-    "greedy": "greedy",
-    "reward": "mean reward",
-    "length": "length, tokens",
-    "truncated": "truncated",
-}
-PAIRED = {"pass@1": "interval", "score": "score_interval"}
-"""Measure -> the key of the interval of its change."""
-EXPLANATION = """<details><summary>What these numbers are</summary>
-<p>pass@1 is the share of right answers among {k} samples a prompt, and the mean score, where credit is partial, what
-the verifier gave them on average; greedy is the share right at temperature 0. Brackets are 95% intervals over prompts;
-those of a change pair the same prompts. They speak of prompts alone: a run with another seed may differ by more.</p>
-{of_k}</details>"""
-EXPLANATION_OF_K = """<p>pass@{k} is the unbiased chance that one of {k} samples is right, maj@{k} the chance that the
-most frequent extracted answer is (a tie is shared, no answer has no vote).</p>
-<p>The gain of pass@1 has two parts that sum to it. Call pass@{k} the reach of the model, and pass@1 / pass@{k} its
-sharpness: how much of its reach one try gets. <b>Sharpening</b> is the reach it began with times the change of
-sharpness: it moves pass@1 towards the pass@{k} it began with and never beyond. <b>New</b> is the change of reach times
-the sharpness it ended with: what pass@{k} itself brings, below zero where it fell.</p>"""
+MEASURES = (
+    ("pass@1", "pass@1", "interval"),
+    ("score", "mean score", "score_interval"),
+    ("pass@k", "pass@{k}", ""),
+    ("maj@k", "maj@{k}", ""),
+    ("greedy", "greedy", ""),
+    ("reward", "mean reward", ""),
+    ("length", "length, tokens", ""),
+    ("truncated", "truncated", ""),
+)
+"""(measure, its label, the key of the interval of its change)."""
+MAX_ALARMS = 50
+"""Maximum of listed alarms: graders that fail for days raise the same alarm a thousand times."""
+SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
+"""Command-line options in a remedy, which words may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A cause of a diagnosis, as the page shows it."""
+
+    cause: str
+    level: str
+    confidence: float
+    sentence: str
+    evidence: tuple[str, ...]
+    remedy: str
+    chart: Chart | None
+    """The curve of the metric that shows the cause; None if texts show it."""
+
+    @property
+    def remedy_parts(self) -> tuple[str, str]:
+        """The options of a command line with which the remedy begins, and the words after them."""
+        match = SETTINGS.match(self.remedy)
+        return (match[0].strip(), self.remedy[match.end() :].strip(" ,;")) if match else ("", self.remedy)
 
 
 def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
@@ -59,33 +70,67 @@ def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
     folder = Path(run_dir)
     run = read_run(folder)
     summary = summarize(run)
-    drawn = [(chart, draw(chart)) for chart in build_charts(run)]
-    causes = [(card.chart, draw(card.chart)) if card.chart else None for card in cards or ()]
+    charts = [(chart, draw(chart)) for chart in build_charts(run)]
+    causes = [(card, draw(card.chart) if card.chart else None) for card in cards or ()]
+    hovers = [*charts, *((card.chart, plot) for card, plot in causes if card.chart and plot)]
     chosen = choose_samples(folder)
+    start = run.info.get("start")  # the file that the policy was made from, where it is a GGUF file
     script = (HERE / "report.js").read_text(encoding="utf-8")
-    page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
-        title=in_html(run.name),
-        style=(HERE / "report.css").read_text(encoding="utf-8"),
+    phases = [name for name in (*RL_PHASES, "other") if name in summary["seconds"]]
+    total = sum(v for name, v in summary["seconds"].items() if name not in (*RL_PHASES, "other", "graders"))
+    page = rendered(
+        "report.html",
+        run=run,
+        summary=summary,
         script=script,
         script_hash=_script_hash(script),
-        # Template fills each place once, so that a "$" in a model's text is never read as another place.
-        result=in_html(result_line(summary)),
-        sharpening=in_html(_first_upper(summary["sharpening"]) + "."),
-        start=_start(run.info.get("start")),
-        facts=_facts(run, summary),
-        alarms=alarms_section(run),
-        diagnosis_link="" if cards is None else '<a href="#diagnosis">Diagnosis</a> ',
-        diagnosis=diagnosis_section(cards, [_plot(*pair) if pair else None for pair in causes]),
-        results=_results(summary),
-        charts="\n".join(_figure(chart, plot) for chart, plot in drawn) or _note("No step has been recorded yet."),
+        result=result_line(summary),
+        sharpening=_first_upper(summary["sharpening"]) + ".",
+        start=start if isinstance(start, Mapping) and start.get("file") else None,
+        facts={
+            "RL steps": f"{summary['steps']:,}",
+            "distinct prompts seen in RL": f"{summary['distinct_prompts_seen']:,}",
+            "parameters": f"{run.info['num_parameters']:,}" if isinstance(run.info.get("num_parameters"), int) else "",
+            "recorded time": _duration(total) if total else "",  # in it "rl" is the sum of the phases of RL
+            "seed": str(run.info.get("seed", "")),
+        },
+        alarms=list(map(alarm_line, run.alarms[-MAX_ALARMS:])),
+        cards=None if cards is None else [(card, plot and plot.svg) for card, plot in causes],
+        measures=MEASURES,
+        heads=_heads(summary),
+        shown=lambda row, name: _is_shown(row, name, summary["k"]),
+        notes_of=lambda row: _notes(row, summary),
+        charts=charts,
         sample_note=_sample_note(chosen),
-        second_opinions=opinions_section(run),
-        time=_time(summary),
-        recipe=_recipe(run.recipe),
-        environment=_environment(run.info),
-        data=embed({"charts": [_hover(*pair) for pair in (*drawn, *causes) if pair], "groups": chosen.groups}),
+        colors={name: f"var(--series-{i})" for i, name in enumerate(phases, start=1)},
+        times=list(_times(summary, phases)),
+        environment=list(_environment(run.info)),
+        data=embed({"charts": [_hover(*pair) for pair in hovers], "groups": chosen.groups}),
     )
     return write_atomic(folder / "report.html", page.encode("utf-8", "replace"))
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a page of this folder. Texts that are filled in are made visible, and escaped; `style` is report.css."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "markup": Markup,
+        "fixed": lambda value, digits: f"{value:.{digits}f}",
+        "signed": lambda value, digits: f"{value:+.{digits}f}",
+        "percent": lambda value: f"{value:.1%}",
+    }
+    style = (HERE / "report.css").read_text(encoding="utf-8")
+    return environment.get_template(template).render(style=style, **values)
 
 
 def embed(value: object) -> str:
@@ -121,123 +166,30 @@ def _score(*sides: Mapping[str, Any]) -> str:
     return f" (mean score {scores})" if gives_part(*sides) else ""
 
 
-def _start(start: Any) -> str:
-    """Return a line about the file that the policy was made from, where it is a GGUF file."""
-    if not isinstance(start, Mapping) or not start.get("file"):
-        return ""
-    types = ", ".join(f"{share:.1%} {name}" for name, share in start["types"].items())
-    kind = "A quantised start" if start["is_quantized"] else "The start"
-    named = ", ".join(str(start[key]) for key in ("model", "architecture") if start[key])
-    licence = f"licence as the file says: {start['licence']}" if start["licence"] else "the file names no licence"
-    return _note(
-        f"{kind}: {start['file']} ({named}; weights {types}, made float32 to be trained; {licence}; "
-        f"sha256 {start['sha256'][:16]}…)."
-    )
+def _heads(summary: Mapping[str, Any]) -> list[str]:
+    return [str(summary["before_label"] or "before"), str(summary["after_label"] or "after"), "change"]
 
 
-def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
-    seconds = summary["seconds"]
-    # "rl" is already the sum of the phases of RL.
-    total = sum(v for name, v in seconds.items() if name not in (*RL_PHASES, "other", "graders"))
-    facts = {
-        "RL steps": f"{summary['steps']:,}",
-        "distinct prompts seen in RL": f"{summary['distinct_prompts_seen']:,}",
-        "parameters": f"{run.info['num_parameters']:,}" if isinstance(run.info.get("num_parameters"), int) else "",
-        "recorded time": _duration(total) if total else "",
-        "seed": str(run.info.get("seed", "")),
-    }
-    return "".join(f"<li><b>{in_html(value)}</b> {in_html(name)}</li>" for name, value in facts.items() if value)
-
-
-def _results(summary: Mapping[str, Any]) -> str:
-    if not summary["domains"]:
-        return _note("This run holds no evaluation: its recipe has no held-out data, or it has not come that far.")
-    cards = "".join(_domain_card(name, row, summary) for name, row in summary["domains"].items())
-    k = summary["k"]
-    explanation = EXPLANATION.format(k=k, of_k=EXPLANATION_OF_K.format(k=k) if k > 1 else "")
-    return f'<div class="domains">{cards}</div>{explanation}'
-
-
-def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _is_shown(row: Mapping[str, Any], name: str, k: int) -> bool:
+    """True if a domain has the measure, and it says more than another."""
     before, after = row["before"], row.get("after", {})
-    k = before.get("k", summary["k"])
-    lines = []
-    for name, label in MEASURE_LABELS.items():
-        if (name not in before and name not in after) or (name == "score" and not gives_part(before, after)):
-            continue
-        if name in ("pass@k", "maj@k") and k == 1:
-            continue  # rows of older runs have pass@1 once more
-        paired = row.get(PAIRED.get(name, ""))
-        lines.append(
-            f"<tr><th scope='row'>{label.format(k=k)}</th>{_cell(before, name)}{_cell(after, name)}"
-            f"{_change(before, after, name, paired)}</tr>"
-        )
-    heads = [summary["before_label"] or "before", summary["after_label"] or "after", "change"]
-    columns = "".join(f"<th scope='col'>{in_html(str(head))}</th>" for head in heads)
-    num_prompts = before.get("num_prompts")
-    title = in_html(domain) + (f" <small>({num_prompts:,} held-out prompts)</small>" if num_prompts else "")
+    if name == "score" and not gives_part(before, after):
+        return False
+    if name in ("pass@k", "maj@k") and before.get("k", k) == 1:
+        return False  # rows of older runs have pass@1 once more
+    return name in before or name in after
+
+
+def _notes(row: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return what a person must know of the numbers of a domain."""
+    sides = row["before"], row.get("after", {})
     lost = [
         f"{side['grader_failures']:,} of {side['num_responses']:,} answers ({head})"
-        for side, head in zip((before, after), heads, strict=False)
+        for side, head in zip(sides, _heads(summary), strict=False)
         if side.get("grader_failures")
     ]
-    note = _note(f"Graders failed on {' and '.join(lost)}; those count in no measure.") if lost else ""
-    note += "".join(map(_note, dict.fromkeys([*before.get("notes", []), *after.get("notes", [])])))
-    return (
-        f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, k)}</div>"
-    )
-
-
-def _cell(side: Mapping[str, Any], name: str) -> str:
-    if name not in side:
-        return "<td>–</td>"
-    # Two digits at the ends of an interval: with hundreds of prompts the third is noise.
-    digits, end_digits = (1, 1) if name == "length" else (3, 2)
-    ends = side["intervals"].get(name)
-    interval = f"<small>[{ends[0]:.{end_digits}f}, {ends[1]:.{end_digits}f}]</small>" if ends else ""
-    return f"<td>{side[name]:.{digits}f}{interval}</td>"
-
-
-def _change(before: Mapping[str, Any], after: Mapping[str, Any], name: str, paired: Sequence[float] | None) -> str:
-    if name not in before or name not in after:
-        return "<td>–</td>"
-    digits = 1 if name == "length" else 3
-    change = round(after[name] - before[name], digits) + 0.0  # never "-0.0"
-    tone = ""
-    if name not in ("length", "truncated") and abs(change) >= 0.0005:
-        tone = " class='up'" if change > 0 else " class='down'"
-    interval = f"<small>[{paired[0]:+.2f}, {paired[1]:+.2f}]</small>" if paired else ""
-    return f"<td{tone}>{change:+.{digits}f}{interval}</td>"
-
-
-def _gain_bar(row: Mapping[str, Any], k: int) -> str:
-    if "new" not in row:
-        return ""
-    start, reach = row["before"]["pass@1"], row["before"]["pass@k"]
-    sharper, newer = row["sharpening"], row["new"]
-    bar = ""
-    if sharper >= 0 and newer >= 0:
-        parts = (("was", start), ("sharper", sharper), ("newer", newer))
-        pieces = "".join(f'<i class="{name}" style="width:{100 * value:.2f}%"></i>' for name, value in parts)
-        bar = (
-            f'<div class="bar" aria-hidden="true" title="The upright line is pass@{k} before.">{pieces}'
-            f'<span class="reach" style="left:calc({100 * reach:.2f}% - 2px)"></span></div>'
-        )
-    return (
-        f'<div class="gain">Gain of pass@1: <span class="key sharper"></span>{sharper:+.3f} sharpening, '
-        f'<span class="key newer"></span>{newer:+.3f} new{bar}</div>'
-    )
-
-
-def _figure(chart: Chart, plot: Plot) -> str:
-    unit = f" <span>{in_html(chart.unit)}</span>" if chart.unit else ""
-    caption = f"<figcaption>{in_html(chart.caption)}</figcaption>" if chart.caption else ""
-    return f"<figure><h3>{in_html(chart.title)}{unit}</h3>{_plot(chart, plot)}{caption}</figure>"
-
-
-def _plot(chart: Chart, plot: Plot) -> str:
-    return f'<div class="plot" data-chart="{in_html(chart.name)}">{plot.svg}</div>'
+    failed = [f"Graders failed on {' and '.join(lost)}; those count in no measure."] if lost else []
+    return [*failed, *dict.fromkeys(note for side in sides for note in side.get("notes", []))]
 
 
 def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
@@ -270,61 +222,35 @@ def _sample_note(chosen: SampleChoice) -> str:
     )
 
 
-def _time(summary: Mapping[str, Any]) -> str:
+def _times(summary: Mapping[str, Any], phases: Sequence[str]) -> Iterator[tuple[str, float, str]]:
+    """Yield (what, seconds, share of RL) of the table of time."""
     seconds, shares = summary["seconds"], summary["shares"]
-    if not seconds:
-        return _note("No time has been recorded.")
-    phases = [name for name in (*RL_PHASES, "other") if name in seconds]
-    colors = {name: f"var(--series-{i})" for i, name in enumerate(phases, start=1)}
-    rows = [(in_html(name), seconds[name], "") for name in seconds if name not in (*phases, "rl", "graders")]
+    yield from ((name, seconds[name], "") for name in seconds if name not in (*phases, "rl", "graders"))
     if "rl" in seconds:
-        rows.append(("RL, all steps", seconds["rl"], "100%" if shares else ""))
+        yield "RL, all steps", seconds["rl"], "100%" if shares else ""
     for name in phases:
-        key = f'<span class="key" style="background:{colors[name]}"></span>{name}'
-        rows.append((key, seconds[name], f"{shares[name]:.1%}" if name in shares else ""))
+        yield name, seconds[name], f"{shares[name]:.1%}" if name in shares else ""
         if name == "verify" and "graders" in seconds:
-            rows.append(("graders at work (beside generate too)", seconds["graders"], ""))
-    body = "".join(
-        f"<tr><th scope='row'>{name}</th><td>{value:,.1f} s</td><td>{share}</td></tr>" for name, value, share in rows
-    )
-    pieces = "".join(
-        f'<i style="width:{100 * shares.get(name, 0):.2f}%;background:{color}" title="{name}"></i>'
-        for name, color in colors.items()
-    )
-    bar = f'<div class="bar" aria-hidden="true">{pieces}</div>' if shares else ""
-    return (
-        f'<div class="card narrow">{bar}<table><thead><tr><th>Phase</th><th>Time</th><th>Share of RL</th></tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+            yield "graders at work (beside generate too)", seconds["graders"], ""
 
 
-def _recipe(text: str) -> str:
-    if not text:
-        return _note("recipe.yaml is not in the run's folder.")
-    return f'<pre class="card recipe" tabindex="0">{in_html(text)}</pre>'
-
-
-def _environment(info: Mapping[str, Any]) -> str:
-    if not info:
-        return _note("run.json is not in the run's folder.")
+def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the facts of run.json, the isolation of programs first."""
     isolation = info.get("isolation")
     level = isolation.get("level") if isinstance(isolation, Mapping) else isolation
-    lead = {"isolation level": "no program is run by this recipe" if level is None else level}
-    rest = {name: value for name, value in info.items() if name != "isolation"}
+    yield "isolation level", "no program is run by this recipe" if level is None else str(level)
+    yield from _entries({name: value for name, value in info.items() if name != "isolation"})
     if isinstance(isolation, Mapping):
-        rest["isolation"] = {name: value for name, value in isolation.items() if name != "level"}
-    return f'<div class="card"><dl>{_entries({**lead, **rest})}</dl></div>'
+        yield from _entries({"isolation": {name: value for name, value in isolation.items() if name != "level"}})
 
 
-def _entries(values: Mapping[str, Any], prefix: str = "") -> str:
-    out = []
+def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            out.append(_entries(value, f"{prefix}{name} · "))
+            yield from _entries(value, f"{prefix}{name} · ")
         elif value not in (None, "", []):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            out.append(f"<dt>{in_html(prefix + str(name).replace('_', ' '))}</dt><dd>{in_html(text)}</dd>")
-    return "".join(out)
+            yield prefix + str(name).replace("_", " "), text
 
 
 def _duration(seconds: float) -> str:
@@ -342,7 +268,3 @@ def _script_hash(script: str) -> str:
 def _first_upper(text: str) -> str:
     # "pass@1 …" keeps its lower case: it is a name.
     return text if text.startswith("pass@") else text[:1].upper() + text[1:]
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{in_html(text)}</p>'

@@ -1,4 +1,4 @@
-"""Charts as SVG text, the same bytes for the same numbers. The one importer of matplotlib.
+"""Charts as SVG text, the same bytes for the same numbers.
 
 Colours are CSS variables with fallbacks that read on white and on black alike, so one picture serves the page, which
 sets the variables for light and dark, and any viewer that knows nothing of them. The ground is transparent, text is
@@ -7,10 +7,10 @@ text (no outlines), and nothing refers to anything outside the picture.
 
 from __future__ import annotations
 
-import io
-import re
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
 
 from verizero.pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
 from verizero.pipeline.shown import in_html, one_line
@@ -24,37 +24,7 @@ MIN_AXES_HEIGHT = 110.0
 """Height left for the axes: under a longer legend the picture grows."""
 FALLBACKS = ("#2a78d6", "#eb6834", "#1a9c6b", "#b58900", "#7a5fd0", "#d6498f", "#5f7f95", "#8a6d5a")
 """Series colours where no style sheet sets --series-1 … --series-8: at least 3:1 on white and on black."""
-INK, RULE = "#808080", "#9a9a9a"
-_SENTINELS = {
-    "#010101": f"var(--plot-ink, {INK})",
-    "#010102": f"var(--plot-rule, {RULE})",
-    **{f"#0102{i:02d}": f"var(--series-{i + 1}, {color})" for i, color in enumerate(FALLBACKS)},
-}
-"""Colours passed to matplotlib, which knows no CSS variables, and the text that replaces them in the SVG."""
-_STYLE: dict[str, Any] = {
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "font.size": 10.0,
-    "text.color": "#010101",
-    "axes.edgecolor": "#010102",
-    "axes.labelcolor": "#010101",
-    "xtick.color": "#010102",
-    "ytick.color": "#010102",
-    "xtick.labelcolor": "#010101",
-    "ytick.labelcolor": "#010101",
-    "xtick.major.size": 3.0,
-    "ytick.major.size": 0.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": "#010102",
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round",
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-4, 5),
-}
+INK, RULE = "var(--plot-ink, #808080)", "var(--plot-rule, #9a9a9a)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,158 +38,166 @@ class Plot:
 
 
 def draw(chart: Chart) -> Plot:
-    """`chart` as an SVG element. Equal charts give equal bytes; every id in it begins with the chart's name."""
-    # Imported here because it takes half a second, which a process that draws nothing need not pay.
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a person's own matplotlibrc must not change a report
-        # The salt makes matplotlib's ids the same each time; by default they are random.
-        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": chart.name})
-        named = [_legend_label(s.label) for s in chart.series if s.style != "dashed"]
-        columns = _columns(named)
-        top = TOP + (LEGEND_ROW * -(-len(named) // columns) if len(named) > 1 else 0)
-        height = max(HEIGHT, top + MIN_AXES_HEIGHT + BOTTOM)
-        figure = Figure(figsize=(WIDTH / 72, height / 72))
-        figure.patch.set_alpha(0)
-        axes = figure.add_axes(
-            (LEFT / WIDTH, BOTTOM / height, (WIDTH - LEFT - RIGHT) / WIDTH, (height - BOTTOM - top) / height)
-        )
-        axes.patch.set_alpha(0)
-        _fill(axes, chart)
-        _style_axes(axes, chart)
-        if len(named) > 1:
-            _legend(axes, columns)
-        out = io.StringIO()
-        # Without metadata: a date would change the bytes of equal charts.
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
+    """Return `chart` as an SVG element, with the place of its axes."""
+    named = [s for s in chart.series if s.style != "dashed"]
+    columns = _columns([_short(s.label) for s in named])
+    top = TOP + (LEGEND_ROW * -(-len(named) // columns) if len(named) > 1 else 0)
+    height = max(HEIGHT, top + MIN_AXES_HEIGHT + BOTTOM)
+    axes = _Axes(chart, top, height - BOTTOM)
+    parts = [*axes.rules(), *axes.curves(), *(_legend(named, columns) if len(named) > 1 else ())]
+    label = in_html(f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
+    size = f'viewBox="0 0 {WIDTH:g} {height:g}" font-family="system-ui, sans-serif" font-size="10"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
     box = (LEFT / WIDTH, top / height, 1 - RIGHT / WIDTH, 1 - BOTTOM / height)
-    return Plot(_clean(out.getvalue(), chart, height), x_limits, y_limits, box)
+    return Plot(svg, axes.x_limits, axes.y_limits, box)
 
 
-def _fill(axes: Any, chart: Chart) -> None:
-    stacked = [s for s in chart.series if s.style == "area"]
-    floor = [0.0] * len(chart.x)
-    for series in stacked:
-        top = [a + (b or 0.0) for a, b in zip(floor, series.y, strict=True)]
-        axes.fill_between(
-            chart.x, floor, top, color=_color(series), alpha=0.8, linewidth=0, label=_legend_label(series.label)
-        )
-        floor = top
-    for x in chart.marks:
-        axes.axvline(x, color="#010101", linewidth=1.0, linestyle=(0, (1, 2.5)))
-    for series in chart.series:
-        if series.style != "area":
-            _line(axes, chart, series)
+class _Axes:
+    """The axes of a chart between `top` and `bottom`, in points from above."""
 
+    def __init__(self, chart: Chart, top: float, bottom: float) -> None:
+        self.chart, self.top, self.bottom = chart, top, bottom
+        self.tops: list[list[float]] = []
+        """The sums of all areas up to each."""
+        for series in (s for s in chart.series if s.style == "area"):
+            below = self.tops[-1] if self.tops else [0.0] * len(chart.x)
+            self.tops.append([a + (b or 0.0) for a, b in zip(below, series.y, strict=True)])
+        lines = [v for s in chart.series if s.style != "area" for v in (*s.y, *(s.low or ()), *(s.high or ()))]
+        values = [v for v in (*lines, *(v for area in self.tops for v in area)) if v is not None]
+        self.x_limits = _widened(min(chart.x), max(chart.x), 0.015 if chart.ticks is None else 0.04)
+        low, high = _widened(min(values, default=0.0), max(values, default=1.0), 0.05)
+        if chart.y_limits is not None:
+            low, high = chart.y_limits[0], chart.y_limits[1] + 0.02 * (chart.y_limits[1] - chart.y_limits[0])
+        self.y_limits = (0.0 if self.tops else low, high)
 
-def _line(axes: Any, chart: Chart, series: Series) -> None:
-    y, color = _gaps(series.y), _color(series)
-    if series.low is not None and series.high is not None:
-        axes.fill_between(chart.x, _gaps(series.low), _gaps(series.high), color=color, alpha=0.18, linewidth=0)
-    marker = "o" if chart.ticks is not None or len(chart.x) == 1 else None
-    if series.style == "noisy" and len(chart.x) > 8:
-        axes.plot(chart.x, y, color=color, linewidth=0.8, alpha=0.4)
-        half_width = max(1, round(SMOOTHING * len(chart.x)))
-        axes.plot(
-            chart.x, _gaps(tuple(moving_average(series.y, half_width))), color=color, label=_legend_label(series.label)
-        )
-    elif series.style == "dashed":
-        axes.plot(chart.x, y, color=color, linewidth=1.2, linestyle=(0, (4, 2.5)), alpha=0.75)
-    else:
-        axes.plot(chart.x, y, color=color, marker=marker, markersize=4, label=_legend_label(series.label))
+    def place(self, x: float, y: float) -> str:
+        """Return the place of two values as SVG writes it."""
+        share_x, share_y = ((v - a) / (b - a) for v, (a, b) in ((x, self.x_limits), (y, self.y_limits)))
+        return f"{LEFT + share_x * (WIDTH - RIGHT - LEFT):.2f} {self.bottom + share_y * (self.top - self.bottom):.2f}"
 
+    def rules(self) -> Iterator[str]:
+        """Yield the lines of values, the axis with its ticks, their labels, and the marks."""
+        right, bottom = WIDTH - RIGHT, f"{self.bottom:g}"
+        for value in ticks(*self.y_limits, 6):
+            y = self.place(self.x_limits[0], value).split()[1]
+            yield f'<path d="M {LEFT:g} {y} H {right:g}" style="stroke:{RULE};stroke-width:.6;opacity:.3"/>'
+            yield _text(LEFT - 4, float(y) + 3.5, f"{value:.6g}", "end")
+        yield f'<path d="M {LEFT:g} {bottom} H {right:g}" style="stroke:{RULE};stroke-width:.8"/>'
+        for value, label in self._x_labels():
+            x = self.place(value, self.y_limits[0]).split()[0]
+            yield f'<path d="M {x} {bottom} v 3" style="stroke:{RULE};stroke-width:.8"/>'
+            yield _text(float(x), self.bottom + 13, label, "middle")
+        yield _text((LEFT + right) / 2, self.bottom + 28, self.chart.x_label, "middle")
+        for value in self.chart.marks:
+            ends = f"M {self.place(value, self.y_limits[0])} L {self.place(value, self.y_limits[1])}"
+            yield f'<path d="{ends}" style="stroke:{INK};stroke-dasharray:1 2.5"/>'
 
-def _style_axes(axes: Any, chart: Chart) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.margins(x=0.015 if chart.ticks is None else 0.04)
-    if any(s.style == "area" for s in chart.series):
-        axes.set_ylim(bottom=0)
-    if chart.y_limits is not None:
-        axes.set_ylim(chart.y_limits[0], chart.y_limits[1] + 0.02 * (chart.y_limits[1] - chart.y_limits[0]))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    if not 1e-3 < max(map(abs, axes.get_ylim())) < 1e5:  # else matplotlib writes "1e-4" once, across the legend
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    if chart.ticks is None:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    else:
-        every = -(-len(chart.x) // 6)
+    def _x_labels(self) -> list[tuple[float, str]]:
+        x, names = self.chart.x, self.chart.ticks
+        if names is None:
+            return [(value, f"{value:.6g}") for value in ticks(*self.x_limits, 7, whole=True)]
+        every = -(-len(x) // 6)
         # Counted from the end: the last evaluation is the one that people look for.
-        shown = range((len(chart.x) - 1) % every, len(chart.x), every)
-        axes.set_xticks([chart.x[i] for i in shown], [_short_label(chart.ticks[i]) for i in shown])
-    axes.set_xlabel(one_line(chart.x_label), fontsize=9, labelpad=2)
+        return [(x[i], _short_evaluation(names[i])) for i in range((len(x) - 1) % every, len(x), every)]
+
+    def curves(self) -> Iterator[str]:
+        """Yield the areas, each on those before, and then the lines."""
+        chart, floor = self.chart, [0.0] * len(self.chart.x)
+        for series, top in zip((s for s in chart.series if s.style == "area"), self.tops, strict=True):
+            yield from self._between(floor, top, f"fill:{_color(series)};opacity:.8")
+            floor = top
+        for series in (s for s in chart.series if s.style != "area"):
+            stroke = f"fill:none;stroke:{_color(series)}"
+            if series.low is not None and series.high is not None:
+                yield from self._between(series.low, series.high, f"fill:{_color(series)};opacity:.18")
+            if series.style == "noisy" and len(chart.x) > 8:
+                yield self._line(series.y, f"{stroke};stroke-width:.8;opacity:.4")
+                half_width = max(1, round(SMOOTHING * len(chart.x)))
+                yield self._line(moving_average(series.y, half_width), f"{stroke};stroke-width:1.7")
+            elif series.style == "dashed":
+                yield self._line(series.y, f"{stroke};stroke-width:1.2;stroke-dasharray:4 2.5;opacity:.75")
+            else:
+                yield self._line(series.y, f"{stroke};stroke-width:1.7")
+                if chart.ticks is not None or len(chart.x) == 1:
+                    dots = (self.place(x, y).split() for x, y in zip(chart.x, series.y, strict=True) if y is not None)
+                    yield from (f'<circle cx="{x}" cy="{y}" r="2" style="fill:{_color(series)}"/>' for x, y in dots)
+
+    def _line(self, y: Sequence[float | None], style: str) -> str:
+        runs = (" L ".join(self.place(self.chart.x[i], y[i] or 0.0) for i in run) for run in _runs(y))
+        return f'<path d="{" ".join(f"M {run}" for run in runs)}" style="{style};stroke-linecap:round"/>'
+
+    def _between(self, low: Sequence[float | None], high: Sequence[float | None], style: str) -> Iterator[str]:
+        for run in _runs([None if a is None else b for a, b in zip(low, high, strict=True)]):
+            ends = [*((i, low) for i in run), *((i, high) for i in reversed(run))]
+            outline = " L ".join(self.place(self.chart.x[i], y[i] or 0.0) for i, y in ends)
+            yield f'<path d="M {outline} Z" style="{style}"/>'
 
 
-def _legend(axes: Any, columns: int) -> None:
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-        handlelength=0.9,
-        handletextpad=0.4,
-        columnspacing=0.6,
-        borderaxespad=0.0,
-        borderpad=0.2,
-    )
+def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Return at most `most` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
+    least = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= least)
+    step = max(1.0, step) if whole else step
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _legend(named: Sequence[Series], columns: int) -> Iterator[str]:
+    """Yield the names of the series above the axes, in columns that are filled downwards."""
+    rows, x = -(-len(named) // columns), LEFT
+    for begin in range(0, len(named), rows):
+        column = named[begin : begin + rows]
+        for row, series in enumerate(column):
+            y = TOP + LEGEND_ROW * row
+            yield f'<rect x="{x:g}" y="{y:g}" width="9" height="4" rx="1" style="fill:{_color(series)}"/>'
+            yield _text(x + 13, y + 5.5, _short(series.label), "start")
+        x += _width([_short(s.label) for s in column])
 
 
 def _columns(labels: list[str]) -> int:
-    """Return how many legend columns fit, filled downwards: 20 points an entry, 4.6 a letter of its longest."""
+    """Return how many columns of the legend fit."""
     for columns in range(len(labels), 1, -1):
         rows = -(-len(labels) // columns)
-        heads = (labels[i : i + rows] for i in range(0, len(labels), rows))
-        if sum(20 + 4.6 * max(map(len, column)) for column in heads) <= WIDTH - LEFT - RIGHT:
+        widths = (_width(labels[i : i + rows]) for i in range(0, len(labels), rows))
+        if sum(widths) <= WIDTH - LEFT - RIGHT:
             return columns
     return 1
 
 
-def _clean(text: str, chart: Chart, height: float) -> str:
-    """The `<svg>` element alone: variables for colours, the reader's fonts, no id but those that it refers to."""
-    text = text[text.index("<svg") :].strip()
-    # Set aside: what follows is about markup, and a label may look like it.
-    labels = iter(re.findall(r">([^<]*)</text>", text))
-    text = re.sub(r">[^<]*</text>", "></text>", text)
-    for sentinel, name in _SENTINELS.items():
-        text = text.replace(sentinel, name)
-    text = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font: \1 system-ui, sans-serif", text)
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns:xlink="[^"]*"', "", text).replace("xlink:href", "href")
-    # Several charts share one page, so ids that remain get the chart's name in front.
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
-    text = re.sub(r' id="([^"]*)"', lambda m: m.group(0) if m.group(1) in used else "", text)
-    prefix = re.sub(r"\W", "_", chart.name)
-    for name in sorted(used):
-        text = re.sub(rf'(id="|url\(#|href="#){re.escape(name)}(?=["\)])', rf"\g<1>{prefix}-{name}", text)
-    label = in_html(f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
-    size = f'viewBox="0 0 {WIDTH:g} {height:g}"'
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
-    return opening + re.sub("></text>", lambda _: f">{next(labels)}</text>", text[text.index(">") + 1 :])
+def _width(labels: Sequence[str]) -> float:
+    """Return the points of a column of the legend: 22 an entry, and 4.6 a letter of its longest."""
+    return 22 + 4.6 * max(map(len, labels))
+
+
+def _widened(low: float, high: float, share: float) -> tuple[float, float]:
+    """Return limits beyond both ends by a share of what is between them, or where they are equal of their size."""
+    room = share * (high - low) or 0.05 * abs(high) or 0.05
+    return low - room, high + room
+
+
+def _runs(values: Sequence[float | None]) -> Iterator[list[int]]:
+    """Yield the indices of neighbouring values that are there."""
+    for is_there, indices in groupby(range(len(values)), lambda i: values[i] is not None):
+        if is_there:
+            yield list(indices)
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}" style="fill:{INK}">{in_html(one_line(text))}</text>'
 
 
 def _color(series: Series) -> str:
-    return f"#0102{series.color % len(FALLBACKS):02d}"
+    index = series.color % len(FALLBACKS)
+    return f"var(--series-{index + 1}, {FALLBACKS[index]})"
 
 
-def _gaps(values: tuple[float | None, ...]) -> list[float]:
-    return [float("nan") if v is None else v for v in values]
-
-
-def _legend_label(label: str) -> str:
-    """A label for the legend, at most 24 letters; a leading underscore would hide it from matplotlib."""
+def _short(label: str) -> str:
+    """Return a label for the legend, at most 24 letters."""
     label = one_line(label)
-    short = label if len(label) <= 24 else label[:23] + "…"
-    return f"\u200b{short}" if short.startswith("_") else short
+    return label if len(label) <= 24 else label[:23] + "…"
 
 
-def _short_label(label: str) -> str:
+def _short_evaluation(label: str) -> str:
     """An evaluation's label in a few letters: "after round 3" -> "round 3", "before training" -> "base"."""
     short = one_line(label).removeprefix("after ")
     return "base" if short.startswith("before") else short[:14]

@@ -1,4 +1,4 @@
-"""Show a run's progress: bars in a terminal, a table in a notebook, else a line every few seconds."""
+"""Show a run's progress: bars in a terminal or a notebook, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from verizero.pipeline.report.notebook import LiveTable, in_notebook
 from verizero.pipeline.shown import one_line
 
 if TYPE_CHECKING:
@@ -23,47 +22,23 @@ STEPS_SHARE = 0.7
 """Lines of steps come after this share of LINE_EVERY_S, so that no line without numbers comes just before them."""
 
 
-class Progress(Protocol):
-    """Receives items, steps and numbers, and may show them."""
+class Progress:
+    """Receives items, steps and numbers of a run. This one shows nothing of them."""
 
     def begin(self, what: str, done: int, total: int) -> None:
         """Begin an item of `total` steps, `done` of which are already made."""
-        ...
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
         """Update the number of steps done, and the metrics that changed."""
-        ...
 
     def under_way(self, what: str, done: int = 0, total: int = 0) -> None:
         """Update the present activity, and how many of `total` responses are done (0: nothing to count)."""
-        ...
 
     def say(self, text: str) -> None:
         """Show one line that stays."""
-        ...
 
     def close(self) -> None:
         """End the display."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, what: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def advance(self, done: int, numbers: dict[str, float]) -> None:
-        """Do nothing."""
-
-    def under_way(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class _Activity(NamedTuple):
@@ -84,7 +59,7 @@ class _Activity(NamedTuple):
         return f"{self.what}{share}, about {left:.0f} s left"
 
 
-class Lines:
+class Lines(Progress):
     """Plain lines for logs and pipes: one every few seconds, and one at each end."""
 
     def __init__(
@@ -155,8 +130,8 @@ class Lines:
                 return
 
 
-class Bars:
-    """A live bar in a terminal."""
+class Bars(Progress):
+    """Live bars in a terminal or, by the package ipywidgets, in a notebook."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -207,16 +182,11 @@ class Bars:
         if self.now is not None:
             self.rich.remove_task(self.now)
             self.now = None
+        self.rich.refresh()  # in a notebook `stop` leaves the state of a moment before
         self.rich.stop()
 
-    def __enter__(self) -> Bars:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-class Logged:
+class Logged(Progress):
     """Shows all on a display, and appends it as lines to a file. A disk that takes no line is no error of the run."""
 
     def __init__(self, shown: Progress, path: Path, name: str) -> None:
@@ -255,10 +225,11 @@ class Logged:
 
 
 def for_terminal(beats: bool = True) -> Progress:
-    """A table in a notebook, bars in a terminal, lines elsewhere; their thread, if they have it, ends with `close`."""
-    if in_notebook():
-        return LiveTable()
-    return Bars() if sys.stderr.isatty() else Lines(beats=beats)
+    """Bars where they can be drawn, lines elsewhere; their thread, if they have it, ends with `close`."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    is_notebook = getattr(shell, "kernel", None) is not None and find_spec("ipywidgets") is not None
+    return Bars() if is_notebook or sys.stderr.isatty() else Lines(beats=beats)
 
 
 def _brief(numbers: dict[str, float]) -> str:

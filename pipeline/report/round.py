@@ -11,11 +11,10 @@ from typing import Any
 from verizero.pipeline.algorithms.base import chosen
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.report.alarms import alarm_line
 from verizero.pipeline.report.curves import Chart, build_charts
-from verizero.pipeline.report.files import RunFiles, read_rollouts, read_run
 from verizero.pipeline.report.plots import draw
-from verizero.pipeline.report.row_types import EvaluationRow, Numbers
+from verizero.pipeline.report.row_types import EvaluationRow, Numbers, alarm_line
+from verizero.pipeline.report.run_files import RunFiles, read_rollouts, read_run
 from verizero.pipeline.shown import in_markdown
 
 CURVES = ("reward", "pass", "kl", "length", "groups")

@@ -6,31 +6,66 @@ default is None is left out while it is None. Fields with a default may be missi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from verizero.pipeline.config.run import section_class_of
 from verizero.pipeline.config.stages import StageSection
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import FinishReason, Status
 
-Numbers = Mapping[str, float]
+
+def _numbers(value: Any) -> Mapping[str, float]:
+    """Return numbers by name as they are written; null is one that was not finite."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected an object")
+    return {name: math.nan if number is None else number for name, number in value.items()}
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+Word = PlainValidator(_text)
+"""Any text: files of older runs may have words that are not written any more."""
+Numbers = Annotated[Mapping[str, float], PlainValidator(_numbers)]
 VARYING = ("time", "speed", "memory")
 """Keys of a row whose values may differ between two equal runs."""
 Tag = Mapping[str, str]
 
 
+class Row:
+    """Base of rows, and of rows in rows: unknown keys are refused."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageRow:
+class StageRow(Row):
     """The first fields of all rows of a stage."""
 
     stage: str
     stage_kind: str | None = None
     """Older runs have no such key: their stages are named as their kind. None also before the first stage."""
-    round: int
+    round: StrictInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +76,7 @@ class StepRow(StageRow):
     """
 
     TAG: ClassVar[Tag] = {"kind": "step"}
-    step: int
+    step: StrictInt
     metrics: Numbers
     time: Numbers
     """Seconds by phase. Everything that may differ between two equal runs is in here, and in the two below."""
@@ -56,7 +91,7 @@ class SampleRow(StageRow):
     """One piece of a stage that samples demonstrations."""
 
     TAG: ClassVar[Tag] = {"kind": "sample"}
-    step: int
+    step: StrictInt
     metrics: Numbers
     time: Numbers
 
@@ -75,29 +110,29 @@ class EvaluationRow(StageRow):
     """One held-out evaluation."""
 
     TAG: ClassVar[Tag] = {"kind": "evaluation"}
-    step: int
+    step: StrictInt
     """RL steps before the evaluation."""
     label: str
-    k: int
+    k: StrictInt
     """Samples a prompt."""
     domains: Mapping[str, Mapping[str, Any]]
     """Domain -> its measures and counts, see `summarize_domain`."""
     verdicts: Mapping[str, int] = field(default_factory=dict)
     """Responses by the status of their verdict."""
-    retried: int = 0
+    retried: StrictInt = 0
     """Verdicts that were asked for again because the grader failed."""
     time: Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class SignRow:
+class SignRow(Row):
     """A measure that is past its limit."""
 
     measure: str
-    value: float
-    limit: float
-    text: str = field(metadata={"key": "said"})
-    """The sign in words."""
+    value: StrictFloat
+    limit: StrictFloat
+    text: Annotated[str, Field(validation_alias=AliasChoices("text", "said"))]
+    """The sign in words; older runs name it `said`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,62 +140,52 @@ class CollapseAlarm(StageRow):
     """A suspected collapse of RL, and the action taken. Three of the fields are set after a roll-back only."""
 
     TAG: ClassVar[Tag] = {"kind": "alarm", "alarm": "collapse"}
-    step: int
+    step: StrictInt
     """RL step at which the collapse was seen."""
     action: str
     """The recipe's `guard.action`."""
-    signs: tuple[SignRow, ...] = field(metadata={"row": SignRow})
-    to_step: int | None = None
+    signs: tuple[SignRow, ...]
+    to_step: StrictInt | None = None
     """RL step that the run went back to: later rows of this stage that precede the alarm no longer count."""
-    roll_backs: int | None = None
+    roll_backs: StrictInt | None = None
     """Roll-backs of this stage so far."""
     knob: Numbers | None = None
-    """Values of `guard.knob` from here on."""
+    """The learning rate from here on, by its name in the recipe."""
     time: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierAlarm:
+class VerifierAlarm(Row):
     """Graders failed on a larger share of responses than `scoring.alarm_rate`."""
 
     TAG: ClassVar[Tag] = {"kind": "alarm", "alarm": "verifier"}
     stage: str
-    step: int
-    failure_rate: float
-    responses: int
+    step: StrictInt
+    failure_rate: StrictFloat
+    responses: StrictInt
     where: str
     first: str
     """Status and reason of the first failure."""
     time: Numbers = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class OpinionRow:
-    """A second verifier's verdict."""
-
-    status: Status
-    score: float
-    reason: str
-    disagrees: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRow:
+class ResponseRow(Row):
     """A response to a prompt, and its place in the run."""
 
     stage: str
     """The stage's name, or "evaluation/" and the label of an evaluation."""
-    round: int
-    step: int
+    round: StrictInt
+    step: StrictInt
     prompt_id: str
     domain: str
     prompt: str
     response: str
-    sample: int
+    sample: StrictInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRow:
+class MessageRow(Row):
     """One message of an episode. A message of the policy has the numbers of its turn."""
 
     role: str
@@ -173,13 +198,13 @@ class MessageRow:
     """The id of the call whose result this is."""
     unread: str | None = None
     """The reason for which a call in the message could not be read."""
-    tokens: int | None = None
+    tokens: StrictInt | None = None
     """Sampled tokens."""
-    observed: int | None = None
+    observed: StrictInt | None = None
     """Tokens that the policy was shown before, since its last turn."""
-    reward: float | None = None
-    finish_reason: FinishReason | None = None
-    version: int | None = None
+    reward: StrictFloat | None = None
+    finish_reason: Annotated[FinishReason, Word] | None = None
+    version: StrictInt | None = None
     """Version of the weights that sampled the turn."""
 
 
@@ -187,30 +212,29 @@ class MessageRow:
 class RolloutRow(ResponseRow):
     """One graded response, or the last message of an episode; a line of rollouts.jsonl."""
 
-    reward: float | None
-    status: Status
-    score: float
+    reward: StrictFloat | None
+    status: Annotated[Status, Word]
+    score: StrictFloat
     reason: str
     extracted: str | None
-    finish_reason: FinishReason
-    length: int
+    finish_reason: Annotated[FinishReason, Word]
+    length: StrictInt
     """Sampled tokens."""
     kept_sizes: tuple[int, ...] | None = None
     """Tokens that could be drawn at each place, 0 for all; None unless sampled with top-p or top-k."""
-    kept: bool
+    kept: StrictBool
     """True if the rewards of the response's group differ, so that the group can teach something."""
     steps: tuple[Sequence[Any], ...] | None = None
     """(text, reward) of each step that the verdict has; None if it has none."""
-    second: OpinionRow | None = field(default=None, metadata={"row": OpinionRow})
-    roll_backs: int | None = None
+    roll_backs: StrictInt | None = None
     """Roll-backs before this step, which was done before; None before the first."""
     ending: str | None = None
     """Why an episode ended; None for a single response, as in the two fields below."""
-    rows: int | None = None
+    rows: StrictInt | None = None
     """Sequences that the episode trains as: more than one where its history was rewritten."""
-    messages: tuple[MessageRow, ...] | None = field(default=None, metadata={"row": MessageRow})
-    seed: int | None = None
-    """The seed of the episode's environment, with which `verizero replay` plays it again."""
+    messages: tuple[MessageRow, ...] | None = None
+    seed: StrictInt | None = None
+    """The seed of the episode's environment."""
 
 
 Alarm = CollapseAlarm | VerifierAlarm
@@ -230,12 +254,34 @@ def section_of(row: StepRow) -> type[StageSection]:
     return section_class_of(kind_of(row))
 
 
+def alarm_line(row: Alarm) -> str:
+    """Return the alarm in one sentence."""
+    if isinstance(row, VerifierAlarm):
+        share = f"{row.failure_rate:.0%} of {row.responses:,} responses"
+        return f"{row.where or row.stage}: graders failed on {share}. {row.first}".strip()
+    signs = ", ".join(sign.text for sign in row.signs)
+    suspicion = f"{row.stage} step {row.step}: RL may be collapsing: {signs}"
+    if row.to_step is None:
+        return suspicion + (". The run went on" if row.action == "warn" else ". The run was stopped")
+    knob = ", ".join(f"{name} = {value:g}" for name, value in (row.knob or {}).items())
+    return f"{suspicion}. Rolled back to step {row.to_step}, with {knob} from there on"
+
+
 def to_json(row: Any) -> dict[str, Any]:
     """Return `row` as the JSON object that is written, keys in order."""
     values = ((f, getattr(row, f.name)) for f in fields(row))
     # A field without a default is written even if None, so that every row of a kind has it.
-    own = {_key_of(f): _plain(value) for f, value in values if value is not None or f.default is not None}
+    own = {f.name: _plain(v) for f, v in values if v is not None or f.default is not None}
     return {**getattr(row, "TAG", {}), **own}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Mapping):
+        # JSON has no NaN and no infinity, and what a reward function only shows may be one.
+        return {n: None if isinstance(v, float) and not math.isfinite(v) else _plain(v) for n, v in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def metrics_row(line: Mapping[str, Any], place: str) -> MetricsRow:
@@ -244,7 +290,7 @@ def metrics_row(line: Mapping[str, Any], place: str) -> MetricsRow:
     if kind not in KINDS:
         known = ", ".join(" ".join(names) for names in KINDS)
         raise DataError(f"{place} is of no known kind: {' '.join(kind) or 'it has no key kind'}; known: {known}")
-    row: MetricsRow = _row(KINDS[kind], line, place)
+    row: MetricsRow = _row(KINDS[kind], {key: v for key, v in line.items() if key not in KINDS[kind].TAG}, place)
     return row
 
 
@@ -254,83 +300,23 @@ def rollout_row(line: Mapping[str, Any], place: str) -> RolloutRow:
     return row
 
 
-def _key_of(of: Field[Any]) -> str:
-    """Return the field's key in JSON."""
-    key: str = of.metadata.get("key", of.name)
-    return key
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return to_json(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    name: str
-    """Name of the field."""
-    types: tuple[type, ...]
-    """Python types that its value may have in parsed JSON."""
-    required: bool
-    row: type[Any] | None
-    """The class of the rows inside the value."""
-
-
 @cache
-def _keys(row: Any) -> dict[str, _Key]:
-    hints = get_type_hints(row)
-    return {
-        _key_of(f): _Key(
-            f.name,
-            _json_types(hints[f.name]),
-            f.default is MISSING and f.default_factory is MISSING,
-            f.metadata.get("row"),
-        )
-        for f in fields(row)
-    }
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def _json_types(hint: Any) -> tuple[type, ...]:
-    if isinstance(hint, UnionType):
-        return tuple(t for part in get_args(hint) for t in _json_types(part))
-    plain = get_origin(hint) or hint
-    if plain in (str, int, bool, NoneType):
-        return (plain,)
-    if plain is float:
-        # A whole number may be written without a point.
-        return (float, int)
-    if plain is tuple:
-        return (list,)
-    return (dict,) if plain is Mapping or is_dataclass(plain) else (str,)  # what is left are literals
-
-
-def _row(kind: Any, line: object, place: str) -> Any:
-    """Return the row of class `kind`. Raises: DataError for an unknown or missing key, or a value of another type."""
-    keys = _keys(kind)
-    tag: Tag = getattr(kind, "TAG", {})
-    if not isinstance(line, Mapping):
-        raise DataError(f"{place} is {type(line).__name__}, expected an object")
-    values: dict[str, Any] = {}
-    for name, value in line.items():
-        if name in tag:
-            continue
-        key = keys.get(name)
-        if key is None:
-            raise DataError(f"{place} has the unknown key {name!r}; known: {', '.join([*tag, *keys])}")
-        if not isinstance(value, key.types):
-            wanted = " or ".join(t.__name__ for t in key.types)
-            raise DataError(f"{place}: {name} is {type(value).__name__}, expected {wanted}")
-        plain = key.row is None and not isinstance(value, list)
-        values[key.name] = value if plain else _value(key, value, f"{place}, {name}")
-    missing = [name for name, key in keys.items() if key.required and key.name not in values]
-    if missing:
-        raise DataError(f"{place} has no key {missing[0]!r}; restore the line, or remove it")
-    return kind(**values)
-
-
-def _value(key: _Key, value: Any, place: str) -> Any:
-    if isinstance(value, list):
-        # Rows are frozen, so lists become tuples.
-        return tuple(value if key.row is None else (_row(key.row, part, place) for part in value))
-    return value if key.row is None or value is None else _row(key.row, value, place)
+def _row(kind: Any, line: Mapping[str, Any], place: str) -> Any:
+    try:
+        return _reader(kind).validate_python(line)
+    except ValidationError as exc:
+        error = exc.errors(include_url=False)[0]
+        key = ".".join(map(str, error["loc"]))
+        if error["type"] == "missing":
+            raise DataError(f"{place} has no key {key!r}; restore the line, or remove it") from exc
+        if error["type"] == "unexpected_keyword_argument":
+            is_of_row = len(error["loc"]) == 1  # else of a row in it
+            known = ", ".join([*getattr(kind, "TAG", {}), *(f.name for f in fields(kind))]) if is_of_row else ""
+            raise DataError(f"{place} has the unknown key {key!r}" + (f"; known: {known}" if known else "")) from exc
+        raise DataError(
+            f"{place}: {key}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r:.80}"
+        ) from exc

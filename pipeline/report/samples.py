@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.report.files import read_rollouts
 from verizero.pipeline.report.row_types import MessageRow, RolloutRow, to_json
+from verizero.pipeline.report.run_files import read_rollouts
 
 MAX_SAMPLES = 2000
 """Responses on one page."""
@@ -51,8 +51,8 @@ def choose_samples(folder: Path, max_samples: int = MAX_SAMPLES) -> SampleChoice
         stages.setdefault(key[0], []).append(key)
     # Room is counted in groups of the largest size, hence the number of responses never exceeds `max_samples`.
     largest = min(max(sizes.values()), max_samples)
-    max_characters = divide({stage: len(keys) for stage, keys in stages.items()}, max_samples // largest)
-    wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), max_characters[stage])}
+    room = divide({stage: len(keys) for stage, keys in stages.items()}, max_samples // largest)
+    wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), room[stage])}
     text = max(MIN_TEXT, min(MAX_TEXT, MAX_CHARS // max(1, min(max_samples, num_samples))))
     groups = _read_samples(folder, wanted, largest, text)
     return SampleChoice(groups, sum(len(g["samples"]) for g in groups), num_samples, len(sizes))
@@ -81,12 +81,12 @@ def spaced(count: int, max_samples: int) -> list[int]:
     return [round(i * (count - 1) / (max_samples - 1)) for i in range(max_samples)]
 
 
-def shorten(text: str, max_samples: int) -> str:
+def shorten(text: str, length: int) -> str:
     """`text`, or its beginning and its end (where the answer is) with a note of what is left out between them."""
-    if len(text) <= max_samples:
+    if len(text) <= length:
         return text
-    tail = max_samples // 3
-    return f"{text[: max_samples - tail]}\n[… {len(text) - max_samples:,} characters left out …]\n{text[-tail:]}"
+    tail = length // 3
+    return f"{text[: length - tail]}\n[… {len(text) - length:,} characters left out …]\n{text[-tail:]}"
 
 
 def _read_samples(folder: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
@@ -132,12 +132,12 @@ def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
 
 def _episode_sample(row: RolloutRow, messages: Sequence[MessageRow], text: int) -> dict[str, Any]:
     """Return what the page shows of an episode: its messages, within the room that one answer has."""
-    max_samples = max(MIN_TEXT, text // max(1, len(messages)))
-    max_shown = [{name: v for name, v in to_json(m).items() if v is not None} for m in messages]
+    length = max(MIN_TEXT, text // max(1, len(messages)))
+    rows = [{name: v for name, v in to_json(m).items() if v is not None} for m in messages]
     return {
         "ending": row.ending,
         "rows": row.rows,
-        "messages": [m | {"text": shorten(m["text"], max_samples)} for m in max_shown],
+        "messages": [m | {"text": shorten(m["text"], length)} for m in rows],
     }
 
 

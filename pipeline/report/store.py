@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.files import disk_errors
+from verizero.pipeline.host.disk import disk_errors
 from verizero.pipeline.report.row_types import MetricsRow, RolloutRow, to_json
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
@@ -43,6 +43,7 @@ class Store:
     def sync(self) -> dict[str, int]:
         """Return the bytes in each file, once they are on disk."""
         for name, file in self._files.items():
+            self._require_place(name)
             # Every append flushes Python's buffer, so the system has all bytes already.
             with disk_errors(f"writing {self.folder / name}"):
                 os.fsync(file.fileno())
@@ -96,10 +97,21 @@ class Store:
         texts = (json.dumps(to_json(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in rows)
         lines = [f"{text}\n".encode("utf-8", "surrogatepass") for text in texts]
         if lines:
+            self._require_place(name)
             with disk_errors(f"writing {self.folder / name}"):
                 self._files[name].write(b"".join(lines))
                 self._files[name].flush()  # a killed process then loses no whole row
             self._sums[name].extend(map(zlib.crc32, lines))
+
+    def _require_place(self, name: str) -> None:
+        """Raise RunError if the open file is no longer the one of that name: all that follows would be lost."""
+        path = self.folder / name
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(self._files[name].fileno())):
+            what = f"its {name}" if self.folder.exists() else "it"
+            raise RunError(
+                f"{self.folder}: somebody has deleted or renamed {what} while the run wrote there; give it its name "
+                "back, and the same command continues from the last checkpoint; without that it begins a new run"
+            )
 
 
 def sums_of(path: Path, length: int) -> array[int]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.files import write_atomic
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.estimates import decompose_gain
-from verizero.pipeline.report.files import RunFiles, read_run
 from verizero.pipeline.report.intervals import paired_difference
 from verizero.pipeline.report.row_types import EvaluationRow, Numbers, StepRow, section_of
+from verizero.pipeline.report.run_files import RunFiles, read_run
 
 MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "reward", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")

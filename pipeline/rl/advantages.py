@@ -16,7 +16,8 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.gae import lambda_return, length_adaptive_lambda, reward_to_go
-from verizero.pipeline.rl.reduce import AllReduce, divide, masked, moments, single_rank_sum, whiten
+from verizero.pipeline.rl.reduce import divide, masked, moments
+from verizero.pipeline.rl.reduce import whiten as whitened
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,6 @@ class Rewarded:
     """[B] int64 in 0..num_groups-1."""
     values: Tensor | None = None
     """[B, T]: the critic's value of the state before each token."""
-    final_values: Tensor | None = None
-    """[B]: the critic's value past the last token, for truncated responses."""
-    truncated: Tensor | None = None
-    """[B] bool: the response ended at the length limit."""
     greedy_rewards: Tensor | None = None
     """[B]: the reward of the greedy response to the row's prompt."""
     components: Tensor | None = None
@@ -47,9 +44,6 @@ class Rewarded:
     """[B, T] int64: number of each token's turn, for credit by turn."""
     turn_rewards: Tensor | None = None
     """[B, K]: the environment's reward for each turn, NaN where it gave none."""
-    turn_states: Tensor | None = None
-    """[B, K] int64: a number of the state that each turn began in, -1 where it has no name."""
-    all_reduce: AllReduce = single_rank_sum
 
     @property
     def lengths(self) -> Tensor:
@@ -69,56 +63,44 @@ def gae(
     lam: float,
     lam_critic: float | None,
     length_alpha: float | None,
-    bootstrap_truncated: bool,
     whiten: bool,
     **spread: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return GAE and the critic's returns, both [B, T]. `spread` is the `ddof` and `eps` of whitening.
 
     `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response. V past the last token is
-    0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns are A + V before whitening.
+    0. Returns are A + V before whitening.
 
-    Raises: DataError without values, or without what bootstrapping needs.
+    Raises: DataError without values.
     Source: arXiv:1506.02438 eq. 16; arXiv:2503.01491; arXiv:2504.05118.
     """
     if x.values is None:
         raise DataError("advantage 'gae' needs values, got None; run the critic over the batch")
-    values, final = masked(x.values, x.mask), torch.zeros_like(x.rewards)
-    if bootstrap_truncated:
-        if x.final_values is None or x.truncated is None:
-            raise DataError("gae with bootstrap_truncated needs final_values and truncated, got None")
-        final = masked(x.final_values.to(final.dtype), x.truncated.bool())
+    values = masked(x.values, x.mask)
     # Two lambdas: the policy's trades bias for variance, the critic's (usually 1) keeps its targets unbiased.
     policy_lam: float | Tensor = lam if length_alpha is None else length_adaptive_lambda(x.lengths, length_alpha)
-    advantages = lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=policy_lam)
+    advantages = lambda_return(x.token_rewards, values, x.mask, gamma=gamma, lam=policy_lam)
     returns = advantages + values
     if lam_critic is not None:
-        returns = values + lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=lam_critic)
+        returns = values + lambda_return(x.token_rewards, values, x.mask, gamma=gamma, lam=lam_critic)
     # Only now: the returns stay in the reward's unit, in which the critic learns.
     if whiten:
-        advantages = _whiten(x, advantages, x.mask, **spread)
+        advantages = whitened(advantages, x.mask, **spread)
     return advantages, masked(returns, x.mask)
 
 
-def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -> Tensor:
-    """Return (R_i - baseline) / (std + eps), [B].
-
-    `baseline` is the mean of the group or of its other responses. `std` is taken over the group, the batch (of all
-    ranks), the group's other responses (undivided where their spread is less than a millionth of the group's), or none.
+def group_norm(x: Rewarded, *, std: str, ddof: int, eps: float) -> Tensor:
+    """Return (R_i - mean of the group) / (std + eps), [B]; `std` is taken over the group, the batch, or none.
 
     Source: arXiv:2402.03300 section 4.1.2.
     """
-    centred = leave_one_out(x) if baseline == "leave_one_out" else group_mean(x)
+    centred = group_mean(x)
     if std == "none":
         return centred
     if std == "batch":
         # The spread of the batch is not 0 for a flat group: `_zero_if_flat` keeps that group's rounding out.
-        _, _, spread = moments(x.rewards, x.rows, ddof, x.all_reduce)
+        _, _, spread = moments(x.rewards, x.rows, ddof)
         return _zero_if_flat(x.rewards, x.groups, centred / (spread + eps))
-    if std == "leave_one_out":
-        spread = _others_std(x.rewards, x.groups, ddof)
-        # One right answer among wrong ones: its others have no spread, and dividing by eps would make a spike.
-        return torch.where(spread > 0, centred / (spread + eps), centred)
     return _zero_if_flat(x.rewards, x.groups, centred / (_group_std(x.rewards, x.groups, ddof) + eps))
 
 
@@ -128,11 +110,11 @@ def group_mean(x: Rewarded) -> Tensor:
 
 
 def batch_mean(x: Rewarded) -> Tensor:
-    """Return R_i - mean of the batch of all ranks, [B]; 0 if all rewards are equal. Needs no groups.
+    """Return R_i - mean of the batch, [B]; 0 if all rewards are equal. Needs no groups.
 
     Source: FlashREINFORCE, https://github.com/yifanzhang-pro/FlashREINFORCE (September 2026).
     """
-    _, mean, std = moments(x.rewards, x.rows, 0, x.all_reduce)
+    _, mean, std = moments(x.rewards, x.rows, 0)
     # The mean of equal floats may differ from them by rounding.
     return torch.where(std <= 1e-12 * mean.abs(), torch.zeros_like(x.rewards), x.rewards - mean)
 
@@ -163,12 +145,12 @@ def greedy_baseline(x: Rewarded, *, kl_credit: str) -> Tensor:
     return rewards - (x.greedy_rewards if rewards.dim() == 1 else x.greedy_rewards.unsqueeze(1))
 
 
-def best_of_k(x: Rewarded, *, k: int | None, std: str, ddof: int, eps: float) -> Tensor:
+def best_of_k(x: Rewarded, *, k: int | None) -> Tensor:
     """Return what response i adds to the best of k, averaged over the subsets of k responses of its group, [B].
 
     In a subset that is best - best of the others for the best response, and 0 for the rest. `k` None, or above the
-    size of the group: the whole group, where only its one best response has an advantage. `std` "group" divides by the
-    group's deviation. Undivided, sum_i A_i grad log pi(y_i) is an unbiased gradient of the expected best of k.
+    size of the group: the whole group, where only its one best response has an advantage. sum_i A_i grad log pi(y_i) is
+    an unbiased gradient of the expected best of k.
 
     Source: arXiv:2503.19595 for the whole group; for subsets arXiv:2505.15201, with the others' best as baseline.
     """
@@ -183,31 +165,25 @@ def best_of_k(x: Rewarded, *, k: int | None, std: str, ddof: int, eps: float) ->
         # Differences of equal rewards are exactly 0, and so is what a tie adds.
         ahead = (rewards.unsqueeze(1) - rewards).clamp(min=0)
         advantages[rows[order]] = ahead @ torch.tensor(chances, dtype=rewards.dtype, device=rewards.device)
-    if std == "none":
-        return advantages
-    return _zero_if_flat(x.rewards, x.groups, advantages / (_group_std(x.rewards, x.groups, ddof) + eps))
+    return advantages
 
 
 def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:
-    """Return sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the global batch, [B, T].
+    """Return sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the batch, [B, T].
 
     Source: arXiv:2501.03262.
     """
-    return _whiten(x, reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
+    return whitened(reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
 
 
-def group_mean_batch_norm(x: Rewarded, *, over: str, ddof: int, eps: float) -> Tensor:
-    """Return R_i - mean of the group, whitened over the tokens or the responses of the global batch, [B, T] or [B].
+def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
+    """Return R_i - mean of the group, whitened over the tokens of the batch, [B, T].
 
-    Over `tokens` a response counts as often as it has tokens, so that the mean over all tokens is 0; over `responses`
-    each counts once, and a batch whose wrong answers are longer is pushed down on the whole.
+    A response counts as often as it has tokens, so that the mean over all tokens is 0.
 
-    Source: arXiv:2501.03262; over tokens as in the authors' code.
+    Source: arXiv:2501.03262, and the authors' code.
     """
-    centred = group_mean(x)
-    if over == "responses":
-        return _whiten(x, centred, x.rows, ddof, eps)
-    return _whiten(x, centred.unsqueeze(1).expand(x.mask.shape), x.mask, ddof, eps)
+    return whitened(group_mean(x).unsqueeze(1).expand(x.mask.shape), x.mask, ddof, eps)
 
 
 def optimal_baseline(x: Rewarded) -> Tensor:
@@ -216,13 +192,13 @@ def optimal_baseline(x: Rewarded) -> Tensor:
     return _zero_if_flat(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
 
 
-def optimal_token_baseline(x: Rewarded, *, baseline: str) -> Tensor:
+def optimal_token_baseline(x: Rewarded) -> Tensor:
     """Return G_t - B_t, [B, T]: B_t = sum_j W_jt G_jt / sum_j W_jt over the responses of the group that have a token t.
 
     G_t is the reward from token t on, W_t the sum of the score norms up to t: responses that have moved the gradient
-    much so far count more. `baseline` "leave_one_out" sums over the others, which leaves the expected gradient as it
-    is; "mean" over all, as verl does, which does not. A token t that no other response reaches has the mean of the
-    others' rewards as baseline (verl: 0). t counts trained tokens, so that those between them do not shift it.
+    much so far count more. j are the others, which leaves the expected gradient as it is; verl sums over all. A token t
+    that no other response reaches has the mean of the others' rewards as baseline (verl: 0). t counts trained tokens,
+    so that those between them do not shift it.
 
     Raises: DataError without score norms.
     Source: verl's optimal token baseline, arXiv:2602.07078.
@@ -238,12 +214,9 @@ def optimal_token_baseline(x: Rewarded, *, baseline: str) -> Tensor:
     # Of the N trained tokens: one number for the group and the number of the token in its response, to sum by.
     key_N = (x.groups.unsqueeze(1) * x.mask.shape[1] + x.mask.cumsum(dim=1) - 1)[x.mask]
     weighted_N, weights_N = (weights * to_go)[x.mask], weights[x.mask]
-    total_N, total_weights_N = _sum(weighted_N, key_N), _sum(weights_N, key_N)
-    is_alone_N = _sum(torch.ones_like(weights_N), key_N) == 1
-    if baseline == "leave_one_out":
-        total_N, total_weights_N = total_N - weighted_N, total_weights_N - weights_N
-        # Less than this is the rounding of the difference.
-        is_alone_N = is_alone_N | (total_weights_N <= 1e-12 * weights_N)
+    total_N, total_weights_N = _sum(weighted_N, key_N) - weighted_N, _sum(weights_N, key_N) - weights_N
+    # Less than this is the rounding of the difference.
+    is_alone_N = (_sum(torch.ones_like(weights_N), key_N) == 1) | (total_weights_N <= 1e-12 * weights_N)
     others_mean_N = (x.rewards - leave_one_out(x) - least).unsqueeze(1).expand(x.mask.shape)[x.mask]
     out = torch.zeros_like(to_go)
     out[x.mask] = to_go[x.mask] - torch.where(is_alone_N, others_mean_N, divide(total_N, total_weights_N))
@@ -278,18 +251,7 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
         # Each component is brought to its own unit first, so that one of large numbers does not hide the rest.
         centred = column - _mean(column, x.groups)
         total = total + weight * _zero_if_flat(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
-    return _whiten(x, total, x.rows, ddof, eps)
-
-
-def relative_length_penalty(rewards: Tensor, lengths: Tensor, groups: Tensor, weight: float) -> Tensor:
-    """Return weight * mean reward of the group * length / longest of the group, [B], to be taken off the rewards.
-
-    A group without success pays nothing, so that no answer is taught before its length; nor does one whose mean is
-    negative. Where all lengths of a group are equal, all its responses pay the same.
-
-    Source: the linear length penalty of prime-rl, on response tokens; it has no paper.
-    """
-    return weight * _mean(rewards, groups).clamp(min=0) * divide(lengths, _extreme(lengths, groups, "amax"))
+    return whitened(total, x.rows, ddof, eps)
 
 
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -306,10 +268,6 @@ def centred(values: Tensor, keys: Tensor) -> Tensor:
 def normalised(values: Tensor, keys: Tensor, eps: float) -> Tensor:
     """Return [N]: `centred`, divided by the standard deviation of those with the same key (ddof 1) + eps."""
     return _zero_if_flat(values, keys, (values - _mean(values, keys)) / (_group_std(values, keys, 1) + eps))
-
-
-def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
-    return whiten(advantages, mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
 
 
 def _zero_if_flat(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
@@ -337,16 +295,3 @@ def _mean(x: Tensor, groups: Tensor) -> Tensor:
 def _group_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
     squares = _sum((x - _mean(x, groups)) ** 2, groups)
     return divide(squares, _sum(torch.ones_like(x), groups) - ddof).sqrt()
-
-
-def _others_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
-    """Return the standard deviation of the other rewards in each row's group, [B].
-
-    Their sum of squares is S - n/(n-1) c_i^2, with c centred on the group's mean and S the group's sum of c^2.
-    """
-    centred = x - _mean(x, groups)
-    size, total = _sum(torch.ones_like(x), groups), _sum(centred**2, groups)
-    others = (total - divide(size, size - 1) * centred**2).clamp(min=0)  # rounding may go below 0
-    # Equal to a millionth of the group's spread is equal: less is rounding, and dividing by it makes spikes.
-    others = torch.where(others <= 1e-12 * total, torch.zeros_like(others), others)
-    return divide(others, size - 1 - ddof).sqrt()

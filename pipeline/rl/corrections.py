@@ -10,9 +10,8 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl import ratios
-from verizero.pipeline.rl.kl import binary_kl, k3
-from verizero.pipeline.rl.parts import Mismatch, Parts
-from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.rl.parts import Parts, PolicyParams
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, binary_kl, exp_clamped, k3
 from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
 
 
@@ -23,33 +22,28 @@ def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None)
     Source: arXiv:2503.14476.
     """
     mask = response_mask > 0
-    if not parts.masks.overlong_filter:
+    if not parts.params.overlong_filter:
         return mask
     if truncated is None:
-        raise ConfigError("masks.overlong_filter needs `truncated` [B], got None; pass the batch's")
+        raise ConfigError("overlong_filter needs `truncated` [B], got None; pass the batch's")
     return mask & ~truncated.bool().unsqueeze(1)
 
 
-def mismatch_weights(choice: Mismatch, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
+def mismatch_weights(params: PolicyParams, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return weights pi_old / pi_gen, [B, T] or [B, 1], no gradient: truncated to [floor, cap], or 0 outside it.
 
     The weight is per token, the product over the response, or that product's length-th root.
 
-    Raises: ConfigError for an unknown level or action.
     Source: truncated, F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training";
     masked, arXiv:2510.18855 (IcePop).
     """
     # For a ratio, "sequence" is the mean over the response; for a mismatch, the sum.
     levels = {"token": ratios.token, "sequence": ratios.sequence_product, "geometric": ratios.sequence}
-    if choice.level not in levels:
-        raise ConfigError(f"mismatch.level has no {choice.level!r}; known: {', '.join(levels)}")
-    weights = exp_clamped(levels[choice.level](old_logprobs, rollout_logprobs, mask)).detach()
-    if choice.action == "truncate":
-        return weights.clamp(choice.floor, choice.cap)
-    if choice.action == "mask":
-        inside = (weights >= choice.floor) & (weights <= choice.cap)
-        return torch.where(inside, weights, torch.zeros_like(weights))
-    raise ConfigError(f"mismatch.action has no {choice.action!r}; known: truncate, mask")
+    weights = exp_clamped(levels[params.mismatch_level](old_logprobs, rollout_logprobs, mask)).detach()
+    floor, cap = params.mismatch_floor, params.mismatch_cap
+    if params.mismatch_action == "truncate":
+        return weights.clamp(floor, cap)
+    return masked(weights, (weights >= floor) & (weights <= cap))
 
 
 def off_policy_keep(

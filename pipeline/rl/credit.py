@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.rl import kl
-from verizero.pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
+from verizero.pipeline.rl.advantages import Rewarded, flat_groups
 from verizero.pipeline.rl.episodes import EpisodeLayout, episode_layout
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.reduce import AllReduce, divide, masked, masked_sum, moments, single_rank_sum
-from verizero.pipeline.rl.turn_credit import num_alone, turns_of
+from verizero.pipeline.rl.ratios import estimate_kl
+from verizero.pipeline.rl.reduce import divide, masked, masked_sum, moments
+from verizero.pipeline.rl.turn_credit import turns_of
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
     """A whole batch of one rank, with whole groups. [B, T] values outside `response_mask` may be anything.
 
-    Rows of one episode have equal [B] values, except `final_values`: that of the row in which the episode ends counts.
+    Rows of one episode have equal [B] values.
     """
 
     rewards: Tensor
@@ -30,12 +30,9 @@ class AdvantageInputs:
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     """[B, T]: entry t is V of the state before token t."""
-    final_values: Tensor | None = None
-    """[B]: V of the state after the last response token."""
     greedy_rewards: Tensor | None = None
     reward_components: Tensor | None = None
     """[B, K]."""
-    truncated: Tensor | None = None
     score_norms: Tensor | None = None
     """[B, T]: see `logprobs.score_norms`."""
     episode_ids: Tensor | None = None
@@ -44,8 +41,6 @@ class AdvantageInputs:
     """[B, T]: number of the turn of each trained token in its episode, in the order drawn."""
     turn_rewards: Tensor | None = None
     """[E, K], in the order of episode ids: the environment's reward for each turn, NaN where it gave none."""
-    turn_states: Tensor | None = None
-    """[E, K]: a number of the state in which each turn began, -1 where it has no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +57,19 @@ class Advantages:
         return Advantages(self.advantages.to(dtype), returns, self.stats)
 
 
-def compute_advantages(
-    parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = single_rank_sum
-) -> Advantages:
+def compute_advantages(parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None) -> Advantages:
     """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
 
     Baselines, spreads, lengths and discounts are of whole episodes: the trained tokens of all rows of an episode, in
     the order in which they were drawn, are one response.
 
-    `kl_coef` replaces the parts' own where it adapts. `all_reduce` sums a tensor over ranks; groups must not be split
-    over ranks. Metrics: moments of the input rewards and of advantages, the share of groups without signal, and the KL
-    that enters the reward, before its coefficient (0 if none enters).
+    `kl_coef` replaces the parts' own where it adapts. Metrics: moments of the input rewards and of advantages, the
+    share of groups without signal, and the KL that enters the reward, before its coefficient (0 if none enters).
 
     Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
     if inputs.episode_ids is None and not parts.credits_turns:
-        return _of_responses(parts, inputs, kl_coef, all_reduce)
+        return _of_responses(parts, inputs, kl_coef)
     mask = inputs.response_mask > 0
     episodes, turn_ids = inputs.episode_ids, inputs.turn_ids
     if episodes is None:
@@ -85,7 +77,7 @@ def compute_advantages(
     if turn_ids is None:
         turn_ids = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
     layout = episode_layout(episodes, turn_ids, mask)
-    out = _of_responses(parts, _joined(inputs, turn_ids, layout), kl_coef, all_reduce)
+    out = _of_responses(parts, _joined(inputs, turn_ids, layout), kl_coef)
     returns = None if out.returns is None else layout.spread(out.returns)
     return Advantages(layout.spread(out.advantages), returns, out.stats)
 
@@ -93,7 +85,7 @@ def compute_advantages(
 def _joined(inputs: AdvantageInputs, turn_ids: Tensor, layout: EpisodeLayout) -> AdvantageInputs:
     """Return the inputs with one row per episode: its trained tokens, without holes."""
     by_token = {"old_logprobs", "ref_logprobs", "values", "score_norms"}
-    by_row = {"rewards", "group_ids", "final_values", "greedy_rewards", "reward_components", "truncated"}
+    by_row = {"rewards", "group_ids", "greedy_rewards", "reward_components"}
     change = {name: layout.joined(x) for name in by_token if (x := getattr(inputs, name)) is not None}
     change |= {name: layout.of_episodes(x) for name in by_row if (x := getattr(inputs, name)) is not None}
     return replace(
@@ -101,17 +93,14 @@ def _joined(inputs: AdvantageInputs, turn_ids: Tensor, layout: EpisodeLayout) ->
     )
 
 
-def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None, all_reduce: AllReduce) -> Advantages:
+def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None) -> Advantages:
     """Return the advantages of a batch in which every row is a whole response."""
     mask = inputs.response_mask > 0
     groups = _groups(parts, inputs)
     # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
     rewards, greedy = _clipped(parts, inputs.rewards.double()), _double(inputs.greedy_rewards)
-    lengths = mask.sum(dim=1).double()
-    too_long = relative_length_penalty(rewards, lengths, groups, parts.shaping.group_length_penalty)
-    rewards = rewards - too_long
     reward_kl = _reward_kl(parts, inputs, mask)
-    penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
+    penalty = reward_kl * (parts.params.kl_coef if kl_coef is None else kl_coef)
     # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
     token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
     rewarded = Rewarded(
@@ -120,23 +109,17 @@ def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None, 
         mask=mask,
         groups=groups,
         values=_double(inputs.values),
-        final_values=_double(inputs.final_values),
-        truncated=inputs.truncated,
         greedy_rewards=None if greedy is None else _clipped(parts, greedy),
         components=_double(inputs.reward_components),
         score_norms=_double(inputs.score_norms),
         turns=inputs.turn_ids,
         turn_rewards=_double(inputs.turn_rewards),
-        turn_states=inputs.turn_states,
-        all_reduce=all_reduce,
     )
     advantages, returns = _estimated(parts, rewarded)
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
-    if parts.kl.where == "reward" and parts.kl.cap is not None:
-        capped = all_reduce(masked_sum((reward_kl >= parts.kl.cap).double(), mask).reshape(1))[0]
-        stats["reward/kl_capped"] = float(divide(capped, all_reduce(mask.sum().double().reshape(1))[0]))
-    if parts.shaping.group_length_penalty > 0:
-        stats["reward/length_penalty"] = float(moments(too_long, rewarded.rows, 0, all_reduce)[1])
+    if parts.params.kl_place == "reward" and parts.params.kl_cap is not None:
+        capped = masked_sum((reward_kl >= parts.params.kl_cap).double(), mask)
+        stats["reward/kl_capped"] = float(divide(capped, mask.sum()))
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
     return Advantages(advantages, returns, stats).to(dtype)
 
@@ -159,7 +142,7 @@ def _estimated(parts: Parts, x: Rewarded) -> tuple[Tensor, Tensor | None]:
 
 
 def _clipped(parts: Parts, rewards: Tensor) -> Tensor:
-    bound = parts.shaping.reward_clip
+    bound = parts.params.reward_clip
     return rewards if bound is None else rewards.clamp(-bound, bound)
 
 
@@ -174,13 +157,13 @@ def _last_token(mask: Tensor) -> Tensor:
 
 
 def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:
-    if parts.kl.where != "reward":
+    if parts.params.kl_place != "reward":
         return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
     if inputs.old_logprobs is None or inputs.ref_logprobs is None:
         raise DataError("kl in the reward needs old_logprobs and ref_logprobs; run policy and reference over the batch")
     old, ref = masked(inputs.old_logprobs.double(), mask), masked(inputs.ref_logprobs.double(), mask)
     # pi_old stands for pi: a reward is of the sampled batch, and has no gradient.
-    return kl.estimate(parts.kl.form, old, ref, cap=parts.kl.cap).detach()
+    return estimate_kl(parts.params.kl_form, old, ref, cap=parts.params.kl_cap).detach()
 
 
 def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
@@ -209,20 +192,19 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
 
 def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Tensor) -> dict[str, float]:
     rows = torch.ones_like(raw, dtype=torch.bool)
-    num, reward_mean, reward_std = moments(raw, rows, 0, x.all_reduce)
-    tokens, mean, std = moments(advantages, x.mask, 0, x.all_reduce)
+    num, reward_mean, reward_std = moments(raw, rows, 0)
+    tokens, mean, std = moments(advantages, x.mask, 0)
     # Each row weighs 1 / (size of its group), so that sums over rows count groups.
-    one_of_each = x.all_reduce(
-        torch.stack([masked_sum(1 / _group_sizes(x), flat_groups(raw, x.groups)), (1 / _group_sizes(x)).sum()])
-    )
-    kl_total = x.all_reduce(reward_kl.sum().reshape(1))[0]
+    shares = 1 / torch.bincount(x.groups).to(x.rewards.dtype)[x.groups]
+    without_signal = divide(masked_sum(shares, flat_groups(raw, x.groups)), shares.sum())
+    kl_total = reward_kl.sum()
     return {
         **_turn_stats(x),
         "reward/mean": float(reward_mean),
         "reward/std": float(reward_std),
         "advantage/mean": float(mean),
         "advantage/std": float(std),
-        "groups/without_signal": float(divide(one_of_each[0], one_of_each[1])),
+        "groups/without_signal": float(without_signal),
         "reward/kl_per_token": float(divide(kl_total, tokens)),
         "reward/kl_per_response": float(divide(kl_total, num)),
         "response/length_mean": float(divide(tokens, num)),
@@ -230,14 +212,8 @@ def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Te
 
 
 def _turn_stats(x: Rewarded) -> dict[str, float]:
-    """Return the share of turns with a reward, and of turns whose state no other turn of the group shares."""
+    """Return the share of turns with a reward."""
     if x.turn_rewards is None or x.turns is None:
         return {}
     exists = turns_of(x)
-    counts = [exists.sum(), (exists & x.turn_rewards.isfinite()).sum(), num_alone(x, exists)]
-    num, rewarded, alone = x.all_reduce(torch.stack(counts).double())
-    return {"credit/rewarded": float(divide(rewarded, num)), "credit/states_alone": float(divide(alone, num))}
-
-
-def _group_sizes(x: Rewarded) -> Tensor:
-    return torch.bincount(x.groups).to(x.rewards.dtype)[x.groups]
+    return {"credit/rewarded": float(divide((exists & x.turn_rewards.isfinite()).sum().double(), exists.sum()))}

@@ -4,18 +4,15 @@ At each token of a response, p = pi(. | what came before) and q is the teacher's
 
     reverse_kl  D = sum_v p_v (log p_v - log q_v)             gradient to logit j: p_j (log p_j - log q_j - D)
     forward_kl  D = sum_v q_v (log q_v - log p_v)             gradient to logit j: p_j - q_j
-    jsd         D = beta KL(q || m) + (1 - beta) KL(p || m),  m = beta q + (1 - beta) p
-    mixed       D = beta KL(q || p) + (1 - beta) KL(p || q)
 
 Over `top_k`, p and q are those of the teacher's k most likely tokens and of one outcome for all others together, so D
 is 0 only where the two agree on these, never above the D over the vocabulary, and equal to it at k = V. Over
 `sampled`, D is log p(y) - log q(y) with the gradient D grad log p(y): in the mean over y ~ p, value and gradient are
-those of the reverse KL. With `zero_outside_topk`, p is over the vocabulary, and q gives its k tokens all probability.
+those of the reverse KL.
 
-Source: arXiv:2306.13649 eq. 1 (the divergences; jsd with p and q in the places of the student and the teacher); the
-distillation loss of NeMo-RL (mixed, `zero_outside_topk`).
-DEPARTURES: GKD mixes given responses into the policy's own; here all are the policy's own. Where NeMo-RL does not set
-`zero_outside_topk`, it drops all other tokens and divides both by what is left; here they are one outcome.
+Source: arXiv:2306.13649 eq. 1 at both its ends.
+DEPARTURES: GKD mixes given responses into the policy's own; here all are the policy's own. NeMo-RL drops all tokens
+but the k and divides both by what is left; here they are one outcome.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verizero.pipeline.rl.divergences import LOG_OUTSIDE, Divergence, Objective
+from verizero.pipeline.rl.divergences import Divergence, Objective
 from verizero.pipeline.rl.gae import reward_to_go
 from verizero.pipeline.rl.logprobs import NEVER, working
 from verizero.pipeline.rl.ratios import exp_clamped
@@ -79,7 +76,7 @@ def compare(logits: Tensor, targets: Tensor, teacher: Tensor | ServedLogprobs, o
         kl = values.detach()
     else:
         mine, theirs, ids = _outcomes(log_p, log_q, teacher, objective)
-        values = divergence(objective.divergence, mine, theirs, objective.beta)
+        values = divergence(objective.divergence, mine, theirs)
         kl = divergence("reverse_kl", mine, theirs).detach()
         if ids is not None and ids.shape[1] < log_p.shape[1]:
             outside = with_rest(log_p.detach(), ids)[:, -1].exp()
@@ -92,20 +89,10 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
     return torch.log_softmax(working(logits) / temperature, dim=-1).clamp(min=NEVER)
 
 
-def divergence(name: Divergence, log_p: Tensor, log_q: Tensor, beta: float = 0.5) -> Tensor:
-    """Return D of each distribution [..., V] of the policy (log_p) from the teacher's (log_q), [...].
-
-    Source: arXiv:2306.13649 eq. 1; forward_kl is its limit beta -> 0 over beta, reverse_kl beta -> 1 over 1 - beta.
-    """
-    if name == "reverse_kl":
-        return _kl(log_p, log_q)
-    if name == "forward_kl":
-        return _kl(log_q, log_p)
-    if name == "mixed":
-        return beta * _kl(log_q, log_p) + (1 - beta) * _kl(log_p, log_q)
-    weight = torch.tensor(beta, dtype=log_p.dtype, device=log_p.device)
-    mixture = torch.logaddexp(log_q + weight.log(), log_p + torch.log1p(-weight))
-    return weight * _kl(log_q, mixture) + (1 - weight) * _kl(log_p, mixture)
+def divergence(name: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return D of each distribution [..., V] of the policy (log_p) from the teacher's (log_q), [...]."""
+    log_a, log_b = (log_p, log_q) if name == "reverse_kl" else (log_q, log_p)
+    return (log_a.exp() * (log_a - log_b)).sum(-1)
 
 
 def sampled_reverse_kl(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
@@ -127,12 +114,6 @@ def with_rest(log_probs: Tensor, ids: Tensor) -> Tensor:
     return torch.cat([named, rest.clamp(min=NEVER)], 1)
 
 
-def zero_outside(log_q: Tensor, ids: Tensor, vocab: int) -> Tensor:
-    """Return [N, V]: log-probs of a teacher whose tokens `ids` [N, K], of log-probs [N, K], have all probability."""
-    elsewhere = log_q.new_full((len(log_q), vocab), LOG_OUTSIDE)
-    return elsewhere.scatter(1, ids, torch.log_softmax(log_q, dim=1))
-
-
 class Weights(NamedTuple):
     """Importance weights [B, T] without gradient, and where they were clamped."""
 
@@ -144,34 +125,15 @@ class Weights(NamedTuple):
 def stale_weights(logprobs: Tensor, rollout_logprobs: Tensor, stale: Tensor, mask: Tensor, how: Objective) -> Weights:
     """Return the weights of tokens that an older policy sampled, at most `how.stale_cap`; 1 in rows that are not stale.
 
-    `stale`: bool [B]. `token`: r_t = pi(y_t) / pi_gen(y_t), which gives the sampled reverse KL the gradient that it has
-    at the states that pi_gen visited. `prefix`: the product of r over the tokens that decide the state, and over the
-    sampled token itself where D_t depends on it; without a cap the mean gradient is that of samples of pi.
+    `stale`: bool [B]. They are pi(y_t) / pi_gen(y_t), which give the sampled reverse KL the gradient that it has at the
+    states that pi_gen visited.
 
-    Source: token as in prime-rl's `opd_loss_fn`, whose weights are not capped, and which drops tokens by DPPO's rule.
+    Source: as in prime-rl's `opd_loss_fn`, whose weights are not capped, and which drops tokens by DPPO's rule.
     """
-    log_ratio = masked(logprobs.detach() - rollout_logprobs, mask)
-    if how.stale_weights == "prefix":
-        product = log_ratio.cumsum(1)
-        log_ratio = product if how.over == "sampled" else product - log_ratio
-    weights = exp_clamped(log_ratio)
+    weights = exp_clamped(masked(logprobs.detach() - rollout_logprobs, mask))
     is_above = (weights > how.stale_cap) & stale.unsqueeze(1) & mask
     values = torch.where(stale.unsqueeze(1), weights.clamp(max=how.stale_cap), torch.ones_like(weights))
     return Weights(values, is_above)
-
-
-def drift_weights(divergences: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """Return weights [B, T] that fall from 1 + gamma to 1, with the divergence that a response has gathered before.
-
-    At token t: 1 + gamma (1 - sum_(s < t) |D_s| / sum_s |D_s|); 1 + gamma if all are 0. No gradient.
-
-    Source: arXiv:2606.22600 (IW-OPD), for the sampled token. DEPARTURES: over the vocabulary or top-k tokens, D is the
-    divergence there.
-    """
-    sizes = masked(divergences.detach(), mask).abs()
-    total = sizes.sum(1, keepdim=True)
-    share = (sizes.cumsum(1) - sizes) / torch.where(total > 0, total, torch.ones_like(total))
-    return 1 + gamma * (1 - share)
 
 
 def with_credit(divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: float) -> Tensor:
@@ -220,8 +182,6 @@ def _outcomes(
     else:
         assert log_q is not None
         named, ids = log_q.topk(min(objective.top_k, log_q.shape[1]), dim=1)
-    if objective.zero_outside_topk:
-        return log_p, zero_outside(named, ids, log_p.shape[1]), ids
     mine = with_rest(log_p, ids)
     if log_q is not None:
         return mine, with_rest(log_q, ids), ids
@@ -229,8 +189,3 @@ def _outcomes(
         return mine, named, ids
     rest = (1 - named.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
     return mine, torch.cat([named, rest], 1), ids
-
-
-def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Return sum_v a (log a - log b) over the last dimension."""
-    return (log_a.exp() * (log_a - log_b)).sum(-1)

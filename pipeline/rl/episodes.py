@@ -6,7 +6,7 @@ episodes: [E, L], the trained tokens in the order in which they were sampled, wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,13 +74,10 @@ class Shares:
     """[B] float: trained tokens of the row's whole episode."""
     counts: Tensor
     """[B] bool: True for one row of each episode, so that a sum over rows counts episodes."""
-    prompt_tokens: Tensor | None = None
-    """[B] float: trained tokens of all responses to the row's prompt, for the aggregate `prompt_mean`."""
 
     def at(self, rows: Tensor) -> Shares:
         """Return the shares of those rows."""
-        tokens = None if self.prompt_tokens is None else self.prompt_tokens[rows]
-        return Shares(self.lengths[rows], self.counts[rows], tokens)
+        return Shares(self.lengths[rows], self.counts[rows])
 
 
 def shares_of(layout: EpisodeLayout) -> Shares:
@@ -88,19 +85,6 @@ def shares_of(layout: EpisodeLayout) -> Shares:
     counts = torch.zeros(len(layout.of_row), dtype=torch.bool, device=layout.mask.device)
     counts[layout.last_row] = True
     return Shares(layout.mask.sum(1)[layout.of_row].double(), counts)
-
-
-def shares_of_prompts(shares: Shares | None, mask: Tensor, groups: Tensor) -> Shares:
-    """Return the shares with the tokens of `mask` [B, T] in all rows of a group, the numbers of which are `groups` [B].
-
-    `shares` None: every row is a whole episode. A prompt's tokens do not depend on how a batch is cut into minibatches,
-    because these are of whole groups.
-    """
-    own = mask.sum(1).double()
-    _, number = torch.unique(groups, return_inverse=True)
-    tokens = torch.zeros_like(own).index_add(0, number, own)[number]
-    shares = shares or Shares(own, torch.ones_like(mask[:, 0], dtype=torch.bool))
-    return replace(shares, prompt_tokens=tokens)
 
 
 def sequences_of(mask: Tensor, shares: Shares | None) -> Tensor:

@@ -9,19 +9,16 @@ from verizero.pipeline.rl.logprobs import working
 from verizero.pipeline.rl.reduce import divide, masked, masked_sum
 
 
-def lambda_return(
-    token_rewards: Tensor, values: Tensor, mask: Tensor, final_values: Tensor, *, gamma: float, lam: float | Tensor
-) -> Tensor:
+def lambda_return(token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor) -> Tensor:
     """Return A_t = delta_t + gamma lam A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t, [B, T]; 0 outside the mask.
 
     Tokens outside the mask (prompt, tool output, padding) are skipped: the next value and the carried advantage are
-    those of the next token that trains. `final_values` [B] is V past the last token. `lam` is a number or [B].
+    those of the next token that trains. V past the last token is 0. `lam` is a number or [B].
 
     Source: arXiv:1506.02438 eq. 16.
     """
-    # A and V [B] of the next token that trains; past the last one A is 0.
-    next_advantage = torch.zeros_like(final_values)
-    next_value = final_values
+    # A and V [B] of the next token that trains; past the last one both are 0.
+    next_advantage = next_value = torch.zeros_like(values[:, 0])
     advantages = torch.zeros_like(token_rewards)
     for t in range(token_rewards.shape[1] - 1, -1, -1):
         trains = mask[:, t]
@@ -44,8 +41,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; tokens between them are skipped."""
     # With values of 0, delta is the reward, and with lambda 1 only gamma discounts it.
-    zeros = torch.zeros_like(token_rewards)
-    return lambda_return(token_rewards, zeros, mask, zeros[:, 0], gamma=gamma, lam=1.0)
+    return lambda_return(token_rewards, torch.zeros_like(token_rewards), mask, gamma=gamma, lam=1.0)
 
 
 def value_loss(
@@ -84,7 +80,7 @@ def value_loss(
 
 
 def summarize_values(stats: Tensor) -> dict[str, float]:
-    """Return the critic's explained variance 1 - Var(ret - V) / Var(ret), mean return, RMS error and clipped share.
+    """Return the critic's explained variance 1 - Var(ret - V) / Var(ret), RMS error and clipped share.
 
     Explained variance is 0 where the returns have no spread.
     """
@@ -95,7 +91,6 @@ def summarize_values(stats: Tensor) -> dict[str, float]:
     explained = 1 - residual / spread if spread > 1e-12 else 0.0
     return {
         "critic/explained_variance": explained,
-        "critic/return_mean": ret / count,
         "critic/error_rms": (err_sq / count) ** 0.5,
         "critic/clip_fraction": clipped / count,
     }

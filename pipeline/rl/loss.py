@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.rl import kl, reduce
+from verizero.pipeline.rl import reduce
 from verizero.pipeline.rl.catalog import load
 from verizero.pipeline.rl.corrections import (
     mismatch_weights,
@@ -26,6 +26,7 @@ from verizero.pipeline.rl.episodes import Shares, sequences_of
 from verizero.pipeline.rl.logprobs import working
 from verizero.pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.ratios import estimate_kl
 from verizero.pipeline.rl.reduce import masked, masked_sum
 from verizero.pipeline.rl.surrogates import SurrogateInputs
 
@@ -38,12 +39,8 @@ class Counts:
     """Response tokens that train."""
     sequences: float = 0.0
     """Responses with at least one such token; an episode of several turns or rows is one."""
-    right_tokens: float = 0.0
-    """Such tokens of right responses; 0 if the algorithm does not count them."""
     observed: float = 0.0
     """Tokens that answered the policy; 0 if the algorithm does not count them."""
-    prompts: float = 0.0
-    """Prompts with at least one trained token; 0 if the algorithm does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +63,10 @@ class LossInputs:
     """[B, T] bool from `selection.select_tokens`: tokens to train on."""
     selected: Tensor | None = None
     """[B, T] bool from `selection.select_tokens`: tokens of high covariance."""
-    low_moment: Tensor | None = None
-    """[B, T] bool from `selection.low_moment`: tokens that M2PO keeps."""
     stale: Tensor | None = None
     """[B] bool: responses of an older policy. None: there are none."""
     mean_weight: float = 1.0
     """Mean of the mismatch weights over the whole batch, which normalised weights are divided by."""
-    right: Tensor | None = None
-    """[B] bool: the response is right."""
     shares: Shares | None = None
     """The part of its episode that each row is; None where every row is a whole episode."""
     observed: Tensor | None = None
@@ -92,26 +85,19 @@ def count_denominators(
     parts: Parts,
     response_mask: Tensor,
     truncated: Tensor | None = None,
-    right: Tensor | None = None,
     shares: Shares | None = None,
     observed: Tensor | None = None,
 ) -> Tensor:
-    """Return the counts of one micro-batch, float64 [5] in the order of `Counts`, to be added before any backward.
+    """Return the counts of one micro-batch, float64 [3] in the order of `Counts`, to be added before any backward.
 
-    Rows without a trained token count nowhere, but for truncated responses under `masks.overlong_counts`.
+    Rows without a trained token count nowhere.
     """
     mask = training_mask(parts, response_mask, truncated)
     tokens = mask.sum()
-    right_tokens = torch.zeros_like(tokens) if right is None else (mask & right.unsqueeze(1)).sum()
     answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
     # Tensors, not numbers: the host would wait for the device at each micro-batch.
-    counted = response_mask > 0 if parts.masks.overlong_counts else mask
-    # Each row is its share of its prompt's tokens, so that the rows of a prompt, wherever they are, count as one.
-    num_prompts = torch.zeros_like(tokens)
-    if shares is not None and shares.prompt_tokens is not None:
-        num_prompts = reduce.divide(mask.sum(1).double(), shares.prompt_tokens).sum()
-    sequences = sequences_of(counted, shares).sum()
-    return torch.stack([x.double() for x in (tokens, sequences, right_tokens, answers, num_prompts)])
+    sequences = sequences_of(mask, shares).sum()
+    return torch.stack([x.double() for x in (tokens, sequences, answers)])
 
 
 def policy_loss(
@@ -120,14 +106,13 @@ def policy_loss(
     totals: Counts,
     *,
     kl_coef: float | None = None,
-    entropy_coef: float | None = None,
     observation_coef: float = 0.0,
 ) -> LossOutput:
-    """Return this micro-batch's share of the loss to minimise: -objective + kl + nll + observations - entropy bonus.
+    """Return this micro-batch's share of the loss to minimise: -objective + kl + observations - entropy bonus.
 
-    `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` replace the parts' own. The
-    entropy bonus is a mean over tokens under every aggregation, nll over the tokens of right responses, and that of
-    observations over observed tokens, so that coefficients mean the same everywhere.
+    `totals` are the counts of the whole optimiser step. `kl_coef` replaces the parts' own. The entropy bonus is a mean
+    over tokens under every aggregation, and that of observations over observed tokens, so that coefficients mean the
+    same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -143,16 +128,17 @@ def policy_loss(
     # A ratio or a mean over the response must not read dropped tokens: they would get a gradient through it.
     mask_without_drops = mask & (weight != 0)
     log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask_without_drops)
-    surrogate = SurrogateInputs(logprobs, log_ratio, advantages, mask_without_drops, _as_bool(inputs.selected))
+    selected = None if inputs.selected is None else inputs.selected > 0
+    surrogate = SurrogateInputs(logprobs, log_ratio, advantages, mask_without_drops, selected)
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)  # [B, T] or [B, 1]
     drops |= _tokens_without_gradient(parts, surrogate)
     if objective.shape != weight.shape:
         weight = response_weight(weight, mask_without_drops)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     weighted = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
-    kl_by_token = _kl_by_token(parts, logprobs, ref, old, mask) if parts.kl.where == "loss" else None
+    kl_by_token = _kl_by_token(parts, logprobs, ref, old, mask) if parts.params.kl_place == "loss" else None
     losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs)}
-    losses |= _terms(parts, inputs, mask, totals, logprobs, kl_by_token, (kl_coef, entropy_coef, observation_coef))
+    losses |= _terms(parts, inputs, mask, totals, kl_by_token, kl_coef, observation_coef)
     loss = torch.stack(list(losses.values())).sum()
     observed = Observed(
         losses={"loss": loss, **losses},
@@ -170,7 +156,7 @@ def policy_loss(
         entropy=_optional(inputs.entropy, mask),
         stale=inputs.stale,
         drops=drops,
-        kl_capped=None if kl_by_token is None or parts.kl.cap is None else kl_by_token >= parts.kl.cap,
+        kl_capped=None if kl_by_token is None or parts.params.kl_cap is None else kl_by_token >= parts.params.kl_cap,
     )
     return LossOutput(loss, observe(observed))
 
@@ -219,7 +205,7 @@ def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Ten
     With `decoupled` that is the trainer's policy at batch start on every row, and the weights compare that policy to
     the one that sampled (arXiv:2110.00641; arXiv:2505.24298). With `bypass` it is pi_gen on stale rows.
     """
-    if stale is None or parts.mismatch.stale == "decoupled":
+    if stale is None or parts.params.mismatch_stale == "decoupled":
         return own_old
     if gen is None:
         raise DataError("responses of an older policy need rollout_logprobs, got None; pass what the engine reported")
@@ -249,19 +235,17 @@ def _weights(
     if parts.needs_rollout_logprobs and gen is None:
         raise DataError("this algorithm needs rollout_logprobs, got None; pass what the engine reported")
     # A token that is dropped for two reasons counts under both.
-    if parts.mismatch.level != "none" and gen is not None:
-        weight = mismatch_weights(parts.mismatch, old, gen, mask).expand(weight.shape)  # [B, 1] -> [B, T]
+    if parts.params.mismatch_level != "none" and gen is not None:
+        weight = mismatch_weights(parts.params, old, gen, mask).expand(weight.shape)  # [B, 1] -> [B, T]
         drops["mismatch"] = weight == 0
         weight = weight / inputs.mean_weight
     masks: dict[str, Tensor] = {}  # False on the tokens to drop, by reason
-    if parts.mismatch.reject and gen is not None:
-        masks["rejected"] = rejection_keep(parts.mismatch.reject, own_old, gen, mask)
-    if parts.masks.off_policy_delta is not None and gen is not None:
-        masks["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.masks.off_policy_delta)
-    if parts.masks.high_entropy_share is not None:
-        masks["low_entropy"] = _required(inputs.high_entropy, "masks.high_entropy_share", "high_entropy")
-    if parts.mismatch.m2 is not None:
-        masks["second_moment"] = _required(inputs.low_moment, "mismatch.m2", "low_moment")
+    if parts.params.criteria and gen is not None:
+        masks["rejected"] = rejection_keep(parts.params.criteria, own_old, gen, mask)
+    if parts.params.off_policy_delta is not None and gen is not None:
+        masks["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.params.off_policy_delta)
+    if parts.params.high_entropy_share is not None:
+        masks["low_entropy"] = _required(inputs.high_entropy, "high_entropy_share", "high_entropy")
     for reason, mask_of_reason in masks.items():
         weight, drops[reason] = masked(weight, mask_of_reason), ~mask_of_reason
     if parts.surrogate_selects:
@@ -276,19 +260,14 @@ def _required(tokens: Tensor | None, what: str, name: str) -> Tensor:
 
 
 def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts, inputs: LossInputs) -> Tensor:
-    lengths, sequences = None if inputs.shares is None else inputs.shares.lengths, totals.sequences
-    if parts.aggregate == "prompt_mean":
-        if inputs.shares is None or inputs.shares.prompt_tokens is None:
-            raise DataError("aggregate 'prompt_mean' needs shares with prompt_tokens; see episodes.shares_of_prompts")
-        lengths, sequences = inputs.shares.prompt_tokens, totals.prompts
     return reduce.aggregate(
         parts.aggregate,
         x,
         mask,
         tokens=totals.tokens,
-        sequences=sequences,
+        sequences=totals.sequences,
         norm_length=parts.norm_length,
-        lengths=lengths,
+        lengths=None if inputs.shares is None else inputs.shares.lengths,
     )
 
 
@@ -297,25 +276,18 @@ def _terms(
     inputs: LossInputs,
     mask: Tensor,
     totals: Counts,
-    logprobs: Tensor,
     kl_by_token: Tensor | None,
-    coefs: tuple[float | None, float | None, float],
+    kl_coef: float | None,
+    observation_coef: float,
 ) -> dict[str, Tensor]:
-    """Return the terms of the loss besides the objective, by name.
-
-    `kl_by_token`: [B, T]. `coefs`: of the KL, of the entropy and of observations.
-    """
+    """Return the terms of the loss besides the objective, by name. `kl_by_token`: [B, T]."""
     losses = {}
-    kl_coef, entropy_coef, observation_coef = coefs
     if kl_by_token is not None:
         # The KL counts every trained token: no importance weights, nothing dropped.
-        beta = parts.kl.coef if kl_coef is None else kl_coef
+        beta = parts.params.kl_coef if kl_coef is None else kl_coef
         losses["kl_loss"] = beta * _aggregate(parts, kl_by_token, mask, totals, inputs)
-    if parts.terms.nll_coef != 0:
-        losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
-    bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
-    if bonus != 0:
-        losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
+    if parts.params.entropy_coef != 0:
+        losses["entropy_loss"] = -parts.params.entropy_coef * _mean_entropy(inputs.entropy, mask, totals)
     if observation_coef != 0:
         losses["observation_loss"] = -observation_coef * _mean_of_observed(parts, inputs, totals)
     return losses
@@ -325,16 +297,8 @@ def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor
     if ref is None:
         raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
     # Over the whole mask: the KL counts tokens that the objective drops.
-    log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask) if parts.kl.form == "k3_ratio" else None
-    return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap, log_ratio)
-
-
-def _mean_of_right(right: Tensor | None, logprobs: Tensor, mask: Tensor, totals: Counts) -> Tensor:
-    if right is None:
-        raise DataError(
-            "nll_coef trains on right responses and needs right [B], got None; say which responses are right"
-        )
-    return reduce.divide(masked_sum(logprobs, mask & right.unsqueeze(1)), totals.right_tokens)
+    log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask) if parts.params.kl_form == "k3_ratio" else None
+    return estimate_kl(parts.params.kl_form, logprobs, ref, old, parts.params.kl_cap, log_ratio)
 
 
 def _mean_of_observed(parts: Parts, inputs: LossInputs, totals: Counts) -> Tensor:
@@ -353,7 +317,7 @@ def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tenso
 def _old_logprobs(parts: Parts, inputs: LossInputs, logprobs: Tensor, mask: Tensor) -> Tensor:
     if inputs.old_logprobs is not None:
         return masked(working(inputs.old_logprobs), mask).detach()
-    if not parts.ratio_entry.is_one and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
+    if not parts.ratio_entry.is_one and parts.params.num_updates > 1:
         raise DataError("several updates on one batch need old_logprobs, got None; compute them at batch start")
     # The first update on a batch: the ratio is 1, and its gradient that of log pi.
     return logprobs.detach()
@@ -361,7 +325,3 @@ def _old_logprobs(parts: Parts, inputs: LossInputs, logprobs: Tensor, mask: Tens
 
 def _optional(x: Tensor | None, mask: Tensor) -> Tensor | None:
     return None if x is None else masked(working(x), mask).detach()
-
-
-def _as_bool(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x > 0

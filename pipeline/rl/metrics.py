@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verizero.pipeline.rl.kl import k3
-from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped, k3
 from verizero.pipeline.rl.reduce import masked, masked_sum
 
 # The order is the layout of the vector: `observe` writes it, `summarize_stats` reads it, on all ranks alike.
@@ -19,7 +18,6 @@ SUMS = (
     "policy_loss",
     "kl_loss",
     "entropy_loss",
-    "nll_loss",
     "observation_loss",
     "tokens",
     "sequences",
@@ -28,7 +26,6 @@ SUMS = (
     "clamped",
     "clip_low",
     "clip_high",
-    "old_k1",
     "old_k3",
     "ref_tokens",
     "ref_k1",
@@ -50,7 +47,6 @@ SUMS = (
     "drop_low_entropy",
     "drop_selected",
     "drop_rejected",
-    "drop_second_moment",
     "drop_stopped",
 )
 _PER_DECADE = 24
@@ -107,7 +103,6 @@ def observe(x: Observed) -> Tensor:
         # A side clips only the sign of A whose objective it bounds; see `surrogates.clip`.
         "clip_low": (mask & (log_ratio < x.clip[0]) & (x.advantages < 0)).sum(),
         "clip_high": (mask & (log_ratio > x.clip[1]) & (x.advantages > 0)).sum(),
-        "old_k1": -masked_sum(drift, mask),
         "old_k3": masked_sum(k3(drift), mask),
         "weight": masked_sum(weight, mask),
         "weight_sq": masked_sum(weight.double() ** 2, mask),
@@ -156,14 +151,12 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
         "loss/policy": row["policy_loss"],
         "loss/kl": row["kl_loss"],
         "loss/entropy": row["entropy_loss"],
-        "loss/nll": row["nll_loss"],
         "tokens/trained": row["tokens"],
         "sequences/trained": row["sequences"],
         "ratio/mean": row["ratio"] / tokens,
         "ratio/clamped": row["clamped"] / tokens,
         "clip_fraction/low": row["clip_low"] / tokens,
         "clip_fraction/high": row["clip_high"] / tokens,
-        "policy_kl/k1": row["old_k1"] / tokens,
         "policy_kl/k3": row["old_k3"] / tokens,
         # Effective sample size as a share of the tokens: (sum w)^2 / (n sum w^2).
         "ess": row["weight"] ** 2 / (row["weight_sq"] * tokens) if row["weight_sq"] > 0 else 0.0,

@@ -1,4 +1,4 @@
-"""`Parts`: the named choice of parts that an algorithm makes. Loads no tensors.
+"""`Parts`: the named choice of parts that an algorithm makes, with `PolicyParams`, its numbers. Loads no tensors.
 
 A part is a name of `catalog.py`, or a callable with the signature of the functions that the catalog names; a ratio is a
 name, or an entry like the catalog's. So one new file can bring a new surrogate, advantage or ratio. `rules.check`
@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.catalog import (
     ADVANTAGES,
     CREDITS,
+    INFINITY,
     RATIOS,
     SURROGATES,
     AdvantageEntry,
@@ -30,7 +33,6 @@ from verizero.pipeline.rl.catalog import (
 Aggregate = Literal[
     "sequence_mean_token_mean",
     "token_mean",
-    "prompt_mean",
     "sequence_mean_token_sum_norm",
     "sequence_mean_token_sum",
     "sequence_mean",
@@ -42,7 +44,6 @@ Reference = Literal["frozen", "every_round"]
 MismatchLevel = Literal["none", "token", "sequence", "geometric"]
 MismatchAction = Literal["truncate", "mask"]
 StaleObjective = Literal["bypass", "decoupled"]
-Proximal = Literal["recompute", "loglinear", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,101 +82,162 @@ class Part:
         return load(self.name if self.entry is None else self.entry.function)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kl:
-    """The KL to the reference: its form, where it enters, how strongly. `target` makes the coefficient adaptive."""
-
-    form: KlForm = "k3"
-    where: KlPlace = "none"
-    coef: float = 0.0
-    target: float | None = None
-    horizon: float | None = None
-    cap: float | None = None
-    """No token's estimate counts for more than this, and beyond it has no gradient; for the forms of k3."""
+CATALOG_DEFAULT: Any = object()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Masks:
-    """Tokens and responses that the policy loss leaves out. All off by default."""
+class AlgorithmParams(BaseModel):
+    """Frozen; unknown keys are refused. Defaults live in the subclass, or in the catalog for the options of a part."""
 
-    overlong_filter: bool = False
-    """Truncated responses train nothing."""
-    overlong_counts: bool = False
-    """They count in means over responses all the same."""
-    off_policy_delta: float | None = None
-    """Responses with A < 0 are dropped if their mean log(pi_gen / pi) is above this."""
-    high_entropy_share: float | None = None
-    """Only this share of tokens trains, those of highest entropy."""
-    keep_routing: bool = False
-    """Mixture of experts: training replays the router's choices made while sampling."""
-    keep_sampling: bool = False
-    """Tokens that top-p or top-k cut off while sampling are cut off in training too."""
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Correction for rows that another distribution sampled: another engine's, or an older policy's.
+def option(part: str, name: str, default: Any = CATALOG_DEFAULT, description: str = "") -> Any:
+    """Return a field for an option of a catalog's part: its bounds, and its default and description unless given."""
+    known = (ADVANTAGES | SURROGATES | CREDITS)[part].options[name]
+    return Field(
+        known.default if default is CATALOG_DEFAULT else default,
+        description=description or known.description,
+        gt=known.above,
+        ge=known.low if known.low != -INFINITY else None,
+        le=known.high if known.high != INFINITY else None,
+    )
 
-    The weights are pi_old / pi_gen: `truncate` clamps one to [floor, cap], `mask` drops it outside. At level `sequence`
-    it is the product over the response, at `geometric` that product's length-th root.
-    """
 
-    level: MismatchLevel = "none"
-    action: MismatchAction = "truncate"
-    cap: float = 2.0
-    floor: float = 0.0
-    normalize: bool = False
-    """Weights are divided by their mean over the batch."""
-    reject: tuple[tuple[str, float, float], ...] = ()
-    """(name of `catalog.REJECTIONS`, lowest, highest): tokens or responses outside are dropped."""
-    m2: float | None = None
-    """The tokens with the largest (log pi_old - log pi_gen)^2 are dropped until the mean of the rest is below this."""
-    stale: StaleObjective = "bypass"
-    """Objective on rows of an older policy."""
-    prox: Proximal = "recompute"
-    """Source of the decoupled objective's pi_old where a batch is used for several updates."""
+KlIn = Annotated[KlPlace, Field(description="where the KL to the reference enters")]
+KlFormName = Annotated[KlForm, Field(description="estimator of that KL")]
+KlCoef = Annotated[float, Field(ge=0, description="coefficient of the KL; 0 holds no reference")]
+ReferenceName = Annotated[Reference, Field(description="when the reference moves, unless the recipe says otherwise")]
+ClipLow = Annotated[float, option("clip", "clip_low")]
+ClipHigh = Annotated[float, option("clip", "clip_high")]
+Buffer = Annotated[
+    float | None, Field(gt=0, le=1, description="soft overlong penalty over this last share of the longest response")
+]
+RewardClip = Annotated[float | None, Field(gt=0, description="rewards are clamped to plus or minus this")]
+Delta = Annotated[
+    float | None, Field(ge=0, description="drop responses with A < 0 whose mean log(pi_gen / pi) is above this")
+]
+KeepRouting = Annotated[bool, Field(description="replay the experts used while sampling (mixture of experts)")]
+KeepSampling = Annotated[
+    bool, Field(description="training cuts off the tokens that top-p or top-k cut off while sampling")
+]
+MismatchName = Annotated[MismatchLevel, Field(description="weights pi_old / pi_gen against engine mismatch")]
+Cap = Annotated[float, Field(gt=0, description="largest weight")]
+Reject = Annotated[
+    dict[str, float | tuple[float, float]],
+    Field(
+        description="drop tokens or responses outside bounds, e.g. {mean_k3: 0.01, max_k2: 0.1, sum_k1: [-1, 1]}",
+    ),
+]
+Stale = Annotated[
+    StaleObjective,
+    Field(
+        description="rows of an older policy: ratio to pi_gen (bypass), or to pi at batch start, with weights against "
+        "pi_gen (decoupled)",
+    ),
+]
+NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
+Credit = Literal["outcome", "turns", "process", "turn_gae"]
+CreditName = Annotated[
+    Credit,
+    Field(
+        description="a token answers for the outcome alone; for its turn's rewards too (turns); for those of steps, "
+        "normalised over the group (process); or GAE over turns (turn_gae)"
+    ),
+]
+Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
+
+
+class PolicyParams(AlgorithmParams):
+    """Parameters that every policy-gradient algorithm takes. All are off; a preset turns on its own."""
+
+    kl_in: KlIn = "none"
+    kl_form: KlFormName = "k3"
+    kl_coef: KlCoef = 0.0
+    kl_cap: float | None = Field(
+        None, gt=0, description="no token's k3 counts for more than this, and beyond it has no gradient; 10 is usual"
+    )
+    kl_target: float | None = Field(
+        None,
+        gt=0,
+        description="KL per token, in nats, that the coefficient adapts to (arXiv:1909.08593's 6 is per response)",
+    )
+    kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
+    reference: ReferenceName = "frozen"
+    overlong_filter: bool = Field(False, description="truncated responses train nothing")
+    overlong_buffer: Buffer = None
+    overlong_factor: float = Field(1.0, ge=0, description="size of the soft overlong penalty at the limit")
+    reward_clip: RewardClip = None
+    off_policy_delta: Delta = None
+    high_entropy_share: float | None = Field(
+        None, gt=0, le=1, description="train only on this share of tokens, of highest entropy"
+    )
+    keep_routing: KeepRouting = False
+    keep_sampling: KeepSampling = False
+    mismatch_level: MismatchName = "none"
+    mismatch_action: MismatchAction = Field(
+        "truncate", description="a weight outside floor and cap: clamped, or its token dropped"
+    )
+    mismatch_cap: Cap = 2.0
+    mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
+    mismatch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
+    mismatch_reject: Reject = {}
+    mismatch_stale: Stale = "bypass"
+    entropy_coef: float = Field(0.0, description="coefficient of the entropy bonus")
+    ptx_coef: float = Field(0.0, ge=0, description="weight of the log-likelihood of text from the SFT data")
+    num_epochs: int = Field(1, ge=1, description="passes over each batch")
+    num_minibatches: NumMinibatches = 1
+    dynamic_sampling: Dynamic = False
+    temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
+    credit: CreditName = "outcome"
+    credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
+    credit_outcome: float = option("turns", "outcome")
+    credit_gamma: float = option("turns", "gamma", description="credit by turns: discount per turn")
+    credit_std: Literal["none", "group"] = option("turns", "std")
+    allow: tuple[str, ...] = Field((), description="names of unusual combinations to accept")
 
     @property
-    def needs_rollout_logprobs(self) -> bool:
-        """Log-probs as the engine reported them enter a weight or a choice of tokens."""
-        return self.level != "none" or bool(self.reject) or self.m2 is not None
+    def kl_place(self) -> KlPlace:
+        """The place where the KL enters: `kl_coef: 0` drops a preset's KL."""
+        return self.kl_in if self.kl_coef > 0 else "none"
 
     @property
-    def needs_whole_batch(self) -> bool:
-        """Something is computed over the whole batch before its first update."""
-        return self.normalize or self.m2 is not None
+    def schedule(self) -> Reference:
+        """The reference's schedule: a preset's own goes with its KL, and rules refuse the recipe's without one."""
+        return "frozen" if self.kl_coef == 0 and "reference" not in self.model_fields_set else self.reference
 
+    @property
+    def criteria(self) -> tuple[tuple[str, float, float], ...]:
+        """`mismatch_reject` as (name of `catalog.REJECTIONS`, lowest, highest); one number b is [-b, b]."""
+        bounds = self.mismatch_reject.items()
+        return tuple((name, *(b if isinstance(b, tuple) else (-b, b))) for name, b in bounds)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """Changes to rewards before advantages are computed, and the credit of single turns. All off by default."""
+    @property
+    def compares_engine(self) -> bool:
+        """Log-probs as the engine reported them enter a weight or a choice of tokens, next to the trainer's own."""
+        return self.mismatch_level != "none" or bool(self.mismatch_reject)
 
-    overlong_buffer: float | None = None
-    """Soft overlong penalty over the last share of the length limit."""
-    overlong_factor: float = 1.0
-    token_budget: int | None = None
-    """Responses longer than this many tokens lose `token_budget_penalty`."""
-    token_budget_penalty: float = 0.0
-    reward_clip: float | None = None
-    """Rewards are clamped to [-reward_clip, reward_clip]."""
-    group_length_penalty: float = 0.0
-    """Rewards fall by this, times the group's mean reward, times the length as a share of the group's longest."""
-    credit: Part = Part("outcome")
-    """The part of single turns in the advantage, for episodes of several."""
+    def length_penalty(self, length: int, longest: int) -> float:
+        """Return the soft overlong penalty <= 0 on a response of `length` tokens; `longest` is the recipe's limit.
 
+        With cache = overlong_buffer * longest it is 0 up to `longest - cache` tokens, then linear to -overlong_factor
+        at `longest`, and that much beyond.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Terms added to the policy loss. All off by default."""
+        Source: arXiv:2503.14476 eq. 13.
+        """
+        if self.overlong_buffer is None:
+            return 0.0
+        cache = self.overlong_buffer * longest
+        start = longest - cache
+        return 0.0 if length <= start else self.overlong_factor * max(-1.0, (start - length) / cache)
 
-    entropy_coef: float = 0.0
-    entropy_target: float | None = None
-    """With a target the coefficient is adaptive and starts at `entropy_coef`."""
-    entropy_step: float = 0.0
-    entropy_max: float = 0.0
-    ptx_coef: float = 0.0
-    nll_coef: float = 0.0
-    """Weight of the negative log-likelihood of right responses, a mean over their tokens."""
+    @property
+    def num_updates(self) -> int:
+        """The number of optimiser steps on each batch."""
+        return self.num_epochs * self.num_minibatches
+
+    def of_parts(self, advantage: Part, ratio: str, surrogate: Part, aggregate: Aggregate, **more: Any) -> Parts:
+        """Return these parts with these parameters."""
+        return Parts(advantage=advantage, ratio=ratio, surrogate=surrogate, aggregate=aggregate, params=self, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,16 +255,6 @@ class Critic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Updates:
-    """Number of times that one batch is used."""
-
-    num_epochs: int = 1
-    num_minibatches: int = 1
-    max_kl: float | None = None
-    """No further minibatch once the mean k3 of old to current policy is above this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """One policy-gradient objective, whole."""
 
@@ -213,20 +265,9 @@ class Parts:
     aggregate: Aggregate
     norm_length: int | None = None
     """C of `sequence_mean_token_sum_norm`; None until `resolve` gives it the recipe's longest response."""
-    kl: Kl = Kl()
-    masks: Masks = Masks()
-    mismatch: Mismatch = Mismatch()
-    shaping: Shaping = Shaping()
-    terms: Terms = Terms()
     critic: Critic | None = None
-    updates: Updates = Updates()
-    dynamic_sampling: bool = False
-    """Groups without a difference in reward are replaced by new prompts."""
-    reference: Reference = "frozen"
-    temperature_end: float | None = None
-    """Sampling temperature at the end of training, reached linearly."""
-    allow: frozenset[str] = frozenset()
-    """Names of unusual combinations that the user asks for."""
+    params: PolicyParams = field(default_factory=PolicyParams)
+    """All other choices and numbers."""
 
     @property
     def advantage_entry(self) -> AdvantageEntry | None:
@@ -236,22 +277,23 @@ class Parts:
     @property
     def credit(self) -> Part:
         """The part of single turns in the advantage."""
-        return self.shaping.credit
+        options = {key: getattr(self.params, f"credit_{key}") for key in self.credit_entry.options}
+        return Part(self.params.credit, options)
 
     @property
-    def credit_entry(self) -> CreditEntry | None:
-        """The catalog's entry for the credit; None for a callable."""
-        return CREDITS.get(self.credit.name) if isinstance(self.credit.name, str) else None
+    def credit_entry(self) -> CreditEntry:
+        """The catalog's entry for the credit."""
+        return CREDITS[self.params.credit]
 
     @property
     def credits_turns(self) -> bool:
         """Single turns enter the advantages, with their rewards and states."""
-        return self.credit.name != "outcome"
+        return self.params.credit != "outcome"
 
     @property
     def leaves_out_outcome(self) -> bool:
         """The reward of the whole response enters no advantage, but those of its turns or steps."""
-        return self.credit.name in ("turns", "process") and self.credit.options["outcome"] == 0
+        return self.params.credit in ("turns", "process") and self.params.credit_outcome == 0
 
     @property
     def ratio_entry(self) -> RatioEntry:
@@ -297,15 +339,13 @@ class Parts:
     @property
     def needs_group(self) -> bool:
         """The advantage compares responses to one prompt, or their turns: groups of two or more."""
-        entry = self.credit_entry
-        compares_turns = self.credits_turns and (entry is None or entry.replaces is None)
-        return "group" in self.needs or compares_turns
+        return "group" in self.needs or (self.credits_turns and self.credit_entry.replaces is None)
 
     @property
     def token_advantage(self) -> bool:
         """The advantage may differ between tokens of a response."""
         entry = self.advantage_entry
-        to_go = self.kl.where == "reward" and self.advantage.options.get("kl_credit") == "to_go"
+        to_go = self.params.kl_place == "reward" and self.advantage.options.get("kl_credit") == "to_go"
         return self.credits_turns or self.advantage.per_token or to_go or (entry is not None and entry.per_token)
 
     @property
@@ -316,48 +356,51 @@ class Parts:
 
     @property
     def needs_selection(self) -> bool:
-        """Tokens are selected once per batch, over the whole of it (`selection.select_tokens`)."""
-        return self.masks.high_entropy_share is not None or self.surrogate_selects or self.mismatch.needs_whole_batch
+        """Tokens are selected, or weights divided by their mean, once per batch and over the whole of it."""
+        return self.params.high_entropy_share is not None or self.surrogate_selects or self.params.mismatch_normalize
 
     @property
     def needs_reference(self) -> bool:
         """Reference log-probs enter the objective."""
-        return self.kl.where != "none"
+        return self.params.kl_place != "none"
 
     @property
     def needs_rollout_logprobs(self) -> bool:
         """Log-probs as the engine reported them enter the objective."""
-        return self.mismatch.needs_rollout_logprobs or self.masks.off_policy_delta is not None
+        return self.params.compares_engine or self.params.off_policy_delta is not None
 
     @property
     def needs_old_logprobs(self) -> bool:
         """The trainer's own log-probs at batch start enter the objective."""
         return (
             not self.ratio_entry.is_one
-            or self.kl.form == "k3_unbiased"
-            or self.kl.where == "reward"
-            or self.mismatch.needs_rollout_logprobs  # all compare pi_old and pi_gen
+            or self.params.kl_form == "k3_unbiased"
+            or self.params.kl_place == "reward"
+            or self.params.compares_engine  # all compare pi_old and pi_gen
             or self.needs_selection  # made before the first update
         )
 
     @property
     def compares_to_start(self) -> bool:
         """Later optimiser steps of a batch compare to the trainer's own log-probs from before the first one."""
-        several = self.updates.num_epochs * self.updates.num_minibatches > 1
-        return self.needs_old_logprobs and several and self.mismatch.prox == "recompute"
+        return self.needs_old_logprobs and self.params.num_updates > 1
 
     @property
     def first_step_gives_old(self) -> bool:
         """The forward of the first optimiser step, which has the whole batch, gives later ones the old log-probs."""
         # Unless something reads the old log-probs before that step.
-        is_read_earlier = self.kl.where == "reward" or self.needs_selection or self.mismatch.normalize
-        return self.compares_to_start and self.updates.num_minibatches == 1 and not is_read_earlier
+        is_read_earlier = self.params.kl_place == "reward" or self.needs_selection
+        return self.compares_to_start and self.params.num_minibatches == 1 and not is_read_earlier
 
     @property
     def has_old_forward(self) -> bool:
         """The trainer's own log-probs at batch start take a forward of their own, before the first optimiser step."""
         is_compared = self.compares_to_start and not self.first_step_gives_old
-        return is_compared or self.kl.where == "reward" or self.needs_selection
+        return is_compared or self.params.kl_place == "reward" or self.needs_selection
+
+    def with_params(self, **changes: Any) -> Parts:
+        """Return these parts with other parameters."""
+        return dataclasses.replace(self, params=self.params.model_copy(update=changes))
 
     def resolve(self, max_response_tokens: int) -> Parts:
         """Return these parts with the numbers that depend on the longest response.

@@ -6,21 +6,11 @@ arithmetic, because 0 * inf is NaN and so is the gradient through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.parts import Aggregate
-
-AllReduce = Callable[[Tensor], Tensor]
-"""Function that returns the element-wise sum of a tensor over all ranks."""
-
-
-def single_rank_sum(x: Tensor) -> Tensor:
-    """Return x: the sum over ranks where there is a single one, or where every rank has the whole batch."""
-    return x
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
@@ -68,8 +58,7 @@ def aggregate(
 
     `tokens` and `sequences` are counted over the whole optimiser step (all micro-batches and ranks), so that the shares
     add up to the aggregate whatever the split. Rows with an empty mask count in neither. `lengths` [B]: trained tokens
-    of the whole episode that a row belongs to, over which a sequence's mean is; None where every row is an episode. For
-    `prompt_mean` all responses to a prompt are one sequence, whose tokens `lengths` must give.
+    of the whole episode that a row belongs to, over which a sequence's mean is; None where every row is an episode.
 
     Raises: ConfigError if `sequence_mean_token_sum_norm` has no length, or the name is unknown.
     """
@@ -78,7 +67,7 @@ def aggregate(
     if name == "token_mean":
         return divide(masked_sum(x, mask), tokens)
     # Empty rows add 0 here, and are not among `sequences`.
-    if name in ("sequence_mean_token_mean", "sequence_mean", "prompt_mean"):
+    if name in ("sequence_mean_token_mean", "sequence_mean"):
         if lengths is not None:
             return divide(divide(masked_sum(x, mask, dim=1), lengths).sum(), sequences)
         return divide(masked_mean(x, mask, dim=1).sum(), sequences)
@@ -91,22 +80,19 @@ def aggregate(
     raise ConfigError(f"aggregate has no {name!r}")
 
 
-def moments(
-    x: Tensor, mask: Tensor, ddof: int, all_reduce: AllReduce = single_rank_sum
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (count, mean, standard deviation) of x over the mask and all ranks; 0 where one is undefined."""
-    # Two passes, the second about the global mean: the textbook difference of squares loses all digits when the mean is
-    # much larger than the spread.
-    first = all_reduce(torch.stack([masked_sum(x, mask), mask.sum().to(x.dtype)]))
-    mean = divide(first[0], first[1])
-    squares = all_reduce(masked_sum((x - mean) ** 2, mask).reshape(1))[0]
-    std = divide(squares, first[1] - ddof).clamp(min=0).sqrt()
-    return first[1], mean, std
+def moments(x: Tensor, mask: Tensor, ddof: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (count, mean, standard deviation) of x over the mask; 0 where one is undefined."""
+    # Two passes, the second about the mean: the textbook difference of squares loses all digits when the mean is much
+    # larger than the spread.
+    count = mask.sum().to(x.dtype)
+    mean = divide(masked_sum(x, mask), count)
+    std = divide(masked_sum((x - mean) ** 2, mask), count - ddof).clamp(min=0).sqrt()
+    return count, mean, std
 
 
-def whiten(x: Tensor, mask: Tensor, *, ddof: int, eps: float, all_reduce: AllReduce = single_rank_sum) -> Tensor:
-    """Return (x - mean) / (std + eps) over the mask and all ranks; 0 outside the mask, or if x is constant."""
-    _, mean, std = moments(x, mask, ddof, all_reduce)
+def whiten(x: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
+    """Return (x - mean) / (std + eps) over the mask; 0 outside the mask, or if x is constant."""
+    _, mean, std = moments(x, mask, ddof)
     # If all are equal, x - mean and the std are both rounding errors, and their ratio would be noise of size 1.
     is_constant = std <= 1e-12 * mean.abs()
     return torch.where(is_constant, torch.zeros_like(x), masked((x - mean) / (std + eps), mask))

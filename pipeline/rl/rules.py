@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rl import catalog
+from verizero.pipeline.rl.catalog import Entry
 from verizero.pipeline.rl.parts import Part, Parts
 
 UNUSUAL: dict[str, str] = {
@@ -33,21 +33,20 @@ BY_RECIPE = frozenset({"stale_without_ratio", "cut_sampling"})
 
 def check(parts: Parts) -> None:
     """Raise ConfigError for the first rule that the parts break, with field, value and remedy."""
-    unknown = parts.allow - UNUSUAL.keys()
-    if unknown:
-        raise ConfigError(f"allow has no {sorted(unknown)[0]!r}; known: {', '.join(sorted(UNUSUAL))}")
+    for name in parts.params.allow:
+        if name not in UNUSUAL:
+            raise ConfigError(f"allow has no {name!r}; known: {', '.join(sorted(UNUSUAL))}")
     _check_part("advantage", parts.advantage, catalog.ADVANTAGES)
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
-    _check_part("credit", parts.credit, catalog.CREDITS)
     if isinstance(parts.ratio, str):
         _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
     # One message at a time: the first wrong choice is often the cause of the next message.
-    for wrong in (_wrong_credit, _wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch, _wrong_numbers):
+    for wrong in (_wrong_credit, _wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch):
         for message in wrong(parts):
             raise ConfigError(message)
     for name in _unusual(parts):
-        if name not in parts.allow:
+        if name not in parts.params.allow:
             raise ConfigError(f"{UNUSUAL[name]}; change it, or ask for it with allow: [{name}]")
 
 
@@ -58,7 +57,7 @@ def _check_name(field: str, value: str, names: Iterable[str]) -> None:
         raise ConfigError(f"{field} has no {value!r}; {hint}")
 
 
-def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> None:
+def _check_part(field: str, part: Part, table: Mapping[str, Entry]) -> None:
     if not isinstance(part.name, str):
         return
     _check_name(field, part.name, table)
@@ -74,16 +73,20 @@ def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> N
 
 
 def _wrong_credit(parts: Parts) -> Iterator[str]:
-    credit, advantage = parts.credit.label, parts.advantage
+    credit, advantage = parts.params.credit, parts.advantage
+    surrogate, entry = parts.surrogate_entry, parts.credit_entry
+    for key in catalog.TURNS:
+        if key not in entry.options and f"credit_{key}" in parts.params.model_fields_set:
+            value = getattr(parts.params, f"credit_{key}")
+            yield f"credit_{key} is {value!r} but credit {credit!r} does not use it; leave it out"
     if not parts.credits_turns:
         return
-    surrogate, entry = parts.surrogate_entry, parts.credit_entry
     if surrogate is not None and surrogate.whole_response:
         yield (
             f"credit {credit!r} gives one advantage per turn, and surrogate {parts.surrogate.label!r} takes one per "
             "response; set credit: outcome, or use surrogate clip"
         )
-    if entry is not None and entry.replaces is not None:
+    if entry.replaces is not None:
         if advantage.name != entry.replaces:
             yield (
                 f"credit {credit!r} is {entry.replaces} over turns, and advantage {advantage.label!r} is another "
@@ -101,9 +104,9 @@ def _wrong_credit(parts: Parts) -> Iterator[str]:
         )
     if parts.leaves_out_outcome:
         changed = {
-            **_penalties(parts),
-            "reward_clip": parts.shaping.reward_clip is not None,
-            "kl_in": parts.kl.where == "reward",
+            "overlong_buffer": parts.params.overlong_buffer is not None,
+            "reward_clip": parts.params.reward_clip is not None,
+            "kl_in": parts.params.kl_place == "reward",
         }
         for name in (name for name, is_set in changed.items() if is_set):
             yield (
@@ -141,34 +144,26 @@ def _wrong_surrogate(parts: Parts) -> Iterator[str]:
 
 
 def _wrong_kl(parts: Parts) -> Iterator[str]:
-    kl = parts.kl
-    if kl.form not in catalog.KL_FORMS:
-        yield f"kl_form has no {kl.form!r}; known: {', '.join(catalog.KL_FORMS)}"
-    if kl.coef < 0:
-        yield f"kl_coef must be >= 0, got {kl.coef:g}"
-    if kl.where == "none" and kl.coef != 0:
-        yield f"kl_coef is {kl.coef:g} but kl enters nowhere, so no reference is held; set kl_in to loss or reward"
-    if kl.where != "none" and kl.coef == 0:
-        yield f"kl enters the {kl.where} with coefficient 0; set kl_coef above 0, or kl_in to none"
-    if kl.where == "reward" and kl.form in ("k3_unbiased", "k3_ratio", "k1_plus", "k3_plus"):
-        yield f"kl_form {kl.form!r} corrects a gradient, and kl in the reward has none; use k1 or k3"
-    if kl.where == "loss" and kl.form == "k3_ratio" and parts.ratio_entry.is_one:
+    params, place, form, coef = parts.params, parts.params.kl_place, parts.params.kl_form, parts.params.kl_coef
+    if coef == 0 and params.kl_in != "none" and "kl_in" in params.model_fields_set:
+        yield f"kl_in is {params.kl_in!r} but kl_coef is 0; set kl_coef above 0, or kl_in to none"
+    if place == "none" and coef != 0:
+        yield f"kl_coef is {coef:g} but kl enters nowhere, so no reference is held; set kl_in to loss or reward"
+    if place == "reward" and form in ("k3_unbiased", "k3_ratio", "k1_plus", "k3_plus"):
+        yield f"kl_form {form!r} corrects a gradient, and kl in the reward has none; use k1 or k3"
+    if place == "loss" and form == "k3_ratio" and parts.ratio_entry.is_one:
         yield f"kl_form 'k3_ratio' takes the surrogate's ratio, which is {str(parts.ratio)!r}; use k3 or k3_unbiased"
-    if (kl.target is None) != (kl.horizon is None):
+    if (params.kl_target is None) != (params.kl_horizon is None):
         yield "kl_target and kl_horizon make the coefficient adaptive together; set both or neither"
-    if kl.target is not None and (kl.target <= 0 or (kl.horizon or 0) <= 0):
-        yield f"kl_target and kl_horizon must be > 0, got {kl.target} and {kl.horizon}"
-    if kl.target is not None and kl.where == "none":
-        yield f"kl_target is {kl.target:g} but kl enters nowhere; set kl_in"
-    if kl.cap is not None and kl.cap <= 0:
-        yield f"kl_cap must be > 0, got {kl.cap:g}"
-    if kl.cap is not None and kl.where == "none":
-        yield f"kl_cap is {kl.cap:g} but kl enters nowhere; set kl_in, or kl_cap to null"
-    if kl.cap is not None and kl.form not in CAPPED_FORMS:
+    if params.kl_target is not None and place == "none":
+        yield f"kl_target is {params.kl_target:g} but kl enters nowhere; set kl_in"
+    if params.kl_cap is not None and place == "none":
+        yield f"kl_cap is {params.kl_cap:g} but kl enters nowhere; set kl_in, or kl_cap to null"
+    if params.kl_cap is not None and form not in CAPPED_FORMS:
         forms = " and ".join(CAPPED_FORMS)
-        yield f"kl_cap bounds {forms}, which grow as exp(d), and kl_form is {kl.form!r}; set kl_cap to null"
-    if parts.reference != "frozen" and kl.where == "none":
-        yield f"reference is {parts.reference!r} but no kl uses a reference; set kl_in, or reference to frozen"
+        yield f"kl_cap bounds {forms}, which grow as exp(d), and kl_form is {form!r}; set kl_cap to null"
+    if params.schedule != "frozen" and place == "none":
+        yield f"reference is {params.schedule!r} but no kl uses a reference; set kl_in, or reference to frozen"
 
 
 def _wrong_advantage(parts: Parts) -> Iterator[str]:
@@ -176,103 +171,43 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         yield f"advantage {parts.advantage.label!r} needs a critic; give the critic's settings"
     if parts.critic is not None and not parts.needs_critic:
         yield f"a critic is held but advantage {parts.advantage.label!r} does not use it; use gae, or drop the critic"
-    if parts.shaping.group_length_penalty > 0 and not parts.needs_group:
-        yield (
-            "group_length_penalty compares the lengths of a group, and advantage "
-            f"{parts.advantage.label!r} does not compare responses; use group_mean, or set it to 0"
-        )
     if parts.needs_no_negative:
         yield from _makes_negative(parts)
     entry = parts.advantage_entry
     if entry is None or "components" not in entry.needs:
         return
     sees = f"advantage {parts.advantage.label!r} sees reward components"
-    if parts.kl.where == "reward":
+    if parts.params.kl_place == "reward":
         yield f"{sees}, which hold no kl; set kl_in to loss or none"
-    shaping = parts.shaping
-    reached = (shaping.overlong_buffer, shaping.token_budget, shaping.reward_clip, shaping.group_length_penalty or None)
-    if any(number is not None for number in reached):
-        yield (
-            f"{sees}, which no shaping reaches; drop overlong_buffer, token_budget, reward_clip and "
-            "group_length_penalty, or make length a component"
-        )
+    if parts.params.overlong_buffer is not None or parts.params.reward_clip is not None:
+        yield f"{sees}, which no shaping reaches; drop overlong_buffer and reward_clip, or make length a component"
 
 
 def _makes_negative(parts: Parts) -> Iterator[str]:
     """Yield what makes rewards negative, for an advantage that divides by their mean."""
-    for name, is_set in _penalties(parts).items():
-        if is_set:
-            yield (
-                f"{name} takes from rewards, and advantage {parts.advantage.label!r} divides by the mean of rewards of "
-                f"at least 0; set {name} to null or 0, or use group_mean"
-            )
-    if parts.kl.where == "reward":
+    if parts.params.overlong_buffer is not None:
+        yield (
+            f"overlong_buffer takes from rewards, and advantage {parts.advantage.label!r} divides by the mean of "
+            "rewards of at least 0; set overlong_buffer to null, or use group_mean"
+        )
+    if parts.params.kl_place == "reward":
         yield (
             f"kl in the reward makes rewards negative, and advantage {parts.advantage.label!r} divides by their mean; "
             "set kl_in to loss or none"
         )
 
 
-def _penalties(parts: Parts) -> dict[str, bool]:
-    """Return the penalties on length by name, and whether each is set."""
-    shaping = parts.shaping
-    return {
-        "overlong_buffer": shaping.overlong_buffer is not None,
-        "token_budget": shaping.token_budget is not None,
-        "group_length_penalty": shaping.group_length_penalty > 0,
-    }
-
-
 def _wrong_mismatch(parts: Parts) -> Iterator[str]:
-    mismatch = parts.mismatch
-    if mismatch.level != "none" and not 0 <= mismatch.floor < mismatch.cap:
-        yield f"mismatch needs 0 <= floor < cap, got floor {mismatch.floor:g} and cap {mismatch.cap:g}"
-    if mismatch.normalize and mismatch.level == "none":
+    params = parts.params
+    level, floor, cap = params.mismatch_level, params.mismatch_floor, params.mismatch_cap
+    if level != "none" and not floor < cap:
+        yield f"mismatch needs floor < cap, got floor {floor:g} and cap {cap:g}"
+    if params.mismatch_normalize and level == "none":
         yield "mismatch_normalize divides weights and mismatch_level is none; set mismatch_level, or leave it out"
-    for name, low, high in mismatch.reject:
+    for name, low, high in params.criteria:
         _check_name("mismatch_reject", name, catalog.REJECTIONS)
         if not low < high:
             yield f"mismatch_reject.{name} needs lowest < highest, got {low:g} and {high:g}"
-    if mismatch.prox == "recompute":
-        return
-    if mismatch.stale != "decoupled":
-        yield f"mismatch_prox {mismatch.prox!r} is for the decoupled objective alone; set mismatch_stale: decoupled"
-    if parts.updates.num_epochs * parts.updates.num_minibatches == 1:
-        yield (
-            f"mismatch_prox is {mismatch.prox!r}, and with one update of a batch no forward is made for it; set "
-            "num_minibatches or num_epochs above 1, or leave it out"
-        )
-
-
-_NUMBERS = {
-    "masks.high_entropy_share": catalog.Option(None, "", above=0, high=1),
-    "shaping.overlong_buffer": catalog.Option(None, "", above=0, high=1),
-    "shaping.token_budget": catalog.Option(None, "", low=1),
-    "shaping.reward_clip": catalog.Option(None, "", above=0),
-    "shaping.group_length_penalty": catalog.Option(0.0, "", low=0),
-    "terms.ptx_coef": catalog.Option(0.0, "", low=0),
-    "terms.nll_coef": catalog.Option(0.0, "", low=0),
-    "updates.num_epochs": catalog.Option(1, "", low=1),
-    "updates.num_minibatches": catalog.Option(1, "", low=1),
-    "updates.max_kl": catalog.Option(None, "", above=0),
-    "temperature_end": catalog.Option(None, "", above=0),
-}
-
-
-def _wrong_numbers(parts: Parts) -> Iterator[str]:
-    for path, allowed in _NUMBERS.items():
-        allowed.check(path.rpartition(".")[2], attrgetter(path)(parts))
-    if parts.masks.overlong_counts and not parts.masks.overlong_filter:
-        yield "overlong_counts says how overlong_filter counts, which is off; set overlong_filter: true, or drop it"
-    terms = parts.terms
-    if terms.entropy_target is None:
-        return
-    if terms.entropy_step <= 0:
-        yield "entropy_target makes the coefficient adaptive; set entropy_step above 0"
-    if terms.entropy_max < max(terms.entropy_coef, 0.0):
-        yield f"entropy_max must be >= entropy_coef = {terms.entropy_coef:g}, got {terms.entropy_max:g}"
-    if terms.entropy_max == 0:
-        yield "entropy_target has no bonus to give with entropy_max 0; set entropy_max above 0"
 
 
 def _unusual(parts: Parts) -> Iterator[str]:
@@ -287,16 +222,16 @@ def _unusual(parts: Parts) -> Iterator[str]:
         yield "narrow_token_clip"
     if ratio.of == "sum" and widths:
         yield "product_ratio_clip"
-    if ratio.of == "mean" and parts.aggregate in ("token_mean", "prompt_mean"):
+    if ratio.of == "mean" and parts.aggregate == "token_mean":
         yield "sequence_ratio_token_mean"
     if ratio.per == "response" and parts.token_advantage:
         yield "token_advantage_sequence_ratio"
-    if ratio.is_one and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
+    if ratio.is_one and parts.params.num_updates > 1:
         yield "reuse_without_ratio"
     divided = advantage is not None and advantage.divides and parts.advantage.options.get("std") != "none"
     if parts.surrogate.name == "squared" and divided:
         yield "squared_with_std"
-    if parts.kl.target is not None and parts.kl.where == "loss":
+    if parts.params.kl_target is not None and parts.params.kl_place == "loss":
         yield "adaptive_kl_in_loss"
-    if parts.kl.form == "k1" and parts.kl.where == "loss":
+    if parts.params.kl_form == "k1" and parts.params.kl_place == "loss":
         yield "k1_in_loss"

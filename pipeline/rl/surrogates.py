@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verizero.pipeline.rl.kl import binary_kl
-from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, binary_kl, exp_clamped
 from verizero.pipeline.rl.reduce import masked, masked_mean
 
 
@@ -36,7 +35,8 @@ class SurrogateInputs:
     @property
     def response_advantages(self) -> Tensor:
         """[B, 1]: the advantage of each response, which is constant over its tokens."""
-        return masked_mean(self.advantages, self.mask, dim=1).unsqueeze(1)
+        # In the type of the log-probs: a float32 mean of equal numbers is not always that number.
+        return masked_mean(self.advantages.to(self.logprobs.dtype), self.mask, dim=1).unsqueeze(1)
 
 
 def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
@@ -55,9 +55,7 @@ def dual_clip(x: SurrogateInputs, *, clip_low: float, clip_high: float, dual: fl
 
     Source: arXiv:1912.09729.
     """
-    ratio = exp_clamped(x.log_ratio)
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    objective = torch.minimum(ratio * x.advantages, clipped_ratio * x.advantages)
+    objective = clip(x, clip_low=clip_low, clip_high=clip_high)
     return torch.where(x.advantages < 0, torch.maximum(objective, dual * x.advantages), objective)
 
 
@@ -139,9 +137,7 @@ def clip_cov(
 
     Source: arXiv:2505.22617. `share`, `cov_low` and `cov_high` are used by `selection.random_by_covariance`.
     """
-    ratio = exp_clamped(x.log_ratio)
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    objective = torch.minimum(ratio * x.advantages, clipped_ratio * x.advantages)
+    objective = clip(x, clip_low=clip_low, clip_high=clip_high)
     return objective if x.selected is None else masked(objective, ~x.selected)
 
 

@@ -47,23 +47,6 @@ def turns(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma
     return outcome * advantages + coef * _of_tokens(x, part)
 
 
-def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float, std: str) -> Tensor:
-    """Return outcome A + coef (G_k - mean of G over the turns of the group that began in the same state), [B, T].
-
-    G_k is the return from turn k on: the environment's rewards for turns, what enters the reward at tokens (the kl),
-    and the episode's own reward at its last turn. A turn whose state is seen once, or has no name, has a part of 0.
-
-    Raises: DataError without turns, their rewards or their states.
-    Source: arXiv:2505.10978, whose normalisation is one (`std` "none") or the deviation ("group").
-    """
-    exists, keys = turns_of(x), _state_keys(x)
-    to_go = reward_to_go(_rewards(x, exists) + _of_turns(x, exists, x.token_rewards), exists, gamma)
-    has_state = exists & (keys >= 0)
-    part = torch.zeros_like(to_go)
-    part[has_state] = _part(to_go[has_state], keys[has_state], std)
-    return outcome * advantages + coef * _of_tokens(x, part)
-
-
 def process(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float) -> Tensor:
     """Return outcome A + coef sum_(j >= k) (r_j - mean) / (std + eps), [B, T]: k is the token's turn.
 
@@ -93,7 +76,7 @@ def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, *
     r_k is the sum of its tokens' rewards, with the episode's at the last one, + coef times the environment's reward for
     the turn. `options` are those of `advantages.gae`; gamma and lambda count turns. Whitened over tokens, as GAE is.
 
-    Raises: DataError without turns or values, or without what bootstrapping needs.
+    Raises: DataError without turns or values.
     Source: arXiv:1506.02438 eq. 16.
     """
     if x.values is None:
@@ -106,7 +89,7 @@ def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, *
     advantages, returns = gae(by_turn, whiten=False, ddof=ddof, eps=eps, **options)
     advantages, returns = _of_tokens(x, advantages), _of_tokens(x, returns)
     if whiten:
-        advantages = whitened(advantages, x.mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
+        advantages = whitened(advantages, x.mask, ddof, eps)
     return advantages, returns
 
 
@@ -125,28 +108,8 @@ def turns_of(x: Rewarded) -> Tensor:
     return exists
 
 
-def num_alone(x: Rewarded, exists: Tensor) -> Tensor:
-    """Return the number of turns without a state, or with one that no other turn of the group has; a scalar tensor."""
-    if x.turn_states is None:
-        return exists.sum()
-    keys = _state_keys(x)[exists]
-    has_state = keys >= 0
-    counts = torch.bincount(keys[has_state], minlength=1)
-    return (~has_state).sum() + (counts == 1).sum()
-
-
 def _part(to_go: Tensor, keys: Tensor, std: str) -> Tensor:
     return centred(to_go, keys) if std == "none" else normalised(to_go, keys, STD_EPS)
-
-
-def _state_keys(x: Rewarded) -> Tensor:
-    """Return [B, K] int64: a number for each state of each group, -1 for a turn without one."""
-    if x.turn_states is None:
-        raise DataError("credit 'states' needs turn_states [B, K], got None; let the environment name its states")
-    # Renumbered without gaps, because sums are sized by the largest number.
-    _, compact = torch.unique(x.turn_states, return_inverse=True)
-    keys = x.groups.unsqueeze(1) * (int(compact.max()) + 1) + compact
-    return torch.where(x.turn_states >= 0, keys, torch.full_like(keys, -1))
 
 
 def _rewards(x: Rewarded, exists: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def answer_of(config: EndpointConfig, prompt: Prompt, sampling: Sampling, seed: 
         "messages": [*system, {"role": "user", "content": prompt.asked}],
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "max_tokens": config.max_tokens or sampling.max_tokens,
+        "max_tokens": sampling.max_tokens,
         # Many endpoints take seeds of 31 bits only.
         "seed": seed % LARGEST_SEED,
     }
@@ -46,7 +46,7 @@ def answer_of(config: EndpointConfig, prompt: Prompt, sampling: Sampling, seed: 
         api_key_variable=config.api_key_variable,
         timeout_s=config.timeout_s,
         retries=config.retries,
-        backoff_s=config.backoff_s,
+        backoff_s=1.0,
         what="endpoint",
     )
     return str(choice["message"]["content"]), choice.get("finish_reason") == "length"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from verizero.pipeline.environments.as_json import fault_of
-from verizero.pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
+from verizero.pipeline.environments.base import CountsTokens, Environment, Reply, Start
 from verizero.pipeline.environments.conversing import Conversing, ReadTurn
 from verizero.pipeline.errors import EnvironmentFailed, VerizeroError, exception_text, raise_if_operator
 from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.rollout.transcript import Transcript
 from verizero.pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
-
-_COUNTING = threading.Lock()
-"""Taken to count tokens: episodes share a tokenizer, and their environments run in several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,6 @@ class OpenEpisode:
         self._start: Start | None = None
         self._reply: Reply | None = None
         self._failure: str | None = None
-        self._state: str | None = None
         self._num_unread = 0
         self._seconds = 0.0
         self._must_begin = True
@@ -114,8 +109,6 @@ class OpenEpisode:
             if self._must_begin:
                 self.close()
                 self._environment = self._make()
-                if isinstance(self._environment, CountsPrompts):
-                    self._environment.count_by(self.num_prompt)
                 self._start = self._environment.start()
             else:
                 assert self._environment is not None
@@ -131,14 +124,6 @@ class OpenEpisode:
             raise_if_operator(exc)
             self._failure = exception_text(exc)
         self._seconds += time.perf_counter() - start
-
-    def num_prompt(self, history: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        """Return the number of tokens in the prompt of a next turn that is shown `history`; nothing changes.
-
-        The environment calls it within `advance`. Raises: DataError if the chat template refuses the conversation.
-        """
-        with _COUNTING:
-            return self.transcript.num_prompt(history, tools)
 
     def settle(self) -> bool:
         """Take the result of `advance`. Return True if the next turn can be sampled, or the episode has ended.
@@ -157,11 +142,12 @@ class OpenEpisode:
 
     def take(self, completion: Completion, policy_version: int) -> None:
         """Take the tokens that the policy sampled. Afterwards the episode has ended, or waits for `advance`."""
-        self.transcript.add(completion, policy_version, self._state)
+        self.transcript.add(completion, policy_version)
         with self._failing_alone():
             read = self.transcript.read()
             if completion.finish_reason == "length" and self._limits.ends_when_cut:
-                self.ending = self._end_of_cut()
+                is_full = self._limits.context is not None and len(self.ids) >= self._limits.context
+                self.ending = "context" if is_full else "tokens"
             elif read.unread is not None and not getattr(self._environment, "takes_unread", False):
                 self._refuse(read)
             else:
@@ -225,7 +211,6 @@ class OpenEpisode:
         assert self._start is not None
         self._must_begin = False
         self.transcript.begin(self._start)
-        self._state = self._start.state
         if self.room(1) < 1:
             self._fail(f"a first prompt of {len(self.ids)} tokens in a context of {self._limits.context}")
 
@@ -237,7 +222,6 @@ class OpenEpisode:
         transcript.counts.update(reply.counts)
         if reply.reward is not None:
             transcript.reward_last(reply.reward)
-        self._state = reply.state
         if reply.done:
             # The last words of an environment are for people and verifiers; no turn follows that would read them.
             transcript.messages += reply.messages
@@ -283,7 +267,3 @@ class OpenEpisode:
             self.ending = "tokens"
         elif self.room(1) < 1:
             self.ending = "context"
-
-    def _end_of_cut(self) -> Ending:
-        is_full = self._limits.context is not None and len(self.ids) >= self._limits.context
-        return "context" if is_full else "tokens"

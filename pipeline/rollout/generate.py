@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from verizero.pipeline.config.choices import ENVIRONMENT
 from verizero.pipeline.errors import EngineError
@@ -33,6 +33,19 @@ class Renderer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response without special tokens."""
         ...
+
+
+class ResponseKind(NamedTuple):
+    """One kind of response to each prompt of a batch.
+
+    Example: ResponseKind("rl greedy", 1, Sampling(512, temperature=0))
+    """
+
+    stream: str
+    """The name of its random stream."""
+    samples: int
+    """The number of responses to each prompt."""
+    sampling: Sampling
 
 
 @dataclass

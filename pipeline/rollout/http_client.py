@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.listening import address_towards
+from verizero.pipeline.host.network import address_towards
 from verizero.pipeline.rollout.server_client import ServerLost
 
 BRIEF_S = 5.0

@@ -2,65 +2,46 @@
 
 By default all open episodes go in step. Which turns are computed together then depends on numbers alone: the order of
 the episodes, and when each of them ends. So equal seeds give equal bytes, whichever environment answers first. With
-`EpisodeSetup.is_in_step` False, no episode waits for the slow environment of another (`async_player.py`), and the
-rounding of its log-probs depends on the calls that its turns happened to be in.
+`EpisodeSetup.is_in_step` False each samples its next turn as soon as its environment has answered (`AsyncPlayer`), so a
+slow tool delays its own episode only. Which turns are computed together then depends on time, so log-probs may differ
+in their last digits from run to run, and a resumed run may differ from one that was never killed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any
 
-from verizero.pipeline.environments.base import Environment
 from verizero.pipeline.environments.conversing import Conversing
-from verizero.pipeline.rollout.async_player import AsyncPlayer
-from verizero.pipeline.rollout.engine import Engine, Sampling
+from verizero.pipeline.environments.hosts import EnvironmentHost
+from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits, OpenEpisode
-from verizero.pipeline.rollout.next_turn import SeededEpisode, sample
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.types import Prompt, Rollout
-
-
-class Closable(Protocol):
-    """An object with processes or connections that end with the run."""
-
-    def close(self) -> None:
-        """End them."""
-        ...
-
-
-class EnvironmentMaker(Protocol):
-    """An environment's plug-in with its parameters."""
-
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
-        """Return a new environment for one episode."""
-        ...
 
 
 @dataclass(frozen=True)
 class EpisodeSetup:
     """The objects and limits that episodes are played with."""
 
-    environments: Mapping[str, EnvironmentMaker]
-    """By `Prompt.environment`."""
+    environments: Mapping[str, EnvironmentHost]
+    """The hosts by `Prompt.environment`; they end with the run."""
     conversing: Conversing
     limits: EpisodeLimits
     threads: Executor
     """Runs the environments."""
     max_open: int = 256
     """Most episodes that are open at a time."""
-    hosts: Sequence[Closable] = ()
-    """The hosts of the environments, which end with the run."""
     is_in_step: bool = True
     """All open episodes wait for the slowest environment, so that equal seeds give equal bytes."""
 
     def close(self) -> None:
         """End the environments' processes, then the threads that might wait for them."""
-        for host in self.hosts:
+        for host in self.environments.values():
             host.close()
         self.threads.shutdown(cancel_futures=True)
 
@@ -116,11 +97,6 @@ def play(
     return [rollouts[i] for i in range(len(episodes))]
 
 
-def task_seed_of(seed: int, prompt: Prompt) -> int:
-    """Return the seed of the task that all episodes of a prompt get, under the run's seed."""
-    return derive(seed, "task", prompt.id)
-
-
 def _seeded(
     setup: EpisodeSetup, prompts: Sequence[Prompt], samples: int, seed: int, stream: tuple[str | int, ...]
 ) -> Iterable[SeededEpisode]:
@@ -132,7 +108,7 @@ def _seeded(
         assert prompt.environment is not None
         plugin = setup.environments[prompt.environment]
         # One task for the whole group and for its greedy baseline, or their comparison means nothing.
-        task_seed = task_seed_of(seed, prompt)
+        task_seed = derive(seed, "task", prompt.id)
         for number in range(samples):
             names = (*stream, *prompt_names, number)
             sample_seed = derive(seed, "episode", *names)
@@ -149,3 +125,117 @@ def _advance(episodes: Sequence[OpenEpisode], threads: Executor) -> None:
         list(threads.map(OpenEpisode.advance, waiting))
         # A broken environment begins again, once for each retry.
         waiting = [e for e in waiting if not e.settle()]
+
+
+@dataclass(frozen=True)
+class SeededEpisode:
+    """An open episode, its index in a call of `play`, and its random numbers."""
+
+    episode: OpenEpisode
+    index: int
+    """The index of the episode among all of the call."""
+    first_seed: int
+    """The seed of the first turn: that of a response without environment."""
+    seed: int
+    """The root of all random numbers."""
+    seed_names: tuple[str | int, ...]
+    """The names from which the seeds of later turns are derived."""
+
+    def turn_seed(self) -> int:
+        """Return the seed of the next turn."""
+        turn = self.episode.turn
+        return self.first_seed if turn == 0 else derive(self.seed, "rollout", *self.seed_names, "turn", turn)
+
+
+def sample(engine: Engine, episodes: Sequence[SeededEpisode], sampling: Sampling) -> None:
+    """Sample the next turn of each of the episodes, and give it to them."""
+    # One call for each limit: a call has one max_tokens. Equal prompts, as of a group's first turn, are one request.
+    by_room: dict[int, dict[tuple[int, ...], list[SeededEpisode]]] = {}
+    for seeded in episodes:
+        room = seeded.episode.room(sampling.max_tokens)
+        by_room.setdefault(room, {}).setdefault(seeded.episode.ids, []).append(seeded)
+    for room, by_ids in sorted(by_room.items()):
+        requests = [
+            Request(ids, tuple(s.turn_seed() for s in same), tuple(s.index for s in same))
+            for ids, same in by_ids.items()
+        ]
+        answers = engine.generate(requests, replace(sampling, max_tokens=room))
+        for same, completions in zip(by_ids.values(), answers, strict=True):
+            for seeded, completion in zip(same, completions, strict=True):
+                seeded.episode.take(completion, engine.version)
+
+
+def sample_one(engine: Engine, seeded: SeededEpisode, sampling: Sampling) -> Completion:
+    """Return the next turn of one episode, in any thread, if the engine `answers_threads`."""
+    room = seeded.episode.room(sampling.max_tokens)
+    request = Request(seeded.episode.ids, (seeded.turn_seed(),), (seeded.index,))
+    ((completion,),) = engine.generate([request], replace(sampling, max_tokens=room))
+    return completion
+
+
+GRACE_S = 0.01
+"""Seconds to wait for more episodes after the first that is ready: a call for one row costs nearly that of many."""
+
+
+class AsyncPlayer:
+    """Plays open episodes without waiting: environments run in threads, and samples too in a thread-safe engine."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, threads: Executor, max_open: int) -> None:
+        """`threads` run the environments; at most `max_open` episodes are open at a time."""
+        self._engine, self._sampling, self._threads = engine, sampling, threads
+        # A thread-safe engine gets one thread for each open episode: the servers decide what runs together.
+        self._sampling_threads = ThreadPoolExecutor(max_open, "next-turn") if engine.answers_threads else None
+        self._pending: dict[Future[Any], tuple[int, Callable[[Any], object]]] = {}
+        """Work that has begun: the index of its episode, and the function that receives the result."""
+
+    def step(self, episodes: Sequence[SeededEpisode]) -> None:
+        """Give every open episode something to do, then take the results that are ready; wait if there are none yet.
+
+        Raises: EngineError.
+        """
+        busy = {index for index, _ in self._pending.values()}
+        ready = []
+        for seeded in episodes:
+            episode = seeded.episode
+            if seeded.index in busy or episode.ending is not None:
+                continue
+            if episode.awaits_environment:
+                # A broken environment begins again in a later step: `settle` leaves its episode with work to do.
+                future = self._threads.submit(episode.advance)
+                self._pending[future] = (seeded.index, partial(_settle, seeded))
+            else:
+                ready.append(seeded)
+        if self._sampling_threads is not None:
+            for seeded in ready:
+                completion = self._sampling_threads.submit(sample_one, self._engine, seeded, self._sampling)
+                self._pending[completion] = (seeded.index, partial(_take, self._engine, seeded))
+        elif ready:
+            # This thread is busy until all of these have their turn; environments work on meanwhile.
+            sample(self._engine, ready, self._sampling)
+            self._take_results(timeout=0)
+            return
+        self._take_results(timeout=None)
+
+    def close(self) -> None:
+        """Wait for the work that has begun and drop its results: an environment must not be closed while it works."""
+        for future in self._pending:
+            future.cancel()
+        wait(self._pending)
+        if self._sampling_threads is not None:
+            self._sampling_threads.shutdown()
+
+    def _take_results(self, timeout: float | None) -> None:
+        done, rest = wait(self._pending, timeout, FIRST_COMPLETED)
+        if self._sampling_threads is None and done:
+            done |= wait(rest, GRACE_S).done
+        for future in sorted(done, key=lambda f: self._pending[f][0]):
+            _, receive = self._pending.pop(future)
+            receive(future.result())
+
+
+def _settle(seeded: SeededEpisode, _: None) -> None:
+    seeded.episode.settle()
+
+
+def _take(engine: Engine, seeded: SeededEpisode, completion: Completion) -> None:
+    seeded.episode.take(completion, engine.version)

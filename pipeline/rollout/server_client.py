@@ -32,7 +32,6 @@ class ServerSetup:
     """The run's folder, which ranks and servers on other machines may see too."""
     field: str
     """The recipe's section with the servers' parameters, for error messages."""
-    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +100,6 @@ class Client(Protocol):
     @property
     def params(self) -> ServerParams:
         """The recipe's parameters."""
-        ...
-
-    @property
-    def way(self) -> str:
-        """The name of the transport of weights, for the records of a run."""
         ...
 
     def programs(self) -> Sequence[Program]:

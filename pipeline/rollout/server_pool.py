@@ -1,6 +1,6 @@
 """A pool of servers as the rollout engine: started by the run, or given by URL, of any kind (`server_client`).
 
-The responses of a group and the turns of an episode go to one server, as far as others have work (`dealing.py`). A
+The responses of a group and the turns of an episode go to one server, as far as others have work (`server_queue.py`). A
 server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
 all servers piece by piece, in one pass; a dead server does not delay the others.
 
@@ -22,11 +22,41 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from verizero.pipeline.errors import EngineError, VerizeroError
-from verizero.pipeline.rollout.dealing import Deal, Homes, ResponseIndex
+from verizero.pipeline.host.child import GRACE_S, NotReady, end, start, wait_until, watched
+from verizero.pipeline.host.network import LOOPBACK, answers, free_port
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
-from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, ServerSetup
-from verizero.pipeline.rollout.server_process import ServerProcess
-from verizero.pipeline.rollout.weights import CountedWeights, Published
+from verizero.pipeline.rollout.server_client import Client, Program, Server, ServerLost, ServerSetup
+from verizero.pipeline.rollout.server_queue import Deal, Homes, ResponseIndex
+from verizero.pipeline.rollout.weights import CountedWeights
+
+
+class ServerProcess:
+    """One server on this machine; `url` answers once `wait` has returned."""
+
+    def __init__(self, program: Program, log: Path) -> None:
+        self.log = log
+        # Another process may take the port first; the server then ends, and `wait` reports its log.
+        port = free_port()
+        self.url = f"http://{LOOPBACK}:{port}"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = watched([*program.command, "--host", LOOPBACK, "--port", str(port)])
+        self.process = start(command, log=log, env=program.environment or None)
+
+    def wait(self, timeout_s: float, what: str, field: str) -> None:
+        """Wait until the server answers. `what` it is, and the recipe's `field` of the timeout, are for messages.
+
+        Raises: EngineError with the log's last lines if the server ends, or does not answer in time.
+        """
+        try:
+            wait_until(lambda: answers(f"{self.url}/health"), self.process, self.log, timeout_s)
+        except NotReady as exc:
+            remedy = f"raise {field}, or see why: " if exc.status is None else ""
+            raise EngineError(f"{what} {exc.what}; {remedy}{exc.tail}") from exc
+
+    def close(self) -> None:
+        """End the server and all its processes; kill those that do not end in time."""
+        end(self.process, grace_s=2 * GRACE_S)  # twice the time after which its watcher kills it
+
 
 LEAVE_S = 10.0
 """Seconds that `close` waits for process groups to be destroyed: a process that ends during that is aborted. A send to
@@ -65,7 +95,7 @@ class ServerPool:
         peers: None for a run of one rank. Raises: EngineError if a server does not start.
         """
         self.client, self.setup = client, setup
-        self.published: Published | None = None
+        self._num_bytes: int | None = None
         self.version = -1
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
@@ -102,7 +132,6 @@ class ServerPool:
         A lost server that was given by URL and restarted since is used again. All ranks must call this.
         Raises: EngineError if no server is left.
         """
-        start = time.perf_counter()
         # After this all ranks have the same servers, and no request is being answered: weights may change.
         self._share_losses()
         with_base = self._by_first_rank(self._take_back)
@@ -120,7 +149,7 @@ class ServerPool:
         have = {s.url: s for s in self.servers}
         self.servers = [have.get(url) or self.client.connect(url) for url in urls]
         self.version = version
-        self.published = Published(self.client.way, time.perf_counter() - start, weights.num_bytes)
+        self._num_bytes = weights.num_bytes
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
@@ -148,7 +177,7 @@ class ServerPool:
 
         Counts of other ranks are as of that publish.
         """
-        num_bytes = {} if self.published is None else {"publish/bytes": float(self.published.num_bytes)}
+        num_bytes = {} if self._num_bytes is None else {"publish/bytes": float(self._num_bytes)}
         return num_bytes | {
             "servers/alive": float(len(self.servers)),
             "servers/lost": float(len(self.lost)),
@@ -217,7 +246,8 @@ class ServerPool:
         asked = [*self.servers, *self._may_return]
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
             # All at once: each server that is still gone takes its whole timeout.
-            restarted = [s for s, is_new in zip(asked, pool.map(_was_restarted, asked), strict=True) if is_new]
+            answers = pool.map(lambda server: server.was_restarted(), asked)
+            restarted = [server for server, is_new in zip(asked, answers, strict=True) if is_new]
         self.servers += [s for s in self._may_return if s in restarted]
         self._may_return = [s for s in self._may_return if s not in restarted]
         return bool(restarted)
@@ -336,10 +366,6 @@ class ServerPool:
             process.close()
         self._processes = []
         self.client.close()
-
-
-def _was_restarted(server: Server) -> bool:
-    return server.was_restarted()
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:

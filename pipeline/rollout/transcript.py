@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,9 +10,82 @@ from dataclasses import dataclass, field, replace
 from verizero.pipeline.environments.base import Start, ToolSchema
 from verizero.pipeline.environments.conversing import Conversing, NextPrompt, ReadTurn, mark_not_from_policy
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.branches import Branch, find_continued_turn, with_experts
 from verizero.pipeline.rollout.engine import Completion
-from verizero.pipeline.types import Message, Prompt, Turn
+from verizero.pipeline.types import Message, Prompt, Routing, Turn
+
+
+@dataclass
+class Branch:
+    """One row: its conversation, the tools that it was shown, and its turns."""
+
+    tools: tuple[ToolSchema, ...] = ()
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """For each turn the number of messages up to that of the policy, this one included."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens of the row."""
+        return tuple(token for turn in self.turns for ids in (turn.observed, turn.sampled) for token in ids)
+
+    def up_to(self, turn: int) -> Branch:
+        """Return a row that begins with the turns of this one up to number `turn`, which do not train in it."""
+        shared = [replace(t, trains=False, reward=None, kept=None, routing=None) for t in self.turns[: turn + 1]]
+        return Branch(self.tools, self.messages[: self.ends[turn]], shared, self.ends[: turn + 1])
+
+
+def find_continued_turn(
+    branches: Sequence[Branch], history: Sequence[Message], tools: Sequence[ToolSchema]
+) -> tuple[int, int] | None:
+    """Return the (row, turn) that `history` continues: the turn up to which most of its messages are the same.
+
+    None: it begins with no turn of the policy, or the tools changed. Of equally long rows the newest is taken.
+    """
+    longest: tuple[int, int, int] | None = None
+    for row, branch in enumerate(branches):
+        if list(branch.tools) != list(tools):
+            continue
+        same = 0
+        while same < min(len(history), len(branch.messages)) and is_same(history[same], branch.messages[same]):
+            same += 1
+        matches = [(end, row, turn) for turn, end in enumerate(branch.ends) if end <= min(same, len(history) - 1)]
+        longest = max([*matches, *([longest] if longest is not None else [])], default=None)
+    return None if longest is None else longest[1:]
+
+
+def is_same(sent: Message, shown: Message) -> bool:
+    """True if a message that an agent sent back has the words and calls of the message that it was shown.
+
+    Thinking may be left out, and a tool's name; arguments are compared as values, not as text.
+    """
+    if (sent.role, sent.content) != (shown.role, shown.content):
+        return False
+    if sent.role == "tool":
+        return sent.answers == shown.answers
+    return [_canonical(c.name, dict(c.arguments)) for c in sent.calls] == [
+        _canonical(c.name, dict(c.arguments)) for c in shown.calls
+    ]
+
+
+def _canonical(name: str, arguments: dict[str, object]) -> str:
+    return json.dumps([name, arguments], sort_keys=True, ensure_ascii=False)
+
+
+def with_experts(turns: list[Turn], routing: Routing | None) -> list[Turn]:
+    """Return the turns of a row with their experts. `routing` has those of the whole row, position by position."""
+    if routing is None:
+        return turns
+    width = 2 * routing.layers * routing.top_k  # bytes of a position: int16
+    out, position = [], 0
+    for k, turn in enumerate(turns):
+        # The last sampled token of a turn is an input only of the next turn.
+        end = position + len(turn.observed) + len(turn.sampled) - (k == 0)
+        if turn.routing is None:
+            turn = replace(turn, routing=replace(routing, experts=routing.experts[position * width : end * width]))
+        out.append(turn)
+        position = end
+    return out
 
 
 @dataclass
@@ -66,8 +140,8 @@ class Transcript:
         self.messages = list(opening)
         self.observed = self.conversing.begin(self.prompt, start.messages, start.tools)
 
-    def add(self, completion: Completion, policy_version: int, state: str | None) -> None:
-        """Add a turn of the policy; call `read` next. `state`: the environment's state before the turn."""
+    def add(self, completion: Completion, policy_version: int) -> None:
+        """Add a turn of the policy; call `read` next."""
         turn = Turn(
             observed=self.observed,
             sampled=completion.token_ids,
@@ -75,7 +149,6 @@ class Transcript:
             finish_reason=completion.finish_reason,
             policy_version=policy_version,
             kept=completion.kept,
-            state=state,
             number=len(self.turns),
             num_new=self.num_new,
         )
@@ -100,17 +173,6 @@ class Transcript:
         """Give the last turn a reward."""
         self.turns[-1] = self.branch.turns[-1] = replace(self.turns[-1], reward=reward)
 
-    def num_prompt(self, history: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        """Return the number of tokens in the prompt of a next turn that is shown `history`; nothing changes."""
-        continued = find_continued_turn(self.branches, history, tools)
-        if continued is None:
-            return len(self.conversing.begin(self.prompt, history, tools))
-        row, turn = continued
-        branch = self.branches[row].up_to(turn)
-        next_prompt = self._next_prompt(branch, history[branch.ends[-1] :])
-        num_before = len(branch.ids) if next_prompt.fork is None else 0
-        return num_before + sum(len(piece.ids) for piece in next_prompt.pieces)
-
     def continue_with(self, history: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> None:
         """Show a whole history: continue a row that begins with the same messages, or begin a new row."""
         continued = find_continued_turn(self.branches, history, tools)
@@ -128,17 +190,15 @@ class Transcript:
 
     def show(self, new: tuple[Message, ...]) -> None:
         """Show messages after the last turn of the row."""
-        next_prompt = self._next_prompt(self.branch, new)
+        branch = self.branch
+        sampled, finish_reason = [tuple(turn.sampled) for turn in branch.turns], branch.turns[-1].finish_reason
+        next_prompt = self.conversing.extend(branch.messages, new, branch.tools, sampled, finish_reason)
         self.messages += new
         if next_prompt.fork is None:
             self._continue_row(next_prompt)
         else:
             self._repeat_in_a_row(next_prompt)
         self.branch.messages += mark_not_from_policy(new)
-
-    def _next_prompt(self, branch: Branch, new: Sequence[Message]) -> NextPrompt:
-        sampled, finish_reason = [tuple(turn.sampled) for turn in branch.turns], branch.turns[-1].finish_reason
-        return self.conversing.extend(branch.messages, tuple(new), branch.tools, sampled, finish_reason)
 
     def _begin_branch(self, branch: Branch) -> None:
         self.branches.append(branch)

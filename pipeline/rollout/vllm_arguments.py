@@ -1,12 +1,11 @@
-"""vLLM's arguments and sampling options by the recipe, and checks of vLLM's answers."""
+"""vLLM's arguments and sampling options by the recipe, its servers' command and variables, checks of its answers."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
@@ -14,8 +13,8 @@ from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_adapters import IN_BITS, adapter_arguments
-from verizero.pipeline.rollout.vllm_records import recordable_options, recording_arguments
+from verizero.pipeline.rollout.vllm_records import choose_runner, recordable_options, recording_arguments
+from verizero.pipeline.rollout.weights import ADAPTER_NUMBER
 from verizero.pipeline.types import FinishReason
 
 if TYPE_CHECKING:
@@ -30,6 +29,17 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+Way = Literal["gloo", "nccl"]
+SERVER_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for weights; the server listens on this machine only
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # and that for adapters
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
+    "VLLM_NO_USAGE_STATS": "1",
+}
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's argument `max_lora_rank`."""
+NOWHERE = "as published"
+"""vLLM wants a path of adapters. It reads none while it has those of that number."""
 TOKENS_A_STEP = 4096
 LONGEST_FIELD = "the engine's room (rollout.vllm.max_model_tokens)"
 RECIPE_FIELDS = {
@@ -46,7 +56,6 @@ RECIPE_FIELDS = {
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
     "enable_sleep_mode": "rollout.vllm.sleep",
     "worker_extension_cls": "nothing: it takes the weights",
-    "quantization": "rollout.vllm.quantization",
     "distributed_executor_backend": "nothing: it follows from the ranks",
     "weight_transfer_config": "rollout.vllm.transfer",
     "seed": "seed",
@@ -71,14 +80,15 @@ def import_vllm() -> ModuleType:
     return worker
 
 
-def save_shape(policy: EngineModel, folder: str) -> None:
-    """Write the configuration of the policy, and of its base's bits, from which vLLM makes a model without weights."""
-    policy.model.config.save_pretrained(folder)
-    kinds = {} if policy.adapters is None else dict(policy.adapters.kinds)
-    if kinds:
-        file = Path(folder) / "config.json"
-        more = {"quantization_config": {"quant_method": IN_BITS, "kinds": kinds}}
-        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+def checked_arguments(vllm: Any, policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine on this machine; `vllm`: the module that imports it.
+
+    Raises: ConfigError for what this build of vLLM cannot do, and for an argument that it does not take.
+    """
+    choose_runner(policy.records, vllm.why_no_records())
+    check_arguments(config.arguments, vllm.argument_names())
+    check_heads(policy.model.config, vllm.head_sizes())
+    return engine_arguments(policy, config, max_rows) | device_arguments(policy, config, max_rows, vllm.on_cpu())
 
 
 def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
@@ -93,7 +103,6 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
         "logprobs_mode": "processed_logprobs",
         "max_num_seqs": max_rows,
         "tensor_parallel_size": config.tensor_parallel,
-        **({} if config.quantization is None else {"quantization": config.quantization}),
         **({} if policy.adapters is None else adapter_arguments(policy.adapters.config)),
         "disable_log_stats": True,
         **recording_arguments(policy.records),
@@ -107,15 +116,11 @@ def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_
 
     On the CPU a prompt is computed in one step: for a prompt in two steps vLLM must rewind the random numbers of its
     seed, which its CPU build cannot. Compiling takes minutes there and gains little; on GPUs a step without CUDA
-    graphs waits for the CPU. Raises: ConfigError for what vLLM's CPU build cannot compute.
+    graphs waits for the CPU.
     """
     eager = on_cpu if config.enforce_eager is None else config.enforce_eager
     if not on_cpu:
         return {"gpu_memory_utilization": config.memory_share, "enforce_eager": eager}
-    if config.quantization is not None:
-        raise ConfigError(
-            f"rollout.vllm.quantization={config.quantization}: vLLM's CPU build has no such kernels; drop it here"
-        )
     longest = config.max_model_tokens or policy.longest or 0
     return {
         "enforce_eager": eager,
@@ -189,3 +194,89 @@ def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
         raise EngineError(
             f"a response was drawn by weights of {actual}, and version {version} was published; restart the run"
         )
+
+
+def adapter_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine for adapters; `config`: peft's.
+
+    Raises: ConfigError for a rank that vLLM does not compute.
+    """
+    if config.r > RANKS[-1]:
+        raise ConfigError(
+            f"train.lora.rank={config.r}, and vLLM computes adapters of at most {RANKS[-1]}; lower it, or set "
+            "rollout.engine: torch"
+        )
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in RANKS if r >= config.r)}
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Return what vLLM reads of peft's configuration, in a form that JSON has."""
+    return {
+        "peft_type": "LORA",
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": sorted(config.target_modules),
+        "bias": config.bias,
+    }
+
+
+def check_adapters(of_workers: Any, whose: str) -> None:
+    """Raise EngineError unless each worker reports the published adapters and no others; `whose` begins the message."""
+    if not of_workers or any(numbers != [ADAPTER_NUMBER] for numbers in of_workers):
+        raise EngineError(
+            f"{whose} has the adapters {of_workers} on its workers after number {ADAPTER_NUMBER} was "
+            "published; restart it"
+        )
+
+
+def environments(config: VllmConfig, on_cpu: bool, num_seen: int) -> list[dict[str, str]]:
+    """Return the environment variables of each server that a run starts; `num_seen`: the GPUs that rank 0 sees.
+
+    Raises: ConfigError if there are GPUs and the recipe names none for the servers, or if it names GPUs without any.
+    """
+    if on_cpu:
+        if config.devices:
+            raise ConfigError("rollout.vllm.devices names GPUs, and vLLM's build here is the CPU's; drop it")
+        return [{} for _ in range(config.servers)]
+    if not config.devices:
+        raise ConfigError(
+            f"rollout.vllm.devices is empty, so the {config.servers} servers would start on GPU 0 next to rank 0; name "
+            "the GPUs of each, e.g. devices: [[6], [7]], beyond those of launch.gpus_per_node"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": visible(gpus, num_seen)} for gpus in config.devices]
+
+
+def variables(more: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return the variables of a server: this process's, those that every server has, and `more`."""
+    merged = {**os.environ, **SERVER_ENVIRONMENT, **more}
+    merged.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
+    return merged
+
+
+def visible(devices: Sequence[int], num_seen: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Return CUDA_VISIBLE_DEVICES of a server on these GPUs, which are numbered as this process sees them.
+
+    `num_seen`: how many this process sees. Raises: ConfigError for one that it does not see.
+    """
+    names = environment.get("CUDA_VISIBLE_DEVICES", "")
+    seen = [name.strip() for name in names.split(",")] if names.strip() else [str(i) for i in range(num_seen)]
+    if missing := [gpu for gpu in devices if gpu >= len(seen)]:
+        raise ConfigError(
+            f"rollout.vllm.devices names GPU {missing[0]}, and rank 0 sees {len(seen)} "
+            + (f"(CUDA_VISIBLE_DEVICES={names})" if names else "on this machine")
+            + "; name GPUs below that number, or start rank 0 where it sees those of the servers too"
+        )
+    return ",".join(seen[gpu] for gpu in devices)
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of vLLM's engine as options of its command line."""
+    out: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+            out += [f"--{flag}", text]
+    return out

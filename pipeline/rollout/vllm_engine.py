@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,21 +21,19 @@ from verizero.pipeline.errors import ConfigError, EngineError, boundary
 from verizero.pipeline.models.strictness import unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.vllm_adapters import NAME, NOWHERE, NUMBER, check_adapters, settings_of
 from verizero.pipeline.rollout.vllm_arguments import (
     LONGEST_FIELD,
-    check_arguments,
-    check_heads,
+    NOWHERE,
+    check_adapters,
     check_spans,
-    device_arguments,
-    engine_arguments,
+    checked_arguments,
     finish_reason,
     import_vllm,
     options,
-    save_shape,
+    settings_of,
 )
-from verizero.pipeline.rollout.vllm_records import choose_runner, kept_tokens, routing
-from verizero.pipeline.rollout.weights import CountedWeights, Published
+from verizero.pipeline.rollout.vllm_records import kept_tokens, routing
+from verizero.pipeline.rollout.weights import ADAPTER_NAME, ADAPTER_NUMBER, CountedWeights
 
 SleepLevel = Literal[1, 2]
 """1: while vLLM sleeps, its weights are in the CPU's memory; 2: it drops them, and they are sent again."""
@@ -62,30 +59,25 @@ class VllmEngine:
         # The base of adapters comes only once.
         self._sleep_level: SleepLevel = sleep_level if policy.adapters is None else 1
         self.policy, self.config = policy, config
-        self.published: Published | None = None
+        self._num_bytes: int | None = None
         self.version = -1
         self._num_requests = 0
         self._asleep = False
         if VllmEngine._live:
             raise EngineError("this process has one vLLM engine already; close it first")
         self._vllm = vllm or import_vllm()
-        choose_runner(policy.records, self._vllm.why_no_records())
-        check_arguments(config.arguments, self._vllm.argument_names())
-        check_heads(policy.model.config, self._vllm.head_sizes())
+        arguments = checked_arguments(self._vllm, policy, config, max_rows)
         self.sleep_note = self._why_no_sleep()
-        self._lora_request = None if policy.adapters is None else self._vllm.lora_request(NAME, NUMBER, NOWHERE)
+        named = ADAPTER_NAME, ADAPTER_NUMBER, NOWHERE  # a number stands for the same adapters always
+        self._lora_request = None if policy.adapters is None else self._vllm.LoRARequest(*named)
         """Named in each request for a response."""
-        arguments = {
-            **engine_arguments(policy, config, max_rows),
-            **self._device_arguments(max_rows),
-            **config.arguments,
-        }
+        arguments |= self._arguments_of_ranks() | config.arguments
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
         # Checked before vLLM starts, because vLLM forms the default group if there is none.
         self._own_group = not torch.distributed.is_initialized()
         # vLLM needs the shape of the model only, as the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
-            save_shape(policy, self._folder.name)
+            policy.model.config.save_pretrained(self._folder.name)
             with local_rank_of(policy.model.device, self._vllm.on_cpu()), unswitched():
                 self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
@@ -98,7 +90,6 @@ class VllmEngine:
 
         Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
         """
-        start = time.perf_counter()
         adapters = self.policy.adapters
         weights = CountedWeights(self.policy.published(with_base=self.version < 0))
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
@@ -114,8 +105,7 @@ class VllmEngine:
                 raise EngineError("vLLM kept its prefix cache, so old weights would be mixed with new; restart the run")
             engine.set_weight_version(str(version))
             self.version = int(engine.get_weight_version())
-        way = "in place" if adapters is None else "adapters"
-        self.published = Published(way, time.perf_counter() - start, weights.num_bytes)
+        self._num_bytes = weights.num_bytes
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
@@ -163,7 +153,7 @@ class VllmEngine:
 
     def counts(self) -> Mapping[str, float]:
         """Return the bytes of the last publish: those of adapters alone, if it takes them."""
-        return {} if self.published is None else {"publish/bytes": float(self.published.num_bytes)}
+        return {} if self._num_bytes is None else {"publish/bytes": float(self._num_bytes)}
 
     def close(self) -> None:
         """Release vLLM's memory. The trainer's own process group stays."""
@@ -211,9 +201,9 @@ class VllmEngine:
             return "vLLM's CPU build has no sleep mode"
         return None if self.config.sleep else "rollout.vllm.sleep is off"
 
-    def _device_arguments(self, max_rows: int) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine that depend on the device and on the ranks."""
-        arguments = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
+    def _arguments_of_ranks(self) -> dict[str, Any]:
+        """Return the arguments of an engine in this process that depend on the device and on the ranks."""
+        arguments: dict[str, Any] = {}
         if not self._vllm.on_cpu():
             arguments["enable_sleep_mode"] = self.sleep_note is None
         # The ranks of the launched group are vLLM's workers. Its own executor would take the first GPU on each of them.

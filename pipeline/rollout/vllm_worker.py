@@ -27,7 +27,6 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
-from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferEngine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
@@ -38,14 +37,18 @@ from vllm.sampling_params import RequestOutputKind
 
 from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.models.lora import is_factor
-from verizero.pipeline.rollout import vllm_quantized  # noqa: F401 - vLLM then knows bases in bits
-from verizero.pipeline.rollout.vllm_adapters import NAME, NUMBER
-from verizero.pipeline.rollout.weight_group import broadcast, join_group, rendezvous
-from verizero.pipeline.rollout.weights import Named, of_folder
+from verizero.pipeline.rollout.weights import (
+    ADAPTER_NAME,
+    ADAPTER_NUMBER,
+    Named,
+    broadcast,
+    join_group,
+    rendezvous,
+)
 
 T = TypeVar("T")
-TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl", "ipc": "verizero_ipc", "folder": "verizero_gloo"}
-"""Transport of weights -> the name under which vLLM knows our engine of it; a folder needs none."""
+TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl"}
+"""Transport of weights -> the name under which vLLM knows our engine of it."""
 
 
 def on_cpu() -> bool:
@@ -159,11 +162,6 @@ def sampling_params(**options: Any) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
 
 
-def lora_request(name: str, number: int, folder: str) -> Any:
-    """Return vLLM's name for the adapters in a folder; each number stands for the same adapters always."""
-    return LoRARequest(name, number, folder)
-
-
 def start_reload(model: Any, model_config: Any) -> set[str]:
     """Make the model ready for new weights; return the names of all weights that must come."""
     # A sender that died amid an earlier update left the model half reloaded: tied weights are separate, and the weights
@@ -257,10 +255,6 @@ class WorkerExtension:
             receiver.load_weights(weights)
             receiver.finish()
 
-    def load_folder(self, folder: str) -> None:
-        """Load the weights of a saved folder."""
-        self.load_named(of_folder(folder))
-
     def put_adapters(self, settings: dict[str, Any]) -> list[int]:
         """Use the adapters that came last in place of all others; return the numbers of those that vLLM then has.
 
@@ -274,7 +268,7 @@ class WorkerExtension:
         with tempfile.TemporaryDirectory(prefix="verizero-adapters-") as folder:
             save_file(model.verizero_factors, Path(folder) / "adapter_model.safetensors")
             (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
-            worker.add_lora(lora_request(NAME, NUMBER, folder))
+            worker.add_lora(LoRARequest(ADAPTER_NAME, ADAPTER_NUMBER, folder))
         model.verizero_factors = {}
         return sorted(worker.list_loras())
 
@@ -363,10 +357,6 @@ class NcclTransfer(ChecksCompleteness, NCCLWeightTransferEngine):  # type: ignor
     """Receives weights by broadcast from the trainer's GPU."""
 
 
-class IpcTransfer(ChecksCompleteness, IPCWeightTransferEngine):  # type: ignore[misc, unused-ignore]
-    """Reads weights in the trainer's memory on the same GPU."""
-
-
 def open_nccl(client: Any, source: Any, address: str, port: int, world_size: int, buffer_bytes: int) -> Any:
     """Return vLLM's sender over NCCL, rank 0 of `world_size`; the server's workers join through `client`."""
     info = NCCLTrainerInitInfo(
@@ -380,18 +370,12 @@ def open_nccl(client: Any, source: Any, address: str, port: int, world_size: int
     return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
-def open_ipc(client: Any, source: Any, buffer_bytes: int) -> Any:
-    """Return vLLM's sender of memory on the same GPU."""
-    info = IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=buffer_bytes, rank=0)
-    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
-
-
 def metadata_of(bucket: list[tuple[str, Tensor]]) -> list[Any]:
     """Return names, types and shapes of some weights, as vLLM's senders announce them."""
     return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket]
 
 
 # vLLM refuses a second registration of a name, and the module may be imported under two paths.
-for transport, transfer in (("gloo", GlooTransfer), ("nccl", NcclTransfer), ("ipc", IpcTransfer)):
+for transport, transfer in (("gloo", GlooTransfer), ("nccl", NcclTransfer)):
     if TRANSFERS[transport] not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(TRANSFERS[transport], transfer)

@@ -12,56 +12,49 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.models.strictness import unswitched
-from verizero.pipeline.rollout.continuation import PartialBatch, ResponseKind, continue_batch
-from verizero.pipeline.rollout.generate import Count, Generation
+from verizero.pipeline.rollout.generate import Count, Generation, ResponseKind, generate_rollouts
 from verizero.pipeline.run.dealing import share_of
-from verizero.pipeline.run.rollouts import EarlyReader, SynchronousSource, confirm_published
+from verizero.pipeline.run.rollouts import EarlyReader, RolloutSource, confirm_published
 from verizero.pipeline.run.state import InFlightBatch
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Prompt, Rollout
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 @dataclass
 class _InFlight:
     batch: InFlightBatch
-    partial: PartialBatch
-    done: Future[None]
+    rollouts: Future[list[list[Rollout]]]
+    """The responses of this rank: for each kind, prompt by prompt."""
+    kinds: tuple[ResponseKind, ...]
 
 
-class AheadSource(SynchronousSource):
+class AheadSource(RolloutSource):
     """Generates batches for later steps in a thread of its own, and those of the present step as they are needed."""
 
     def __init__(
-        self,
-        generation: Generation,
-        ranks: Ranks,
-        tokens_per_version: int | None,
-        engine_copy: Any = None,
-        device: torch.device = CPU,
+        self, generation: Generation, ranks: Ranks, engine_copy: Any = None, device: torch.device = CPU
     ) -> None:
         """Make the source and its thread.
 
-        `tokens_per_version`: tokens of a response that one version of the weights samples before the next version
-        continues it; None: a version samples whole responses.
         `engine_copy`: the module that the engine reads weights from, if that is not the trainer's. Then new weights can
         be published while a batch is being generated: a copy waits for its end. Otherwise publishing waits for it.
         `device`: where the policy is.
         """
         super().__init__(generation, ranks)
-        self._tokens_per_version, self._engine_copy, self._device = tokens_per_version, engine_copy, device
+        self._engine_copy, self._device = engine_copy, device
         self._queue: deque[_InFlight] = deque()
         self._thread = ThreadPoolExecutor(1, "generation")
-        self._last: Future[None] | None = None
+        self._last: Future[Any] | None = None
         self._rests = False
         """The engine rests, or has been woken by the trainer's thread since."""
 
@@ -78,35 +71,30 @@ class AheadSource(SynchronousSource):
         reader: EarlyReader | None,
         count: Count | None = None,
     ) -> list[Rollout]:
-        """Complete the oldest batch in flight; if there is none, sample now with the engine's present weights."""
+        """Return the oldest batch in flight; if there is none, sample now with the engine's present weights."""
         if not self._queue:
             self.wait()
             return self.sample(prompts, kinds, stream, reader, count)
         # The oldest first: the thread completes batches in the order of their start.
-        entry = self._queue.popleft()
-        entry.done.result()
-        if self._tokens_per_version is not None:  # the present version samples all that is left
-            self._submit(partial(self._continue, entry.partial, None)).result()
-        return [rollout for kind in entry.partial.rollouts for rollout in kind]
+        return [rollout for of_kind in self._queue.popleft().rollouts.result() for rollout in of_kind]
 
     def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
-        """Generate the batch, or its first piece, as soon as everything before it is done."""
+        """Generate the batch as soon as everything before it is done."""
         if self._rests:
             # Some engines wake with the policy's weights. The thread would read them while the policy trains on.
             self.wait()
             self.engine.generate([], kinds[0].sampling)
             self._rests = False
-        partial_batch = self._partial(batch, kinds)
-        done = self._submit(partial(self._continue, partial_batch, self._tokens_per_version))
-        self._queue.append(_InFlight(batch, partial_batch, done))
+        prompts, stream = share_of(self.ranks, batch.prompts).prompts, (batch.step, "ahead", batch.number)
 
-    def advance(self) -> None:
-        """Generate the next piece of each batch in flight, where responses are generated in pieces."""
-        if self._tokens_per_version is None:
-            return
-        for entry in self._queue:
-            # `done` is replaced by the newest piece's: the thread works in order, so it covers the earlier ones.
-            entry.done = self._submit(partial(self._continue, entry.partial, self._tokens_per_version))
+        def generate() -> list[list[Rollout]]:
+            # Random numbers are named by the step, so they depend on neither engine nor time.
+            return [
+                generate_rollouts(self.generation, prompts, kind.samples, kind.sampling, kind.stream, *stream)
+                for kind in kinds
+            ]
+
+        self._queue.append(_InFlight(batch, self._submit(generate), tuple(kinds)))
 
     def publish(self, backend: Backend, version: int) -> None:
         """Give the engine the policy's weights. Batches that were started before are sampled by older ones."""
@@ -118,7 +106,7 @@ class AheadSource(SynchronousSource):
         weights = {name: w.detach().clone() for name, w in backend.whole_model().state_dict().items()}
 
         def take_weights() -> None:
-            # Runs in the generating thread, hence between two pieces and never inside one.
+            # Runs in the generating thread, hence between two batches and never inside one.
             with unswitched():
                 self._engine_copy.load_state_dict(weights)
                 confirm_published(self.engine, version)
@@ -131,7 +119,7 @@ class AheadSource(SynchronousSource):
         if self._last is not None:
             self._last.result()
         for entry in self._queue:
-            entry.done.result()
+            entry.rollouts.result()
 
     def free_memory(self) -> None:
         """Let the engine give its memory back if no batch is in flight, as in stages that sample nothing."""
@@ -148,17 +136,15 @@ class AheadSource(SynchronousSource):
 
     def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
         """Put the batch into the queue with this rank's share of its responses."""
-        partial_batch, indices = self._partial(batch, kinds), share_of(self.ranks, batch.prompts).indices
-        for kind, rollouts in zip(kinds, batch.rollouts, strict=True):
-            rollouts_of_rank = [
-                r for index in indices for r in rollouts[index * kind.samples : (index + 1) * kind.samples]
+        indices, done = share_of(self.ranks, batch.prompts).indices, Future[list[list[Rollout]]]()
+        # Responses are stored in the order of all prompts, so any number of ranks can take shares.
+        done.set_result(
+            [
+                [r for index in indices for r in rollouts[index * kind.samples : (index + 1) * kind.samples]]
+                for kind, rollouts in zip(kinds, batch.rollouts, strict=True)
             ]
-            # Responses are stored in the order of all prompts, so any number of ranks can take shares.
-            partial_batch.rollouts.append(rollouts_of_rank)
-        done: Future[None] = Future()
-        # Its pieces so far came from the checkpoint; the next `advance` or `generate` continues it.
-        done.set_result(None)
-        self._queue.append(_InFlight(replace(batch, rollouts=[]), partial_batch, done))
+        )
+        self._queue.append(_InFlight(replace(batch, rollouts=[]), done, tuple(kinds)))
 
     def drop(self) -> None:
         """Drop all batches in flight."""
@@ -171,30 +157,21 @@ class AheadSource(SynchronousSource):
         self._thread.shutdown(wait=True, cancel_futures=True)
         super().close()
 
-    def _partial(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> PartialBatch:
-        prompts = share_of(self.ranks, batch.prompts).prompts
-        return PartialBatch(tuple(prompts), tuple(kinds), (batch.step, "ahead", batch.number))
-
-    def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
-        continue_batch(batch, self.generation, max_new_tokens)
-
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
-        before, self._last = self._last, self._thread.submit(_on_device(self._device, _unless_failed(self._last, work)))
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        before, last = self._last, self._thread.submit(_on_device(self._device, _unless_failed(self._last, work)))
+        self._last = last
         if before is not None and before.done():
             before.result()  # report an earlier error now instead of at the next wait
-        return self._last
+        return last
 
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
         """Return the responses of all ranks by kind, in the order of the batch's prompts; empty on ranks above 0."""
-        indices_and_rollouts = (share_of(self.ranks, entry.batch.prompts).indices, entry.partial.rollouts)
         # A collective: all ranks hold the same batches in the same order, so they meet here for each.
-        gathered = self.ranks.exchange(
-            [indices_and_rollouts if rank == 0 else ([], []) for rank in range(self.ranks.size)]
-        )
+        gathered = self.ranks.gather((share_of(self.ranks, entry.batch.prompts).indices, entry.rollouts.result()))
         if not self.ranks.is_first:
             return []
         whole: list[list[Rollout]] = []
-        for index, kind in enumerate(entry.partial.kinds):
+        for index, kind in enumerate(entry.kinds):
             by_index = {
                 prompt: rollouts[index][i * kind.samples : (i + 1) * kind.samples]
                 for indices_of_rank, rollouts in gathered
@@ -204,20 +181,20 @@ class AheadSource(SynchronousSource):
         return whole
 
 
-def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Callable[[], None]:
+def _unless_failed(before: Future[Any] | None, work: Callable[[], T]) -> Callable[[], T]:
     """Return the work, which raises instead if the task before it failed: its weights or tokens would be wrong."""
 
-    def run() -> None:
+    def run() -> T:
         if before is not None and before.done() and before.exception() is not None:
             raise EngineError("an earlier generation or publish of the same thread failed") from before.exception()
         # Gradient mode belongs to a thread, and this one does not inherit the trainer's.
         with torch.no_grad():
-            work()
+            return work()
 
     return run
 
 
-def _on_device(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+def _on_device(device: torch.device, work: Callable[[], T]) -> Callable[[], T]:
     """Wrap work for another thread: synchronise the GPU before and after it.
 
     A new thread begins with the first GPU, whatever its rank uses, and vLLM may give each thread a CUDA stream.
@@ -227,10 +204,10 @@ def _on_device(device: torch.device, work: Callable[[], None]) -> Callable[[], N
     # Weights that this thread is still copying must be there before the other thread reads them.
     torch.cuda.synchronize(device)
 
-    def run() -> None:
+    def run() -> T:
         torch.cuda.set_device(device)
         try:
-            work()
+            return work()
         finally:
             torch.cuda.synchronize(device)
 

@@ -1,8 +1,9 @@
-"""The algorithm of a stage, with the recipe's numbers filled in."""
+"""The algorithm of a stage, with the recipe's numbers filled in, and how its responses are sampled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from verizero.pipeline.config.episodes import longest_response
@@ -13,7 +14,13 @@ from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig
 from verizero.pipeline.config.stages import ReferenceConfig, RoundsConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.routing import num_experts, unreplayable
+from verizero.pipeline.rl.controllers import decayed_temperature
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import Generation, ResponseKind, generate_rollouts
+from verizero.pipeline.run.session import StageSetup
+from verizero.pipeline.run.state import RunState
+from verizero.pipeline.types import Prompt
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
@@ -39,20 +46,7 @@ def stage_reference(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:
     """Return the schedule of a stage's reference: the recipe's, else the algorithm's."""
     if rounds.reference is not None:
         return rounds.reference
-    return ReferenceConfig(schedule=parts.reference if rounds.has_reference else "none")
-
-
-def holds_reference(config: RunConfig) -> bool:
-    """True if some stage of the recipe keeps a reference, for its objective or to measure the KL to it."""
-    for stage in config.stages:
-        section, parts = config.section_of(stage), resolve_parts(config.of_stage(stage.name))
-        if (
-            isinstance(section, RoundsConfig)
-            and parts is not None
-            and stage_reference(section, parts).schedule != "none"
-        ):
-            return True
-    return False
+    return ReferenceConfig(schedule=parts.params.schedule if rounds.has_reference else "none")
 
 
 def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:
@@ -62,7 +56,7 @@ def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = Fals
     the backward pass, when nothing is replayed any more.
     """
     experts = num_experts(model.config)
-    if not parts.masks.keep_routing or experts is None:
+    if not parts.params.keep_routing or experts is None:
         return
     # Replay needs both sides: an engine that records, and layers that take the record.
     why = unreplayable(model) if engine in RECORDING_ENGINES else f"rollout.engine={engine!r} does not record it"
@@ -83,7 +77,53 @@ def with_correction(parts: Parts, config: RolloutConfig, dtype: str) -> Parts:
     so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree. `dtype`: the
     policy's.
     """
-    needs_weights = parts.mismatch.stale == "decoupled" or config.parity_action(dtype) == "correct"
-    if not needs_weights or parts.mismatch.needs_rollout_logprobs:
+    needs_weights = parts.params.mismatch_stale == "decoupled" or config.parity_action(dtype) == "correct"
+    if not needs_weights or parts.params.compares_engine:
         return parts
-    return replace(parts, mismatch=replace(parts.mismatch, level="token", action="truncate", cap=2.0))
+    return parts.with_params(mismatch_level="token", mismatch_action="truncate", mismatch_cap=2.0)
+
+
+PROBE_TOKENS = 4
+"""Tokens of the responses by which an engine is timed."""
+
+
+def temperature(setup: StageSetup, state: RunState, steps_ahead: int = 0) -> float:
+    """Return the sampling temperature of this step or a later one; it goes linearly to `temperature_end`."""
+    start = setup.config.rollout.temperature
+    if setup.parts is None:
+        return start
+    # The last step has the end temperature exactly; a stage of one step divides by 1.
+    last_step = max(1, setup.rounds.rounds * setup.rounds.steps_per_round - 1)
+    share_done = min(1.0, (state.step_in_stage + steps_ahead) / last_step)
+    return decayed_temperature(start, setup.parts.params.temperature_end, share_done)
+
+
+def sampling(setup: StageSetup, at_temperature: float) -> Sampling:
+    """Return how responses are sampled, and what is recorded of that for training to replay."""
+    how = setup.config.rollout
+    return Sampling(
+        how.max_response_tokens,
+        at_temperature,
+        how.top_p,
+        how.top_k,
+        max_kept=how.max_kept if setup.parts is not None and setup.parts.params.keep_sampling else 0,
+        keep_routing=setup.keeps_routing,
+    )
+
+
+def response_kinds(setup: StageSetup, at_temperature: float) -> list[ResponseKind]:
+    """Return the kinds of responses to each prompt of a step: a group, and a greedy one if it is the baseline."""
+    kinds = [ResponseKind("rl", setup.rounds.group_size, sampling(setup, at_temperature))]
+    if setup.parts is not None and setup.parts.needs_greedy:
+        kinds.append(ResponseKind("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
+    return kinds
+
+
+def seconds_per_token(generation: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
+    """Measure the seconds that one more token of all responses takes, by a short generation.
+
+    `longest`: the most tokens that a response has.
+    """
+    begun = time.monotonic()
+    generate_rollouts(generation, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
+    return (time.monotonic() - begun) / PROBE_TOKENS

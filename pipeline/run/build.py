@@ -13,13 +13,12 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.servers import load_servers
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.models import liger
 from verizero.pipeline.models.flops import peak_flops
-from verizero.pipeline.models.gguf_file import located, model_folder
+from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import DTYPES, eos_ids, load_tokenizer
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.sizes import num_parameters, settings_of, settings_of_new
-from verizero.pipeline.report.memory import DevicePeaks, gpu_peaks
+from verizero.pipeline.report.measures import DevicePeaks, gpu_peaks
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
@@ -31,17 +30,16 @@ from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.ahead_source import AheadSource
-from verizero.pipeline.run.algorithm import holds_reference, resolve_parts
+from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.rollouts import RolloutSource, SynchronousSource
+from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.session import Run
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deadline import SPARE_S, START_S
 from verizero.pipeline.train.device import existing_device
-from verizero.pipeline.train.ranks import ALONE, Ranks, sharing_sequences
-from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.ranks import ALONE, Ranks
 
 
 def device_of(config: RunConfig) -> str:
@@ -105,41 +103,16 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
         resolve_parts(config.of_stage(stage), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    if config.train.kernels == "liger":
-        liger.enable(model)
-    ranks = sharing_sequences(ranks, config.train.sequence_parallel)
-    if ranks.pieces is not None:
-        ranks.pieces.enable(model)
-    backend = _backend_around(config, model, ranks)
-    if ranks.pieces is not None:
-        # Compares with the whole sequence: a model whose attention cannot be cut would train on wrong numbers.
-        backend.compute(ranks.pieces.prove)
-    return backend
-
-
-def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
-    # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
-    engine_reads_module = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
-        from verizero.pipeline.models.lora import Adapted, MergedTwin
+        from verizero.pipeline.models.lora import Adapted
 
-        # Where a parameter becomes a shard, the two modules cannot share weights.
-        zero_3 = config.train.zero == 3
-        twin: MergedTwin = "empty" if config.train.backend != "deepspeed" else "copies" if zero_3 else "shares"
         quantize_on = None if config.model.quantize is None else device_of(config)
-        file = located(config.model.path) if config.model.quantize == "gguf" and config.model.path else None
         seed = derive(config.seed, "lora")
-        adapted = Adapted(model, how.rank, how.alpha, how.targets, seed, twin, quantize_on, file)
-    if config.train.backend == "fsdp":
-        from verizero.pipeline.train.fsdp_backend import FsdpBackend
-
-        return FsdpBackend(model, config.train, ranks, adapted, engine_reads_module, torch.device(device_of(config)))
-    if config.train.backend == "deepspeed":
-        from verizero.pipeline.train.deepspeed_backend import DeepSpeedBackend
-
-        return DeepSpeedBackend(model, config.train, ranks, adapted, engine_reads_module, holds_reference(config))
-    return TorchBackend(model, ranks, config.train, adapted)
+        adapted = Adapted(model, how.rank, how.alpha, how.targets, seed, quantize_on)
+    # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
+    engine_reads_module = config.rollout.engine == "torch"
+    return Backend(model, config.train, ranks, adapted, engine_reads_module, torch.device(device_of(config)))
 
 
 def build_engine(
@@ -164,14 +137,14 @@ def build_engine(
     weights = backend.named_weights if backend is not None and engine_copy is None else None
     dtype = None if backend is None else backend.dtype
     takes_adapters = how.takes_adapters and engine_copy is None
-    adapters = backend.engine_adapters(how.takes_bits) if backend is not None and takes_adapters else None
+    adapters = backend.engine_adapters() if backend is not None and takes_adapters else None
     copied = model if engine_copy is None else engine_copy
     policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapters)
     if (params := how.servers) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
-        setup = ServerSetup(policy, how.max_rows, folder or Path.cwd(), how.servers_field, peers.size)
+        setup = ServerSetup(policy, how.max_rows, folder or Path.cwd(), how.servers_field)
         return ServerPool(load_servers(how.engine)[1](params, setup), setup, peers)
     from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
@@ -190,7 +163,7 @@ def longest_text(config: RunConfig, data: RunData, model_config: Any) -> int | N
 
 def records_of(config: RunConfig, model: Any) -> Records:
     """Return what the engine must record for the stages of RL."""
-    masks = [parts_of(section).masks for section in config.sections_of(RlConfig).values()]
+    masks = [parts_of(section).params for section in config.sections_of(RlConfig).values()]
     is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
     is_moe = num_experts(model.config) is not None
     return Records(is_cut and any(m.keep_sampling for m in masks), is_moe and any(m.keep_routing for m in masks))
@@ -204,21 +177,18 @@ def build_source(
     Raise ConfigError if the engine is not installed, or does not know an argument of the recipe.
     """
     how, tokenizer = config.rollout, data.renderer.tokenizer
-    if how.engine == "vllm":
-        backend.shard()  # first, because vLLM takes its share of what is free
     model = backend.engine_module() if how.engine == "torch" else backend.model
     longest = longest_text(config, data, backend.model.config) if episodes is None else None
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder, longest=longest)
         # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
         generation = Generation(engine, data.renderer, config.seed, episodes)
-        return SynchronousSource(generation, backend.ranks, how.publish_every > 1)
-    # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
-    needs_copy = how.in_flight == "finish" and how.max_staleness > 1
-    engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
+        return RolloutSource(generation, backend.ranks, how.publish_every > 1)
+    # Responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
+    engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if how.max_staleness > 1 else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy, longest)
     generation = Generation(engine, data.renderer, config.seed, episodes)
-    return AheadSource(generation, backend.ranks, how.interrupt_tokens, engine_copy, backend.model.device)
+    return AheadSource(generation, backend.ranks, engine_copy, backend.model.device)
 
 
 def build_recorder(run: Run, store: Store, backend: Backend, progress: Progress) -> Recorder:
@@ -232,20 +202,18 @@ def build_recorder(run: Run, store: Store, backend: Backend, progress: Progress)
 def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, float | None]:
     """Return the meter of this rank's GPU, and the operations a second of all ranks' GPUs; None for the CPU.
 
-    The second is None also for a GPU whose data sheet is not known here, unless the recipe has its number.
+    The second is None also for a GPU whose data sheet is not known here.
     """
-    model, tflops = backend.model, config.train.peak_tflops
+    model = backend.model
     if model.device.type != "cuda":
         return None, None
     # The recipe's type: that of divided weights is their masters'.
     size = DTYPES[config.model.dtype].itemsize
-    peak = peak_flops(torch.cuda.get_device_name(model.device), size) if tflops is None else 1e12 * tflops
-    sleeping_bytes = no_bytes
+    peak = peak_flops(torch.cuda.get_device_name(model.device), size)
+
+    def sleeping_bytes() -> int:
+        return 0  # of an engine that does not sleep
+
     if config.rollout.engine == "vllm" and config.rollout.servers is None:
         from verizero.pipeline.rollout.vllm_engine import sleeping_bytes
     return gpu_peaks(sleeping_bytes), None if peak is None else peak * backend.ranks.size
-
-
-def no_bytes() -> int:
-    """Return 0, for an engine that does not sleep."""
-    return 0

@@ -3,11 +3,15 @@
 A stage of which the recipe now asks more rounds, steps or epochs continues if nothing in what it did depended on its
 length. A learning rate that is falling does, and so does a temperature that goes to `temperature_end`. Changes of
 verifiers and environments in the middle of a stage are listed in run.json, under `changes`.
+
+What a run wrote and continues without is moved to `stale/N` in its folder, never deleted.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,15 +22,23 @@ from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
-from verizero.pipeline.files import disk_errors, restore_folders, write_atomic
+from verizero.pipeline.host.disk import disk_errors, restore_folders, write_atomic
 from verizero.pipeline.report.ended import INFO, end_reason
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.aside import put_aside
-from verizero.pipeline.run.fingerprints import Fingerprint, differences, is_code, read_stages_file, write_stages_file
-from verizero.pipeline.run.schedule import schedule
-from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.report.store import FILES
+from verizero.pipeline.run.fingerprints import (
+    STAGES_FILE,
+    Fingerprint,
+    differences,
+    is_code,
+    read_stages_file,
+    write_stages_file,
+)
+from verizero.pipeline.run.state import RunState, read_state, schedule
 from verizero.pipeline.train import checkpoint, optimizer
 
+STALE_FOLDER = "stale"
+"""Name of the folder with what was put aside: a numbered folder for each time."""
 MAX_SHOWN_CHANGES = 3
 """Changes that a message lists."""
 
@@ -128,7 +140,9 @@ def checkpoint_before_changes(
         ends[before.name] = newest
     is_same = after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends
     code, others = _changed_fields(before, after) if after is not None and is_same else (set[str](), set[str]())
-    could_continue = is_same and differs_only_in_length(before.kind, _part(before, others), _part(after, others))
+    lengths = {f"{before.kind}.{n}" for n in section_class_of(before.kind).lengths} if is_same else set[str]()
+    values = [f.fields.get(name) for f in (before, after) if f is not None for name in others]
+    could_continue = is_same and others <= lengths and None not in values
     failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
     has_trained = bool(state.num_done or state.step)  # else start again: the first evaluation used the old code
     continues = could_continue and (not code or (has_trained and (accepts_code or failed_here)))
@@ -141,11 +155,23 @@ def checkpoint_before_changes(
         if reason is None:
             if code:
                 note_change(folder, before.name, end, sorted(code), "resume" if accepts_code else "graders_failed")
-            return _continue_stage(folder, started, after, end, why, progress)
+            later = [f.name for f in started[index + 1 :]]
+            kept_in = _keep(folder, [*started[:index], after], later, end)
+            aside = f"; {_listed(later)} stale, and the earlier results are kept in {kept_in}" if kept_in else ""
+            progress.say(f"{after.name} continues: {why}{aside}")
+            return end
         good.pop()
         why += f"; {before.name} cannot continue with that, as {reason}"
     if good:
-        return _begin_again(folder, started, good, ends[good[-1]], why, progress)
+        end, stale = ends[good[-1]], [f.name for f in started[len(good) :]]
+        kept_in = _keep(folder, started[: len(good)], stale, end)
+        if kept_in is not None:
+            again, their = ("runs again", "its") if len(stale) == 1 else ("they run again", "their")
+            progress.say(
+                f"{_listed(stale)} stale: {why}; {again} from the end of {good[-1]}; {their} earlier results are kept "
+                f"in {kept_in}"
+            )
+        return end
     if not has_trained:
         if (stale_folder := put_aside(folder, None, ())) is not None:
             kept = stale_folder.relative_to(folder)
@@ -172,28 +198,6 @@ def _changed_fields(before: Fingerprint, after: Fingerprint) -> tuple[set[str], 
     return code, names - code
 
 
-def _part(fingerprint: Fingerprint | None, names: set[str]) -> dict[str, Any]:
-    return {} if fingerprint is None else {n: v for n, v in fingerprint.fields.items() if n in names}
-
-
-def _begin_again(
-    folder: Path, started: Sequence[Fingerprint], good: Sequence[str], end: Path, why: str, progress: Progress
-) -> Path:
-    """Put aside the stages after the `good` ones, which run again, and return the checkpoint `end` of the last one."""
-    stale = [f.name for f in started[len(good) :]]
-    stale_folder = put_aside(folder, end, stale)
-    # After the move: if killed before, the next start finds the same difference and moves the rest.
-    write_stages_file(folder, started[: len(good)])
-    if stale_folder is not None:
-        is_single = len(stale) == 1
-        progress.say(
-            f"{_listed(stale)} stale: {why}; {'runs' if is_single else 'they run'} "
-            f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
-            f"{stale_folder.relative_to(folder)}"
-        )
-    return end
-
-
 def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
     """Return the names without the last ones, as far as their checkpoints in `ends` are damaged."""
     while names and (bad := checkpoint.damage_of(ends[names[-1]])) is not None:
@@ -204,22 +208,12 @@ def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[
     return names
 
 
-def _continue_stage(
-    folder: Path, started: Sequence[Fingerprint], stage: Fingerprint, end: Path, why: str, progress: Progress
-) -> Path:
-    """Put aside the stages after the one that continues, note its fingerprint, and return its checkpoint `end`."""
-    names = [f.name for f in started]
-    index = names.index(stage.name)
-    later = names[index + 1 :]
-    stale_folder = put_aside(folder, end, later) if later else None
-    write_stages_file(folder, [*started[:index], stage])
-    aside = (
-        f"; {_listed(later)} stale, and the earlier results are kept in {stale_folder.relative_to(folder)}"
-        if stale_folder
-        else ""
-    )
-    progress.say(f"{stage.name} continues: {why}{aside}")
-    return end
+def _keep(folder: Path, kept: Sequence[Fingerprint], stale: list[str], end: Path) -> Path | None:
+    """Put aside the `stale` stages, which come after the ones that are kept; return the folder where they are then."""
+    stale_folder = put_aside(folder, end, stale) if stale else None
+    # After the move: if killed before, the next start finds the same difference and moves the rest.
+    write_stages_file(folder, kept)
+    return None if stale_folder is None else stale_folder.relative_to(folder)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -239,21 +233,12 @@ def _brief(changes: Sequence[str]) -> str:
     return "; ".join(changes[:MAX_SHOWN_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def differs_only_in_length(kind: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """True if the fields of two fingerprints differ only in rounds, steps or epochs, which both name."""
-    names = {f"{kind}.{name}" for name in section_class_of(kind).lengths}
-    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    return changed <= names and all(before.get(n) is not None and now.get(n) is not None for n in changed)
-
-
 def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
     """Return the reason, in words, why the stage at `state` cannot continue with the new length; None if it can."""
     in_rounds = issubclass(section_class_of(kind), RoundsConfig)
     done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
     if done == 0:
         return None
-    if state.step == 0 and not state.stage.last_length:
-        return "its last checkpoint is of an earlier version of verizero, which did not write down its length"
     totals = [_steps(kind, fields) for fields in (before, now)]
     if totals[1] is not None and totals[1] <= done:
         return f"it has done {done} of its steps already"
@@ -264,10 +249,11 @@ def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state
         return f"{each} can only change before round 2 begins; raise {kind}.rounds"
     if now.get(f"{kind}.algorithm.temperature_end") is not None:
         return f"{kind}.algorithm.temperature_end made the temperature of its steps depend on their number"
-    for section in (f"{kind}.optimizer", f"{kind}.critic"):
-        numbers = {name: now.get(f"{section}.{name}") for name in OptimizerConfig.model_fields}
-        if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
-            return f"{section}.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
+    numbers = {name: now.get(f"{kind}.optimizer.{name}") for name in OptimizerConfig.model_fields}
+    if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
+        return (
+            f"{kind}.optimizer.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
+        )
     return None
 
 
@@ -297,6 +283,48 @@ def reopen_longer_stage(config: RunConfig, state: RunState) -> None:
         state.num_done, state.step, state.is_evaluated = state.num_done - 1, state.stage.last_steps, False
     if not state.is_at_end_of_stage(schedule(config)):
         state.stage_ends.pop(stage.name, None)
+
+
+def put_aside(folder: Path, end: Path | None, stages: Sequence[str]) -> Path | None:
+    """Move to stale/N what was written after checkpoint `end` (None: everything), and the folders of `stages`.
+
+    Return stale/N, or None if there was nothing to move. If this is killed at any point and called again, it moves the
+    rest.
+    """
+    offsets = {} if end is None else json.loads((end / "state.json").read_text())["store"]["lengths"]
+    # Log lines behind the checkpoint's offset; the store cuts them off when the session opens.
+    tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
+    later = [
+        p for p in checkpoint.checkpoint_folders(folder / "checkpoints") if end is None or int(p.name) > int(end.name)
+    ]
+    stage_folders = [folder / "stages"] if end is None else [folder / "stages" / name for name in stages]
+    if not later and not any(tails.values()):
+        return None
+    number = 1 + max((int(p.name) for p in (folder / STALE_FOLDER).glob("*") if p.name.isdigit()), default=0)
+    target = folder / STALE_FOLDER / str(number)
+    with disk_errors(f"putting earlier results into {target}"):
+        (target / "checkpoints").mkdir(parents=True)
+        for name, tail in tails.items():
+            (target / name).write_bytes(tail)
+        if (folder / STAGES_FILE).exists():
+            shutil.copy2(folder / STAGES_FILE, target / STAGES_FILE)
+        # Renamed, not copied: within one file system it is instant and each is whole or not moved.
+        for path in (*stage_folders, *(folder / n for n in ("recipe.yaml", "summary.json", "report.html", "model"))):
+            if path.exists():
+                (target / path.relative_to(folder)).parent.mkdir(exist_ok=True)
+                os.rename(path, target / path.relative_to(folder))
+        # Checkpoints move last: while one is left, a repeated call still sees something to move.
+        for path in reversed(later):
+            os.rename(path, target / "checkpoints" / path.name)
+    return target
+
+
+def _tail(path: Path, start: int) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
 
 
 def changes_of(folder: Path) -> list[dict[str, Any]]:

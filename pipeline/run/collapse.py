@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from verizero.pipeline.config.guard import GuardConfig
-from verizero.pipeline.config.rl import RlConfig, with_knobs_turned
+from verizero.pipeline.config.guard import RATE_AFTER_ROLL_BACK, GuardConfig
+from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.report.row_types import Numbers
@@ -25,7 +25,7 @@ LIMITS = (
     ("groups without variance", "max_flat", "itself"),
     ("unanswered", "max_unanswered", "rise"),
 )
-"""Measure, field of `guard` with its limit, and how the limit is meant: itself, times or above the first value."""
+"""Measure, name of its limit in `guard.limits`, and how that is meant: itself, times or above the first value."""
 MAX_ALL_RIGHT = 0.5
 """Above this share of groups that are all right, a fall of the entropy is the end of learning, and no collapse."""
 
@@ -38,11 +38,11 @@ class Sign:
     value: float
     limit: float
     setting: str
-    """The field of `guard` that set the limit."""
+    """The name of the limit in `guard.limits`."""
 
     def __str__(self) -> str:
         verb = "fell to" if self.setting.startswith("min_") else "rose to"
-        return f"{self.measure} {verb} {self.value:.3g} (guard.{self.setting}: {self.limit:.3g})"
+        return f"{self.measure} {verb} {self.value:.3g} (guard.limits.{self.setting}: {self.limit:.3g})"
 
 
 def measures(row: Numbers) -> Measures:
@@ -67,7 +67,7 @@ def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConf
     """
     past_limit = []
     for measure, setting, meaning in LIMITS:
-        number: float | None = getattr(config, setting)
+        number = config.limit_of(setting)
         at_first, now = _median(first, measure), _median(last, measure)
         if number is None or at_first is None or now is None:
             continue
@@ -100,15 +100,16 @@ def observe(memory: dict[str, Any], row: Numbers, config: GuardConfig) -> list[S
     return signs(first, last, config) if len(last) == config.window else []
 
 
-def with_turned_knobs(config: RunConfig, state: RunState) -> RunConfig:
-    """Return a stage's recipe with its knobs turned once for each time that the stage was rolled back."""
+def with_lower_rate(config: RunConfig, state: RunState) -> RunConfig:
+    """Return a stage's recipe, its learning rate halved once for each time that the stage was rolled back."""
     times = num_roll_backs(state)
     (stage,) = config.stages
     section = config.section_of(stage)
     if times == 0 or not isinstance(section, RlConfig):
         return config
-    rl, rollout = with_knobs_turned(section, config.rollout, config.guard, times)
-    return config.model_copy(update={stage.kind: rl, "rollout": rollout})
+    rate = section.optimizer.rate * RATE_AFTER_ROLL_BACK**times
+    optimizer = section.optimizer.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update={stage.kind: section.model_copy(update={"optimizer": optimizer})})
 
 
 def num_roll_backs(state: RunState) -> int:

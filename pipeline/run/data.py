@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.config.pairs import PairStage
 from verizero.pipeline.config.preference import PreferenceConfig, check_loss
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import PretrainConfig
 from verizero.pipeline.data.overlap import check_overlap
-from verizero.pipeline.data.pairs import PairsRead, read_pairs
+from verizero.pipeline.data.pairs import PairsRead, check_pieces, read_pairs
 from verizero.pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.source_rows import SourceCounts, row_of
-from verizero.pipeline.data.step_labels import check_pieces
+from verizero.pipeline.data.rows_of_source import SourceCounts, row_of
 from verizero.pipeline.data.texts import read_texts
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.files import disk_errors, json_text, write_atomic
+from verizero.pipeline.host.disk import disk_errors, json_text, write_atomic
 from verizero.pipeline.types import Prompt
 
 
@@ -49,29 +49,41 @@ class RunData:
         return [*(p for p in self.train if p.verifier), *self.evaluation, *of_pairs]
 
 
-def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_dir: Path, folder: Path) -> RunData:
+def prepare_data(
+    config: RunConfig,
+    tokenizer: Any,
+    context: int | None,
+    base_dir: Path,
+    folder: Path,
+    places: dict[int, str] | None = None,
+) -> RunData:
     """Return the checked data of the recipe; its prompts are written to `folder`/data in the default row format.
 
-    `context` is the model's longest sequence in tokens; None: no limit.
+    `context` is the model's longest sequence in tokens; None: no limit. `places` is told the place of each prompt's row
+    by the `id()` of the prompt, as rows of the evaluation may have the ids of training rows.
     Raise DataError naming the file, row and remedy; ConfigError if responses leave no room for a prompt.
     """
     data, seed = config.data, config.seed
-    train, counts = read_prompts(data.train, seed, base_dir)
-    evaluation, more = read_prompts(data.evaluation, seed, base_dir)
+    by_id: dict[str, dict[str, str]] = {"train": {}, "evaluation": {}, "demonstrations": {}}
+    train, counts = read_prompts(data.train, seed, base_dir, by_id["train"])
+    evaluation, more = read_prompts(data.evaluation, seed, base_dir, by_id["evaluation"])
     notes = [str(c) for c in (*counts, *more) if c.skipped]
     shown: list[Prompt] = []
     left_out: list[tuple[Any, str]] = []
-    train, overlap = check_overlap(train, evaluation, data.overlap)
+    train, overlap = check_overlap(train, evaluation, data.on_overlap)
     if overlap.matches:
         notes.append(str(overlap))
     if config.needs_demonstrations:
-        read = read_demonstrations(data.demonstrations, data.train, seed, base_dir)
+        read = read_demonstrations(data.demonstrations, data.train, seed, base_dir, by_id["demonstrations"])
         notes += [f"demonstrations: {c}" for c in read.counts if c.left_out]
-        shown, overlap = check_overlap(read.prompts, evaluation, data.overlap)
+        shown, overlap = check_overlap(read.prompts, evaluation, data.on_overlap)
         left_out += read.left_out
         if overlap.matches and data.demonstrations:
             notes.append(f"demonstrations: {overlap}")
     forget_generated()
+    if places is not None:
+        for part, prompts in (("train", train), ("evaluation", evaluation), ("demonstrations", shown)):
+            places |= {id(p): by_id[part][p.id] for p in prompts}
     text = {
         stage: stage_text(section, config, base_dir, notes)
         for stage, section in config.sections_of(PretrainConfig).items()
@@ -145,7 +157,7 @@ def stage_pairs(
         if not section.pairs:
             continue
         read = read_pairs(section.pairs, config.seed, base_dir)
-        prompts, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
+        prompts, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.on_overlap)
         # By object, as pairs of different sources may share an id.
         allowed_ids = {id(prompt) for prompt in prompts}
         read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed_ids]
@@ -156,17 +168,13 @@ def stage_pairs(
 
 def check_pairs(
     stage: str,
-    section: PreferenceConfig | RewardModelConfig,
+    section: PairStage,
     read: PairsRead,
-    renderer: Renderer | None,
+    renderer: Renderer,
     context: int | None,
 ) -> None:
-    """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the stage's form.
-
-    `renderer`: None where `context` is None too.
-    """
-    if renderer is not None:
-        drop_long(read, renderer, context)
+    """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the stage's form."""
+    drop_long(read, renderer, context)
     step_end = section.step_end if isinstance(section, RewardModelConfig) else None
     check_steps(stage, read, step_end)
     from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
@@ -182,7 +190,7 @@ def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
     fitting = []
     for pair in read.pairs:
         prompt = len(renderer.prompt_ids(pair.prompt))
-        length = prompt + max(len(renderer.text_ids(s, f"a side of pair {pair.id!r}")) for s in pair.sides if s)
+        length = prompt + max(len(renderer.response_ids(s, f"a side of pair {pair.id!r}")) for s in pair.sides if s)
         if length <= context:
             fitting.append(pair)
             continue

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.records import without_records
 from verizero.pipeline.types import Group, Prompt
 
 
@@ -39,18 +38,17 @@ def gather_groups(
     """Gather the groups of all ranks in the order of the step's prompts, and add up the ranks' tallies.
 
     `columns`: lists of this rank's groups, each with one group for each prompt of its share, e.g. of samples and of
-    greedy responses. Records of sampling stay with the rank that has them.
+    greedy responses.
     """
     if ranks.size == 1:
         return [list(c) for c in columns], tally
-    gathered = ranks.gather((share.indices, [[without_records(g, ranks.rank) for g in c] for c in columns], tally))
+    gathered = ranks.gather((share.indices, columns, tally))
     whole: list[list[Group]] = []
-    for i, column in enumerate(columns):
+    for i in range(len(columns)):
         # Indices into the whole step: with them the order is that of one process.
         by_index = {
             index: group for indices, theirs, _ in gathered for index, group in zip(indices, theirs[i], strict=True)
         }
-        by_index |= dict(zip(share.indices, column, strict=True))
         whole.append([by_index[index] for index in range(len(by_index))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.stages import DEMONSTRATIONS, SftConfig
-from verizero.pipeline.data.demonstrated_episodes import episode_rows
+from verizero.pipeline.data.conversations import episode_rows
+from verizero.pipeline.data.policy_text import OPEN
 from verizero.pipeline.data.prompts import read_demonstrations
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.source_rows import SourceCounts, row_of
+from verizero.pipeline.data.rows_of_source import SourceCounts, row_of
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run.episodes import tools_of
-from verizero.pipeline.run.folder import write_left_out
+from verizero.pipeline.run.info import write_left_out
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Run, StageSetup
 from verizero.pipeline.train.texts import Row, row_after
@@ -85,6 +86,9 @@ def rows_of(
     counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
     for p in prompts:
         if talk is not None and isinstance(p.demonstration, tuple):
+            for turn, m in enumerate((m for m in p.demonstration if m.role == "assistant"), 1):
+                text = OPEN + m.thinking if m.thinking else m.content
+                renderer.require_follows(text, f"turn {turn} of the demonstration of prompt {p.id!r}")
             new_rows = [Row(ids, spans) for ids, spans in episode_rows(talk, p, tools(p))]
         else:
             prompt = renderer.prompt_ids(p)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -11,12 +10,11 @@ from typing import Any
 
 from verizero.pipeline.config.choices import EnvironmentChoice
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.data.template_gate import template_gate
-from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.data.template_gate import template_note
+from verizero.pipeline.data.turns import PlainTurns, turns_of
 from verizero.pipeline.environments.base import ToolSchema, load
 from verizero.pipeline.environments.hosts import EnvironmentHost, EnvironmentSpec, Place, open_host
 from verizero.pipeline.errors import ConfigError, DataError, boundary
-from verizero.pipeline.files import write_atomic
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.run.data import RunData
@@ -57,8 +55,10 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
     )
     environments = bind_environments(prompts, config.data.environments, base_dir, how.workers)
     threads = ThreadPoolExecutor(how.workers, "environment")
-    conversing, hosts = turns_of(data.renderer), tuple(environments.values())
-    return EpisodeSetup(environments, conversing, limits, threads, how.max_open, hosts, how.next_turn == "together")
+    conversing = turns_of(data.renderer)
+    if isinstance(conversing, PlainTurns):
+        conversing.require_observations()
+    return EpisodeSetup(environments, conversing, limits, threads, how.max_open, how.next_turn == "together")
 
 
 def shortener(tokenizer: Any, most: int | None) -> Callable[[str], str] | None:
@@ -102,10 +102,10 @@ def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[T
     return tools
 
 
-def check_template(config: RunConfig, data: RunData, base_dir: Path, folder: Path) -> str:
-    """Find out what the chat template does to the history of episodes; write templates.json, and return a note.
+def check_template(config: RunConfig, data: RunData, base_dir: Path) -> str:
+    """Return in words where the chat template rewrites the history of episodes; "" if nowhere.
 
-    The note is empty if there is nothing to know. Raises: ConfigError for a template that cannot show tools.
+    Raises: ConfigError for a template that cannot show tools.
     """
     played = [p for p in (*data.train, *data.evaluation) if p.environment is not None]
     if not played or data.renderer.template.name != "chat":
@@ -113,11 +113,7 @@ def check_template(config: RunConfig, data: RunData, base_dir: Path, folder: Pat
     tools_for = tools_of(config, base_dir)
     tools = {tool.name: tool for prompt in played for tool in tools_for(prompt)}
     has_system = any(p.system is not None for p in played) or data.renderer.template.system is not None
-    gate = template_gate(turns_of(data.renderer), tuple(tools.values()), config.seed, has_system=has_system)
-    if gate.kind == "cannot show tools":
-        raise ConfigError(gate.note)
-    write_atomic(folder / "templates.json", json.dumps(gate.record, indent=1).encode())
-    return gate.note
+    return template_note(turns_of(data.renderer), tuple(tools.values()), config.seed, has_system=has_system)
 
 
 def check_stages(config: RunConfig) -> None:
@@ -130,11 +126,6 @@ def check_stages(config: RunConfig) -> None:
             f"environment; use stages of kind {', '.join(played)}, or leave the rows out"
         )
     how = config.rollout
-    if how.max_staleness > 0 and how.in_flight == "interrupt":
-        raise ConfigError(
-            "rollout.in_flight=interrupt would change the weights within an episode; set rollout.in_flight: finish for "
-            "rows with an environment"
-        )
     if how.engine == "vllm" and how.vllm.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.engine=vllm with rollout.vllm.tensor_parallel={how.vllm.tensor_parallel} asks all ranks in "
@@ -145,7 +136,7 @@ def check_stages(config: RunConfig) -> None:
 def languages_of(prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path) -> frozenset[str]:
     """Return the languages of the programs that the environments of `prompts` run in the sandbox.
 
-    Environments under another interpreter or behind a URL have sandboxes of their own. One that does not exist, or that
+    Environments under another interpreter have sandboxes of their own. One that does not exist, or that
     refuses its parameters, is refused by `bind_environments`, which names the row.
     """
     languages: set[str] = set()

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,24 @@ from verizero.pipeline.config.choices import REWARDS, VerifierChoice
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.files import write_atomic
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
 from verizero.pipeline.registry import PICKLED
 from verizero.pipeline.report.card import CARD
-from verizero.pipeline.run.aside import STAGES_FILE
 from verizero.pipeline.run.data import RunData
 
+STAGES_FILE = "stages.json"
+"""Name of the file that has the stages which were started, with their fingerprints."""
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
-TRAIN_MAY_CHANGE = frozenset({"peak_tflops"})
-"""Fields of `train` that may change on resume: numbers of the report alone."""
 STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
 """Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
-ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
+ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "parallel"})
 """Fields of `endpoint` and of teachers that may change on resume: where and how often one is asked, not which one."""
 
 
 CODE = ("verifier ", "environment ", "agent ")
 """Beginnings of the names of fields that are hashes of code."""
-
-
-LATER = ("environment", "row", "tools", "labelled_steps")
-"""Fields of rows that earlier versions did not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,7 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     (stage,) = view.stages
     section = getattr(view, stage.kind)
     recipe = view.model_dump(mode="json")
-    tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model")}
-    tree["train"] = {k: v for k, v in recipe["train"].items() if k not in TRAIN_MAY_CHANGE}
+    tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
     tree["data"] = {"template": recipe["data"]["template"]}
     # Each section names what it reads, so a change elsewhere leaves the stage valid.
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
@@ -166,8 +159,6 @@ def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
     # The limits of episodes matter only where there are some.
     is_played = "prompts" in kinds and any(p.environment is not None for p in data.train)
     episodes = view.episodes.model_dump(mode="json", exclude={"workers"}) if is_played else {}
-    if episodes.get("observation_coef") == 0:  # off, as in older runs, which have no such field
-        del episodes["observation_coef"]
     limits = {f"episodes.{name}": value for name, value in episodes.items()}
     return limits | {names[what]: hash_rows(rows[what]) for what in sorted(kinds & rows.keys())}
 
@@ -177,8 +168,6 @@ def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
     if "scoring" not in getattr(view, view.stages[0].kind).reads:
         return {}
     chosen = [*_choices_of_rows(view), *(c.verifier for c in view.scoring.components)]
-    if view.scoring.second_opinion is not None:
-        chosen.append(view.scoring.second_opinion.verifier)
     environments = [s.environment for s in view.data.train if s.environment is not None]
     files: list[tuple[str, str]] = []
     for what, choices in (("verifier", chosen), ("environment", environments)):
@@ -221,28 +210,16 @@ def _hash_files(folder: Path) -> str:
 def hash_rows(rows: Sequence[Any]) -> str:
     """Return a hash of the texts, prompts or pairs."""
     whole = hashlib.sha256()
-    # What lies in lists is left to the encoder: `asdict` of the row copies all that it holds, and takes thrice as long.
-    encode = json.JSONEncoder(sort_keys=True, default=lambda v: asdict(v) if is_dataclass(type(v)) else str(v)).encode
+    encode = json.JSONEncoder(sort_keys=True, default=_fields).encode
     for row in rows:
-        whole.update(encode(_fields(row)).encode())
+        whole.update(encode(row).encode())
         whole.update(b"\n")
     return f"sha256:{whole.hexdigest()}"
 
 
 def _fields(value: Any) -> Any:
-    """Return a row's fields, without those of later versions where they are None."""
-    if not isinstance(value, dict):
-        kind: Any = type(value)
-        names = _names(kind)
-        if names is None:
-            return value
-        value = {name: getattr(value, name) for name in names}
-    return {name: _fields(v) for name, v in value.items() if name not in LATER or v is not None}
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...] | None:
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    # `asdict` copies all that the row holds, and takes thrice as long.
+    return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else str(value)
 
 
 def _hash(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The graders of a run: verifiers of the rows, of the present stage, and for second opinions."""
+"""The graders of a run: verifiers of the rows, and of the present stage."""
 
 from __future__ import annotations
 
@@ -13,26 +13,20 @@ from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.config.stages import MODEL
-from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.episodes import languages_of
-from verizero.pipeline.scoring.grader_process import GraderProcess
-from verizero.pipeline.scoring.purity import is_pure
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
-from verizero.pipeline.scoring.score import COMPONENT, Grader, Scorer, bind_components, bind_verifiers
-from verizero.pipeline.scoring.second_opinion import SecondOpinions
-from verizero.verifiers import _wall
+from verizero.pipeline.scoring.score import Grader, Scorer, bind_components, bind_verifiers
+from verizero.verifiers import _verifier_process
 
 
 class Graders:
-    """The scorer of the rows' own verifiers, the one of the present stage, and the giver of second opinions."""
+    """The scorer of the rows' own verifiers, and the one of the present stage."""
 
-    def __init__(self, scorer: Scorer, second: SecondOpinions | None = None) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
         """Grades evaluations, and every stage that names no verifier of its own."""
-        self.second = second
-        """None if the recipe asks for no second opinions."""
         self._of_stage: Scorer | None = None
 
     @property
@@ -49,8 +43,8 @@ class Graders:
 
     def close(self) -> None:
         """End the threads, processes and sandbox workers of all graders."""
-        _wall.close()  # before the threads, which may wait for it
-        for grader in (self.scorer, self._of_stage, self.second):
+        _verifier_process.close()  # before the threads, which may wait for it
+        for grader in (self.scorer, self._of_stage):
             if grader is not None:
                 grader.close()
         close_sandbox()
@@ -65,35 +59,12 @@ def build_graders(
     """
     bound = bind_verifiers(data.all_prompts, config.verifiers, base_dir)
     components = bind_components(config.scoring, base_dir)
-    second = _second_opinions(config, data, base_dir)
-    others: list[Grader] = [] if second is None else [second.grader]
     rewards = [section.reward for section in config.sections_of(RlConfig).values()]
-    others += [reward.bind(base_dir) for reward in rewards if reward is not None]
+    of_stages = [reward.bind(base_dir) for reward in rewards if reward is not None]
+    graders = [*bound.values(), *components, *of_stages]
     played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)
-    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say, played)
-    choices = {key: config.data.verifiers.get(key) or VerifierChoice.of_key(key, base_dir) for key in bound}
-    choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
-    graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
-    # Verifiers that hold a model stay in this process; those from outside have a process of their own.
-    moving = {key: c for key, c in choices.items() if c.path is None and is_pure(graders[key])}
-    process = (
-        GraderProcess(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
-    )
-    return Graders(Scorer(config.scoring, bound, components, process, data.renderer.decode), second), isolation
-
-
-def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> SecondOpinions | None:
-    opinion_config = config.scoring.second_opinion
-    if opinion_config is None:
-        return None
-    known = sorted({p.domain for p in data.train})
-    unknown = sorted(set(opinion_config.domains or ()) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has; there are "
-            f"{', '.join(known)}"
-        )
-    return SecondOpinions(opinion_config, opinion_config.verifier.bind(base_dir), config.seed)
+    isolation = open_sandbox(config.sandbox, graders, progress.say, played)
+    return Graders(Scorer(config.scoring, bound, components, data.renderer.decode)), isolation
 
 
 def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:

@@ -12,12 +12,10 @@ from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
-from verizero.pipeline.files import locked
-from verizero.pipeline.models import liger
-from verizero.pipeline.models.gguf_file import require_packages
+from verizero.pipeline.host.disk import locked, require_plain
 from verizero.pipeline.models.quantized import library
+from verizero.pipeline.report.cores import watch_cores
 from verizero.pipeline.report.ended import ended_by, record_failure
-from verizero.pipeline.report.exposition import exposed
 from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.run.build import (
@@ -68,13 +66,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
     """
     with ExitStack() as stack:
         device = device_of(config)
-        if config.train.kernels == "liger":
-            liger.check(device)
-            stack.callback(liger.restore)
         if config.model.quantize == "nf4":
             library("model.quantize=nf4")
-        if config.model.quantize == "gguf":  # where the file has been converted, nothing else asks for the package
-            require_packages("model.quantize=gguf")
         sections = map(config.section_of, config.stages)
         check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))
@@ -90,9 +83,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         log: Logged | None = None
         if ranks.is_first:
             progress = log = stack.enter_context(closing(Logged(progress, folder / LOG, config.name)))
-            address = stack.enter_context(exposed(folder, config.name, config.report.metrics_port))
-            if address is not None:
-                progress.say(f"metrics for Prometheus at {address}")
+            stack.enter_context(watch_cores(progress.say))
         session: Session | None = None
         try:
             progress.under_way("loads the data")
@@ -117,6 +108,7 @@ def folder_of_rank(folder: Path, ranks: Ranks) -> Iterator[Path]:
     A private folder is deleted at the end of a block without an error, else when the run is resumed.
     """
     if ranks.is_first:
+        require_plain(folder)
         with locked(folder):
             for left in (p for p in (folder / "logs").glob("rank*") if p.is_dir()):
                 # Left by ranks of a launch that was killed; rank 0 holds the lock, so nobody uses them.
@@ -159,14 +151,13 @@ def open_session(
     backend = build_backend(config, load_policy(config, tokenizer, start), ranks)
     if start is not None:
         backend.load(start)  # optimisers, reference and critic
-    # The backend's ranks: they know which of them share sequences.
-    run = Run(config, folder, rank_folder, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
+    run = Run(config, folder, rank_folder, base_dir, data, tokenizer, ranks, tuple(prints), start, isolation)
     store = Store(rank_folder)
     # Lines of steps after the checkpoint are deleted: those steps are done again.
     store.cut(*((state.store.lengths, state.store.sums) if ranks.is_first else ({}, {})))
     recorder = build_recorder(run, store, backend, progress)
     episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))
-    if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, rank_folder)):
+    if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir)):
         progress.say(note)
     progress.under_way("starts the engine")
     source = build_source(config, backend, data, rank_folder, episodes)

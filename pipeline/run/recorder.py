@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verizero.pipeline.report.memory import DevicePeaks
-from verizero.pipeline.report.progress import Progress, Silent
+from verizero.pipeline.report.measures import DevicePeaks, Work
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import RolloutRow
-from verizero.pipeline.report.speed import Work
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.rollout.generate import Count
@@ -19,10 +18,6 @@ from verizero.pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Receives the name of an event (`verizero.round.completed` …) and its fields as plain values."""
-
-
-def ignore_event(name: str, fields: dict[str, Any]) -> None:
-    """Do nothing: nobody listens to the events of this run."""
 
 
 class Recorder:
@@ -40,8 +35,8 @@ class Recorder:
         self.store, self.trackers = store, trackers
         self.work = Work(peak_flops)
         self._peaks = peaks
-        self.progress: Progress = progress or Silent()
-        self.listener: Listener = ignore_event
+        self.progress: Progress = progress or Progress()
+        self.listener: Listener = lambda name, fields: None
         self.callbacks = Callbacks()
         self.step_label = ""
         """The present step in words, e.g. "round 1 step 7"."""

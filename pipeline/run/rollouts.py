@@ -10,9 +10,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from verizero.pipeline.errors import CheckpointError, EngineError, boundary
-from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Engine
-from verizero.pipeline.rollout.generate import Count, Generation, generate_rollouts
+from verizero.pipeline.rollout.generate import Count, Generation, ResponseKind, generate_rollouts
 from verizero.pipeline.run.state import InFlightBatch
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
@@ -30,23 +29,29 @@ class EarlyReader(Protocol):
         ...
 
 
-class RolloutSource(Protocol):
-    """Responses of the policy to prompts, with the weights that were published last."""
+class RolloutSource:
+    """Responses of the policy to prompts, with the weights that were published last.
 
-    generation: Generation
-    """The engine, and all else that responses are generated with."""
-    parity: Parity
-    """The result of this process's comparisons of log-probs of engine and trainer."""
+    This one generates when it is called, and no batch is ever in flight; `AheadSource` has other methods for that.
+    """
+
+    def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
+        """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
+        self.generation, self.ranks = generation, ranks
+        self.parity: Parity = "unchecked"
+        """The result of this process's comparisons of log-probs of engine and trainer."""
+        self._keeps_weights = keeps_weights
+        self._published: dict[str, Any] = {}
 
     @property
     def engine(self) -> Engine:
         """The engine of `generation`."""
-        ...
+        return self.generation.engine
 
     @property
     def in_flight(self) -> Sequence[InFlightBatch]:
         """The batches that are being generated for later steps, oldest first."""
-        ...
+        return ()
 
     def generate(
         self,
@@ -61,99 +66,6 @@ class RolloutSource(Protocol):
         If a batch is in flight, the oldest one is completed and returned in their place. `stream` (RL step, attempt)
         names the random numbers of responses that are sampled now; `reader` and `count` hear of those.
         """
-        ...
-
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        kinds: Sequence[ResponseKind],
-        stream: Sequence[int],
-        reader: EarlyReader | None,
-        count: Count | None = None,
-    ) -> list[Rollout]:
-        """Sample responses now, with the engine's present weights, in the same order. Batches in flight stay there."""
-        ...
-
-    def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
-        """Start to generate a batch for a later step."""
-        ...
-
-    def advance(self) -> None:
-        """Generate the next piece of each batch in flight, where responses are generated in pieces."""
-        ...
-
-    def publish(self, backend: Backend, version: int) -> None:
-        """Give the engine the policy's weights. Raise EngineError if it then reports another version."""
-        ...
-
-    def wait(self) -> None:
-        """Return when everything asked so far is generated and published. Raise whatever error occurred in it."""
-        ...
-
-    def free_memory(self) -> None:
-        """Let an engine on the trainer's GPU give its memory back until the next publish or sample.
-
-        Called before anything trains; it does nothing while batches are in flight.
-        """
-        ...
-
-    def snapshot(self) -> list[InFlightBatch]:
-        """Return the batches in flight for a checkpoint, on rank 0 with all responses. Every rank must call it."""
-        ...
-
-    def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
-        """Continue a batch of a checkpoint. This rank takes its share, whatever number of ranks there was."""
-        ...
-
-    def drop(self) -> None:
-        """Drop all batches in flight: no later step trains on them."""
-        ...
-
-    def save_weights(self, folder: Path, policy_version: int) -> None:
-        """Write the engine's weights into a checkpoint if they are not the policy's."""
-        ...
-
-    def publish_after_start(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
-        """Give a new engine its weights: the policy's, or the older ones that it had at the checkpoint.
-
-        Raise CheckpointError if the checkpoint's weights do not fit the policy.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the thread, if there is one, and the engine."""
-        ...
-
-
-class SynchronousSource:
-    """Generates when it is called. No batch is ever in flight."""
-
-    def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
-        """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
-        self.generation, self.ranks = generation, ranks
-        self.parity: Parity = "unchecked"
-        self._keeps_weights = keeps_weights
-        self._published: dict[str, Any] = {}
-
-    @property
-    def engine(self) -> Engine:
-        """The engine in use."""
-        return self.generation.engine
-
-    @property
-    def in_flight(self) -> Sequence[InFlightBatch]:
-        """Empty."""
-        return ()
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        kinds: Sequence[ResponseKind],
-        stream: tuple[int, int],
-        reader: EarlyReader | None,
-        count: Count | None = None,
-    ) -> list[Rollout]:
-        """Sample the responses now."""
         return self.sample(prompts, kinds, stream, reader, count)
 
     def sample(
@@ -164,7 +76,7 @@ class SynchronousSource:
         reader: EarlyReader | None,
         count: Count | None = None,
     ) -> list[Rollout]:
-        """Sample the responses now, whatever is in flight."""
+        """Sample responses now, with the engine's present weights, in the same order. Batches in flight stay there."""
         rollouts: list[Rollout] = []
         for name, samples, sampling in kinds:
             # The reader numbers the responses of all kinds in one list.
@@ -176,34 +88,40 @@ class SynchronousSource:
         return rollouts
 
     def start(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
-        """Raise EngineError: a synchronous source generates for the present step only."""
+        """Start to generate a batch for a later step. Raise EngineError here: this source has the present step only."""
         raise EngineError("a synchronous source cannot generate for a later step; set rollout.max_staleness above 0")
 
-    def advance(self) -> None:
-        """Do nothing: no batch is in flight."""
-
     def publish(self, backend: Backend, version: int) -> None:
-        """Let the engine read the policy's weights, and copy them if a checkpoint may need them later."""
+        """Give the engine the policy's weights, and copy them if a checkpoint may need them later.
+
+        Raise EngineError if the engine then reports another version.
+        """
         backend.update_engine_module()
         confirm_published(self.engine, version)
         self._copy_weights(backend)
 
     def wait(self) -> None:
-        """Return at once: everything is already done."""
+        """Return when everything asked so far is generated and published. Raise whatever error occurred in it."""
 
     def free_memory(self) -> None:
-        """Let the engine give its memory back."""
+        """Let an engine on the trainer's GPU give its memory back until the next publish or sample.
+
+        Called before anything trains; it does nothing while batches are in flight.
+        """
         self.engine.rest()
 
     def snapshot(self) -> list[InFlightBatch]:
-        """Return no batch."""
+        """Return the batches in flight for a checkpoint, on rank 0 with all responses. Every rank must call it."""
         return []
 
     def restore(self, batch: InFlightBatch, kinds: Sequence[ResponseKind]) -> None:
-        """Drop the batch: this recipe no longer generates for later steps."""
+        """Continue a batch of a checkpoint, of which this rank takes its share, whatever number of ranks there was.
+
+        Here it is dropped: the recipe does not generate for later steps any more.
+        """
 
     def drop(self) -> None:
-        """Do nothing: no batch is in flight."""
+        """Drop all batches in flight: no later step trains on them."""
 
     def save_weights(self, folder: Path, policy_version: int) -> None:
         """Write the copy of the engine's weights if the policy has trained since."""
@@ -213,7 +131,10 @@ class SynchronousSource:
                 torch.save({"version": self.engine.version, "weights": self._published}, file)
 
     def publish_after_start(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
-        """Publish the weights file of the checkpoint if it has one, else the policy's weights."""
+        """Give a new engine its weights: the policy's, or the older ones that it had at the checkpoint.
+
+        Raise CheckpointError if the checkpoint's weights do not fit the policy.
+        """
         path = None if checkpoint is None else checkpoint / WEIGHTS_FILE
         if path is None or not path.is_file():
             self.publish(backend, version)

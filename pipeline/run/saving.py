@@ -9,18 +9,16 @@ from typing import Any
 
 from verizero.pipeline.config.sections import saves_in_background
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.files import disk_errors, partial_path, replace_folder
-from verizero.pipeline.models.cpu.memory import trim_heap
-from verizero.pipeline.report.memory import note_peak
+from verizero.pipeline.host.disk import disk_errors, partial_path, replace_folder
+from verizero.pipeline.host.heap import trim_heap
+from verizero.pipeline.report.measures import note_peak
 from verizero.pipeline.run import collapse
-from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.session import Run, Session, Workers
-from verizero.pipeline.run.state import StoreMark
+from verizero.pipeline.run.state import StoreMark, schedule
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.deadline import WATCH
-from verizero.pipeline.train.records import with_records_on_first
 
 TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
@@ -42,11 +40,9 @@ def save(session: Session) -> None:
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
     state.store = StoreMark(recorder.store.sync(), recorder.store.sums())
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
-    controllers = session.setup.controllers
-    state.stage.controllers = {} if controllers is None else controllers.state_dict()
+    state.stage.kl = {} if session.setup.kl is None else session.setup.kl.state_dict()
     # Collectives, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
-    carried = with_records_on_first(run.ranks, state.stage.carried)
     number, kept_for_rollback = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
@@ -61,7 +57,7 @@ def save(session: Session) -> None:
             write_model(folder / name)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
-            whole = replace(state, in_flight=in_flight, stage=replace(state.stage, carried=carried))
+            whole = replace(state, in_flight=in_flight)
             (folder / "state.json").write_text(json.dumps(whole.to_json()))
         return finish_writing
 

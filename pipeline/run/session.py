@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection
-from verizero.pipeline.data.ledger import PassRateLedger
-from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.fingerprints import Fingerprint
@@ -26,7 +26,6 @@ from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.teachers import Teacher
 from verizero.pipeline.train.texts import Row
@@ -80,7 +79,7 @@ class Workers:
     rollouts: RolloutSource
     graders: Graders
     sampler: PromptSampler
-    ledger: PassRateLedger
+    ledger: PromptLedger
     extra_models: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy.
 
@@ -110,11 +109,11 @@ class StageSetup:
     """The recipe and the algorithm of the present stage."""
 
     config: RunConfig
-    """The recipe with this stage alone, its section under its kind, and with the knobs that the guard turned."""
+    """The recipe with this stage alone, its section under its kind, at the rate that the guard has left."""
     parts: Parts | None
     """The algorithm's parts; None if the stage is not RL."""
-    controllers: Controllers | None
-    """The adaptive coefficients of those parts."""
+    kl: KlController | None
+    """The coefficient of those parts' KL."""
     keeps_routing: bool
     """True if the experts that were used while sampling are recorded."""
     demonstrations: list[Row] | None = None

@@ -11,27 +11,25 @@ from typing import Any
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE
-from verizero.pipeline.data.ledger import PassRateLedger
-from verizero.pipeline.data.sampler import PromptSampler
+from verizero.pipeline.data.render import Renderer
+from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer
+from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer, stop_at
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run import collapse
-from verizero.pipeline.run.algorithm import resolve_parts
+from verizero.pipeline.run.algorithm import resolve_parts, response_kinds
 from verizero.pipeline.run.build import device_of, first_model_path
 from verizero.pipeline.run.fingerprints import write_stages_file
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import response_kinds
-from verizero.pipeline.run.schedule import schedule
 from verizero.pipeline.run.session import Run, StageSetup, Workers
-from verizero.pipeline.run.state import RunState, read_state
+from verizero.pipeline.run.state import RunState, read_state, schedule
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.prepare import Controllers
 
 
 def next_stage(config: RunConfig, state: RunState) -> str:
@@ -47,13 +45,15 @@ def load_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     device = device_of(config) if config.model.quantize is None else "cpu"
     for teacher in config.teachers:
         check_teacher(teacher, tokenizer)
+    create = config.model.create
     if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
-        return read_policy(config, str(start / "model"), device)
-    if config.model.create is not None:
-        create = config.model.create
+        model = read_policy(config, str(start / "model"), device)
+    elif create is not None:
         seed = derive(config.seed, "init")
-        return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
-    return read_policy(config, first_model_path(config), device, config.model.revision)
+        model = create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
+    else:
+        model = read_policy(config, first_model_path(config), device, config.model.revision)
+    return stop_at(model, Renderer(tokenizer, config.data.template).closing[1])
 
 
 def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
@@ -116,23 +116,23 @@ def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
 def set_up_stage(run: Run, workers: Workers, state: RunState) -> StageSetup:
     """Return the setup of the stage that the state names, and let its own verifier grade, if it has one."""
     # The guard's changes are computed from the count of rollbacks, so a resume repeats them.
-    config = collapse.with_turned_knobs(run.recipe.of_stage(state.stage.name), state)
+    config = collapse.with_lower_rate(run.recipe.of_stage(state.stage.name), state)
     model = workers.backend.model
     parts = resolve_parts(config, model)
-    controllers = None if parts is None else Controllers(parts)
-    if controllers is not None and state.stage.controllers:
-        controllers.load_state_dict(state.stage.controllers)
-    keeps_routing = parts is not None and parts.masks.keep_routing and num_experts(model.config) is not None
-    setup = StageSetup(config, parts, controllers, keeps_routing)
+    kl = None if parts is None else KlController(parts)
+    if kl is not None and state.stage.kl:
+        kl.load_state_dict(state.stage.kl)
+    keeps_routing = parts is not None and parts.params.keep_routing and num_experts(model.config) is not None
+    setup = StageSetup(config, parts, kl, keeps_routing)
     reward = setup.section.reward if isinstance(setup.section, RlConfig) else None
     workers.graders.enter_stage(None if reward is None else bind_grader(run.folder, run.base_dir, reward))
     return setup
 
 
-def restored_sampler(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
-    """Return the sampler of prompts and the ledger of their pass rates, at the position of `state`."""
-    ledger, how = PassRateLedger(), run.recipe.data.sampling
-    sampler = PromptSampler(run.data.train, run.seed, how.order, how.weights, ledger, how.pass_rate)
+def restored_sampler(run: Run, state: RunState) -> tuple[PromptSampler, PromptLedger]:
+    """Return the sampler of prompts and the ledger of those attempted, at the position of `state`."""
+    ledger, how = PromptLedger(), run.recipe.data.sampling
+    sampler = PromptSampler(run.data.train, run.seed, how.order, how.weights)
     if state.ledger is not None:
         ledger.load_state_dict(state.ledger)
     # While nothing was drawn, the prompts may have changed since the checkpoint: no stage so far depends on them

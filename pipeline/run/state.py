@@ -1,19 +1,19 @@
-"""The position of a run: everything that a checkpoint holds besides tensors, as JSON."""
+"""The position of a run, which a checkpoint holds besides tensors, as JSON; and the run's schedule, a list of items."""
 
 from __future__ import annotations
 
 import json
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.stages import BASE
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import BASE, Stage, StageSection
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.types import (
     Call,
     Episode,
@@ -67,13 +67,10 @@ class StageState:
     """Steps in a row that trained nothing because graders failed: the first failure of each."""
     carried: list[Group] = field(default_factory=list)
     """Kept groups that did not fit into the last batch."""
-    best_reward: float | None = None
-    """Best mean reward since the reference moved, for the schedule on_plateau."""
-    steps_since_best: int = 0
     num_tokens: int = 0
     """Tokens generated in this stage of RL, greedy baselines included."""
-    controllers: dict[str, Any] = field(default_factory=dict)
-    """Adaptive coefficients."""
+    kl: dict[str, Any] = field(default_factory=dict)
+    """The coefficient of the KL."""
     guard: dict[str, Any] = field(default_factory=dict)
     """Memory of the collapse guard: measures of the first and last steps, checkpoints, rollbacks."""
 
@@ -166,8 +163,6 @@ class RunState:
     def from_json(cls, tree: dict[str, Any]) -> RunState:
         """Return the state that `to_json` wrote. Raise CheckpointError for a state of another version of verizero."""
         stage = tree.get("stage", {})
-        if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
-            raise _other_version("no section for the stage")
         for part, part_fields in ((cls, tree), (StageState, stage), (StoreMark, tree.get("store", {}))):
             # Missing fields get their defaults, so older states load; unknown ones would be lost silently.
             if unknown := sorted(set(part_fields) - {f.name for f in fields(part)}):
@@ -221,7 +216,6 @@ def _pairs(of_json: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
 
 def _to_plain(rollout: dict[str, Any]) -> None:
     """Replace what JSON cannot hold."""
-    del rollout["recorded_by"]  # None: rank 0 has all records when it writes
     episode = rollout["episode"] or {"rows": []}
     for turn in (rollout, *chain.from_iterable(episode["rows"])):
         turn.update({name: list(turn[name]) for name in (*INT_FIELDS, *FLOAT_FIELDS) if name in turn})
@@ -257,3 +251,50 @@ def _episode(tree: dict[str, Any]) -> Episode:
     messages = tuple(Message(**m | {"calls": tuple(Call(**c) for c in m["calls"])}) for m in tree["messages"])
     outcome = None if tree["outcome"] is None else _verdict(tree["outcome"])
     return Episode(**tree | {"rows": rows, "messages": messages, "outcome": outcome})
+
+
+EVALUATION = "evaluate"
+"""Kind of the items that measure the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a run: an evaluation, or one piece of a stage, done by the module of its kind."""
+
+    kind: str
+    """`EVALUATION`, or the kind of the stage."""
+    stage: str
+    """Name of the stage. An evaluation belongs to the stage that it follows."""
+    label: str
+    round: int = 0
+    num_steps: int = 0
+    """0: as many as the data make (epochs)."""
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True if the item measures the policy, and does nothing of a stage."""
+        return self.kind == EVALUATION
+
+
+def schedule(config: RunConfig) -> list[Item]:
+    """Return all items of the run, in order."""
+    items: list[Item] = []
+    if config.data.evaluation and config.evaluation.before_training:
+        items.append(Item(EVALUATION, BASE, "before training"))
+    for stage in config.stages:
+        items += _items(config, stage, config.section_of(stage))
+    return items
+
+
+def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[Item]:
+    """Yield the items of one stage, a single one or its rounds, with the evaluations between and after them."""
+    sizes = section.steps_of_items()
+    for number, num_steps in enumerate(sizes, 1):
+        round_ = number if section.in_rounds else 0
+        label = stage.name
+        if section.in_rounds:
+            label = f"round {number}" if stage.name == "rl" else f"{stage.name} round {number}"
+        yield Item(stage.kind, stage.name, label, round_, num_steps)
+        due = not section.in_rounds or number % config.evaluation.every_rounds == 0 or number == len(sizes)
+        if config.data.evaluation and section.trains_policy and due:
+            yield Item(EVALUATION, stage.name, f"after {label}", round_)

@@ -12,8 +12,9 @@ from typing import Any
 from verizero import sandbox
 from verizero.pipeline.config.sandbox import SandboxConfig
 from verizero.pipeline.errors import ConfigError, IsolationError
-from verizero.pipeline.own_requests import open_url
-from verizero.sandbox.settings import SandboxSettings, configure, require_tool
+from verizero.pipeline.host.requests import open_url
+from verizero.sandbox.languages import require_tool
+from verizero.sandbox.settings import NO_SESSIONS, SESSION, SandboxSettings, configure
 from verizero.verifiers._sandbox_jobs import programs_of
 from verizero.verifiers.base import BoundVerifier
 
@@ -34,6 +35,9 @@ def open_sandbox(
     settings = use_sandbox(config)
     used = [p for v in verifiers if isinstance(v, BoundVerifier) for p in programs_of(v.params)]
     languages = {str(getattr(p, "language", "python")) for p in used} | set(played)
+    if SESSION in languages and settings.urls:
+        raise ConfigError(NO_SESSIONS)
+    languages.discard(SESSION)
     if not languages:
         return None
     limits = [p.limits() for p in used]
@@ -64,9 +68,7 @@ def settings_of(config: SandboxConfig) -> SandboxSettings:
             raise ConfigError(f"sandbox.token_env names {config.token_env!r}, which is not set; export it, or drop it")
     limits = sandbox.Limits(**config.limits)  # type: ignore[arg-type]
     urls = tuple(url.rstrip("/") for url in config.urls)
-    return SandboxSettings(
-        limits, config.workers, config.min_level, urls, token, packages=config.packages, python=config.python
-    )
+    return SandboxSettings(limits, config.workers, config.min_level, urls, token, packages=config.packages)
 
 
 def _this_machine(languages: Iterable[str]) -> dict[str, Any]:

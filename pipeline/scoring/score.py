@@ -6,11 +6,12 @@ it leaves its group and is counted, and too many of them are reported.
 
 from __future__ import annotations
 
-import math
+import threading
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,13 +19,134 @@ from typing import Any, Protocol
 from verizero.pipeline.config.choices import ENVIRONMENT, VerifierChoice
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.scoring.early_grading import EarlyGrading, attempt_in
-from verizero.pipeline.scoring.grader_process import GraderProcess
-from verizero.pipeline.scoring.purity import is_pure, may_leave
-from verizero.pipeline.scoring.steps import step_tokens
-from verizero.pipeline.scoring.verdict_cache import VerdictCache
-from verizero.pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.types import (
+    INFRASTRUCTURE,
+    MAX_REWARD,
+    STATUSES,
+    Attempt,
+    EndedResponse,
+    FinishReason,
+    Message,
+    Prompt,
+    Rollout,
+    ScoredRollout,
+    Verdict,
+)
+from verizero.verifiers._steps import step_ends
 from verizero.verifiers.base import BoundVerifier
+
+Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
+"""(keys of verifiers, attempts) -> one verdict per attempt, in order."""
+
+
+def attempt_of(
+    prompt: Prompt,
+    text: str,
+    finish_reason: FinishReason,
+    messages: tuple[Message, ...] = (),
+    response_ids: Sequence[int] = (),
+) -> Attempt:
+    """Return a response to `prompt` as verifiers see it; with `messages`, it is the last one of an episode."""
+    ids = () if prompt.row is None else tuple(response_ids)  # only what takes columns can ask for tokens
+    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length", messages, prompt.row, ids)
+
+
+def attempt_in(prompt: Prompt, rollout: Rollout) -> Attempt:
+    """Return a rollout as verifiers see it."""
+    messages = () if rollout.episode is None else rollout.episode.messages
+    return attempt_of(prompt, rollout.answer, "length" if rollout.was_cut else "stop", messages, rollout.response_ids)
+
+
+class EarlyGrading:
+    """Grades in a thread the responses that `add` receives; `verdicts` waits for them.
+
+    Responses that end while graders are busy are graded together afterwards. So slow graders get larger batches, and
+    equal responses that end together are graded once.
+    """
+
+    def __init__(self, components: Sequence[str], grade: Grade, thread: Executor) -> None:
+        """`components`: keys of further verifiers that grade every response. `thread` must run one call at a time."""
+        self._components, self._grade, self._thread = components, grade, thread
+        self._lock = threading.Lock()
+        self._waiting: list[EndedResponse] = []
+        self._rounds: list[Future[None]] = []
+        self._graded: dict[int, tuple[str, Attempt]] = {}
+        """By index: the verifier's key and the attempt that were graded."""
+        self._verdicts: list[dict[int, Verdict]] = [{} for _ in range(1 + len(components))]
+        self.seconds = 0.0
+        """Seconds in which graders worked."""
+
+    def add(self, ended: Sequence[EndedResponse], offset: int = 0) -> None:
+        """Grade these responses soon. `offset` is added to their indices: each `generate_rollouts` counts from 0."""
+        with self._lock:
+            self._waiting += [replace(e, index=e.index + offset) for e in ended]
+        # One round per call: rounds that find nothing to do, as an earlier one took all that waited, end at once.
+        self._rounds.append(self._thread.submit(self._grade_waiting))
+
+    def verdicts(self, keys: Sequence[str], attempts: Sequence[Attempt]) -> list[dict[int, Verdict]]:
+        """Return verdicts by index into `attempts`: first those of `keys`, then those of each component.
+
+        Waits for all responses added. An index has no verdict if another attempt was graded there.
+        """
+        for future in self._rounds:
+            future.result()
+        # No lock is needed: the thread that writes these has ended its rounds.
+        same = {i for i, pair in self._graded.items() if i < len(attempts) and pair == (keys[i], attempts[i])}
+        return [{i: verdict for i, verdict in column.items() if i in same} for column in self._verdicts]
+
+    def _grade_waiting(self) -> None:
+        with self._lock:
+            ended, self._waiting = self._waiting, []
+        if not ended:
+            return
+        start = time.perf_counter()
+        attempts = [attempt_of(e.prompt, e.text, e.finish_reason, e.messages, e.response_ids) for e in ended]
+        keys = [e.prompt.verifier for e in ended]
+        indices = [e.index for e in ended]
+        columns = [keys, *([name] * len(attempts) for name in self._components)]
+        for verdicts, column in zip(self._verdicts, columns, strict=True):
+            verdicts.update(zip(indices, self._grade(column, attempts), strict=True))
+        self._graded.update(zip(indices, zip(keys, attempts, strict=True), strict=True))
+        self.seconds += time.perf_counter() - start
+
+
+CONTEXT = 8
+"""Tokens decoded before those that are measured, since some tokenizers drop the blank of a text's first token."""
+PIECE = 16
+"""Tokens of the first piece in which a step's end is looked for; each further one is twice as long."""
+
+
+def step_tokens(
+    ids: Sequence[int], text: str, steps: Iterable[tuple[str, float]], decode: Callable[[Sequence[int]], str]
+) -> tuple[tuple[int, float], ...]:
+    """Return (number of tokens up to its end, reward) for each step of the response with these tokens and this text.
+
+    A step ends with the token that has its last character; the last step ends with the response. Two steps may end
+    with the same token. Raises: ValueError for a step that is not in the text.
+    """
+    ends = step_ends(text, steps)
+    out: list[tuple[int, float]] = []
+    num_tokens = num_chars = 0  # the tokens looked through so far, and their characters
+    for end, reward in ends[:-1]:
+        begin = max(0, num_tokens - CONTEXT)
+        before = num_chars - _num_chars(ids[begin:num_tokens], decode)
+
+        def chars(stop: int, begin: int = begin, before: int = before) -> int:
+            return before + _num_chars(ids[begin:stop], decode)
+
+        stop, size = num_tokens, PIECE
+        while stop < len(ids) and chars(stop) < end:
+            stop, size = min(len(ids), stop + size), 2 * size
+        num_tokens = min(len(ids), bisect_left(range(stop + 1), end, lo=num_tokens, key=chars))
+        num_chars = chars(num_tokens)
+        out.append((num_tokens, reward))
+    return (*out, (len(ids), ends[-1][1])) if ends else ()
+
+
+def _num_chars(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
+    """Return the number of whole characters of the tokens: a last character may miss bytes."""
+    return len(decode(ids).rstrip("\N{REPLACEMENT CHARACTER}"))
+
 
 COMPONENT = "component "
 """Prefix of the keys of components; no verifier's name has a space."""
@@ -71,31 +193,21 @@ class Scorer:
         config: ScoringConfig,
         graders: Mapping[str, Grader],
         components: Sequence[Grader] = (),
-        process: GraderProcess | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         """`graders`: by key. `components`: the graders of `config.components`, in order.
 
-        process: grades responses that end before others; None: a thread of this process grades them.
         decode: the text of tokens, by which steps of a response are found in its tokens; None: steps are not.
         """
         self.config = config
         self.decode = decode
         self.graders = {**graders, **{f"{COMPONENT}{i}": g for i, g in enumerate(components)}}
-        self.cache = VerdictCache()
-        self._process = process
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
         self._early_thread = ThreadPoolExecutor(1, "grade-early")
 
     def grade_early(self, with_components: bool = False) -> EarlyGrading:
         """Return a grading that takes responses as they end; `score` then needs its result."""
-        if self._process is not None:
-            self._process.start()
-        return EarlyGrading(
-            self._components(with_components),
-            lambda keys, attempts: self._grade(keys, attempts, self._process),
-            self._early_thread,
-        )
+        return EarlyGrading(self._components(with_components), self._grade, self._early_thread)
 
     def score(
         self,
@@ -168,11 +280,8 @@ class Scorer:
         return Scorer(self.config, replaced, components, decode=self.decode)
 
     def close(self) -> None:
-        """End the grading threads and the process; early grading that has not begun is dropped."""
-        # First the thread that asks the process, then the process itself.
+        """End the grading threads; early grading that has not begun is dropped."""
         self._early_thread.shutdown(cancel_futures=True)
-        if self._process is not None:
-            self._process.close()
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -235,10 +344,8 @@ class Scorer:
             grade(failed)
         return [verdicts[i] for i in range(len(attempts))], retried
 
-    def _grade(
-        self, keys: Sequence[str], attempts: Sequence[Attempt], process: GraderProcess | None = None
-    ) -> list[Verdict]:
-        """Return one verdict per attempt, by `process` if it has the verifier; failures are not tried again."""
+    def _grade(self, keys: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
+        """Return one verdict per attempt; failures are not tried again."""
         by_key: dict[str, list[int]] = {}
         for i, key in enumerate(keys):
             by_key.setdefault(key, []).append(i)
@@ -246,17 +353,9 @@ class Scorer:
         size = CHUNK if self._threads is not None else max(1, len(keys))
         chunks = [(key, ids[i : i + size]) for key, ids in by_key.items() for i in range(0, len(ids), size)]
 
-        def ask(key: str, some: Sequence[Attempt]) -> list[Verdict]:
-            grader = self.graders[key]
-            verdicts = None
-            # The process has the verifiers of the recipe: a grader that replaced one of them runs here.
-            if process is not None and key in process.keys and may_leave(grader):
-                verdicts = process.score(key, some)
-            return [_checked(v) for v in (grader.score(some) if verdicts is None else verdicts)]
-
         def grade(chunk: tuple[str, list[int]]) -> list[Verdict]:
-            key, some = chunk[0], [attempts[i] for i in chunk[1]]
-            return self.cache.fill(key, some, ask) if is_pure(self.graders[key]) else ask(key, some)
+            key, indices = chunk
+            return [_checked(v) for v in self.graders[key].score([attempts[i] for i in indices])]
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
         verdicts: dict[int, Verdict] = {}
@@ -293,8 +392,8 @@ def _checked(verdict: Verdict) -> Verdict:
     # Written so that NaN, for which every comparison is false, is caught.
     elif verdict.status == "graded" and not 0.0 <= verdict.score <= 1.0:
         reason = f"score {verdict.score!r} is outside [0, 1]"
-    elif verdict.reward is not None and not math.isfinite(verdict.reward):
-        reason = f"reward {verdict.reward!r} is not finite"
+    elif verdict.reward is not None and not abs(verdict.reward) <= MAX_REWARD:
+        reason = f"reward {verdict.reward!r} is no number up to {MAX_REWARD:g}"
     else:
         return verdict
     return Verdict("verifier_error", reason=reason, seconds=verdict.seconds)

@@ -14,8 +14,8 @@ from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.run.saving import save
-from verizero.pipeline.run.schedule import EVALUATION, Item
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import EVALUATION, Item
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages.evaluate import evaluate
 from verizero.pipeline.train.texts import Row, text_gradient
@@ -157,7 +157,8 @@ def rows_metrics(session: Session, batch: Sequence[Row]) -> StepMetrics:
 
     The number of rows, of all their tokens, the share of rows whose last token is a trained end, and how prompts end.
     """
-    end, renderer = session.run.tokenizer.eos_token_id, session.run.data.renderer
+    renderer = session.run.data.renderer
+    end = renderer.closing[1]
     ends = sum(row.ids[-1] == end and bool(row.spans) and row.spans[-1][1] == len(row.ids) for row in batch)
     prompts = [row.ids[: row.spans[0][0]] for row in batch if row.spans]
     return {

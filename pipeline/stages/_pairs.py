@@ -11,17 +11,16 @@ from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from verizero.pipeline.report.row_types import PairsRow
-from verizero.pipeline.run.folder import write_left_out, write_lines
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.info import write_left_out, write_lines
 from verizero.pipeline.run.session import Run, Session, StageSetup
-from verizero.pipeline.scoring.early_grading import attempt_of
-from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.run.state import Item
+from verizero.pipeline.scoring.score import GradingTally, attempt_of
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages.rl import publish
 from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings
@@ -40,8 +39,8 @@ def loss_of(setup: StageSetup) -> tuple[PreferenceParams, Loss]:
 
 def update_settings(run: Run, setup: StageSetup) -> PreferenceSettings:
     """Return the settings of updates on pairs; log-probs are those of the distribution that is sampled."""
-    config, tail_weight = setup.config, loss_of(setup)[0].tail_weight
-    return PreferenceSettings(run.pad_id, config.rollout.temperature, config.train.micro_batch_tokens, tail_weight)
+    config = setup.config
+    return PreferenceSettings(run.pad_id, config.rollout.temperature, config.train.micro_batch_tokens)
 
 
 def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: PhaseWrapper) -> list[PreferenceRow]:
@@ -69,8 +68,11 @@ def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: Pha
 def kept_rows(run: Run, item: Item) -> list[PreferenceRow]:
     """Return the rows of a part from its file. Raise RunError if the file is missing."""
     path = rows_path(run, item, item.round)
-    sides = ("prompt", "chosen", "rejected")
-    rows = [PreferenceRow(*(_tuple(line[f"{side}_ids"]) for side in sides)) for line in read_jsonl(path)]
+    sides = ("chosen_ids", "rejected_ids")
+    rows = [
+        PreferenceRow(tuple(line["prompt_ids"]), *(None if line[s] is None else tuple(line[s]) for s in sides))
+        for line in read_jsonl(path)
+    ]
     if not rows:
         raise RunError(f"{path} is missing, and the stage cannot continue without its pairs; start under another name")
     return rows
@@ -79,10 +81,6 @@ def kept_rows(run: Run, item: Item) -> list[PreferenceRow]:
 def rows_path(run: Run, item: Item, part: int) -> Path:
     """Return the path of the file of a part's pairs."""
     return run.stage_folder(item.stage) / f"pairs-{part}.jsonl"
-
-
-def _tuple(ids: list[int] | None) -> Any:
-    return None if ids is None else tuple(ids)
 
 
 def pair_lines(session: Session, item: Item, section: PairsSection, wrap: PhaseWrapper) -> list[PairLine]:
@@ -108,7 +106,7 @@ def _lines_of_files(session: Session, item: Item, section: PairsSection) -> list
     write_left_out(run, item.stage, read.left_out)
 
     def ids(name: str, pair: Pair, side: str | None) -> Any:
-        return None if side is None else renderer.text_ids(side, f"the {name} side of pair {pair.id!r}")
+        return None if side is None else renderer.response_ids(side, f"the {name} side of pair {pair.id!r}")
 
     if isinstance(section, RewardModelConfig) and section.step_end is not None:
         return [p.to_row() for p in read.pairs]  # made into tokens piece by piece, as the verifier shows them

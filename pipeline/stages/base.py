@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from verizero.pipeline.config.stages import StageSection
     from verizero.pipeline.loop.phases import PhaseWrapper
-    from verizero.pipeline.run.schedule import Item
     from verizero.pipeline.run.session import Session
+    from verizero.pipeline.run.state import Item
 
 
 @dataclass(frozen=True, slots=True)

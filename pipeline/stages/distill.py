@@ -14,12 +14,10 @@ from functools import partial
 from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.run.sampling import temperature
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.algorithm import temperature
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
-from verizero.pipeline.run.state import RunState
-from verizero.pipeline.run.teacher_rows import distill_rows, distill_settings
-from verizero.pipeline.run.teachers import stage_teachers
+from verizero.pipeline.run.state import Item, RunState
+from verizero.pipeline.run.teachers import distill_rows, distill_settings, stage_teachers
 from verizero.pipeline.scoring.select import GroupKind
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.stages.rl import rl_phases, update_policy

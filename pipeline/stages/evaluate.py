@@ -12,14 +12,14 @@ from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow
 from verizero.pipeline.report.trackers.base import MOST_SAMPLES
-from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rollout.generate import ResponseKind
 from verizero.pipeline.run.collapse import num_roll_backs
 from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, Workers
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import GradingTally, tells_right
 from verizero.pipeline.scoring.select import form_groups
 from verizero.pipeline.seeds import stream

@@ -15,9 +15,8 @@ from verizero.pipeline.data.pairs import pairs_of
 from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._pairs import loss_of, update_settings

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from verizero.pipeline.config.preference import PreferenceConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.files import write_atomic
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.loop.phases import PhaseWrapper
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.stages._epochs import last_steps_of_chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
 from verizero.pipeline.stages.base import StageKind

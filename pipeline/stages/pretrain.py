@@ -8,8 +8,8 @@ from verizero.pipeline.config.stages import PretrainConfig
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.texts import pieces
 from verizero.pipeline.loop.phases import PhaseWrapper
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.stages._epochs import train_tokens
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.train.texts import Row, row_after

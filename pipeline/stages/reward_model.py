@@ -12,11 +12,11 @@ from typing import Any
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.stages import MODEL
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import read_jsonl, replace_folder
+from verizero.pipeline.host.disk import read_jsonl, replace_folder
 from verizero.pipeline.loop.phases import PhaseWrapper
-from verizero.pipeline.run.folder import write_lines
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.info import write_lines
 from verizero.pipeline.run.session import Run, Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._epochs import last_steps_of_chunks, num_steps, train_steps
 from verizero.pipeline.stages._pairs import pair_lines

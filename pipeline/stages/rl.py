@@ -15,17 +15,15 @@ from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import reference_config
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.models.strictness import ordered
-from verizero.pipeline.rl.parts import Shaping
-from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.rl.parts import PolicyParams
+from verizero.pipeline.run.algorithm import response_kinds, temperature
 from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.sampling import response_kinds, temperature
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
-from verizero.pipeline.run.state import RunState
-from verizero.pipeline.run.teacher_rows import distillation_term
+from verizero.pipeline.run.state import Item, RunState
+from verizero.pipeline.run.teachers import distillation_term
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.scoring.select import GroupKind, form_groups, select
 from verizero.pipeline.stages.base import StageKind
@@ -109,14 +107,14 @@ def verify(
         if parts.needs_greedy:
             greedy = form_groups(share.prompts, scored[num_sampled:], 1)
             max_tokens = longest_response(setup.config.rollout, setup.config.episodes)
-            groups = with_baseline(groups, greedy, parts.shaping, max_tokens)
+            groups = with_baseline(groups, greedy, parts.params, max_tokens)
         (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
     recorder.add_seconds("graders", tally.busy_s)
     return groups, tally
 
 
 def with_baseline(
-    groups: Sequence[Group], greedy: Sequence[Group], shaping: Shaping, max_response_tokens: int
+    groups: Sequence[Group], greedy: Sequence[Group], params: PolicyParams, max_response_tokens: int
 ) -> list[Group]:
     """Return the groups with the reward of the greedy response to the same prompt.
 
@@ -127,7 +125,7 @@ def with_baseline(
         (member,) = greedy_group.members
         reward = member.reward
         if reward is not None:
-            reward += length_penalty(shaping, member.rollout.num_sampled, max_response_tokens)
+            reward += params.length_penalty(member.rollout.num_sampled, max_response_tokens)
         out.append(replace(group, greedy_reward=reward))
     return out
 
@@ -138,7 +136,7 @@ def select_groups(
     """Return the groups to train on, and the number of groups kept or dropped for each reason."""
     parts, keep = setup.algorithm, setup.rounds.select.keep
     if keep == "auto":
-        keep = "informative" if parts.dynamic_sampling else "all"
+        keep = "informative" if parts.params.dynamic_sampling else "all"
     with recorder.timed("select"):
         kept, counts = select(groups, keep, parts.needs_components, parts.credits_turns)
         if parts.needs_greedy:  # without the baseline's reward there is no advantage
@@ -170,15 +168,15 @@ def train_on_rewards(
 ) -> StepMetrics:
     """Update the policy with the stage's algorithm on the groups' rewards, and return the metrics."""
     config, parts, backend = setup.config, setup.algorithm, workers.backend
-    assert setup.controllers is not None
-    uses_texts = parts.terms.ptx_coef > 0
+    assert setup.kl is not None
+    uses_texts = parts.params.ptx_coef > 0
     settings = Settings(
         pad_id=run.pad_id,
         temperature=temperature(setup, state),
         micro_batch_tokens=config.train.micro_batch_tokens,
         policy_version=state.policy_version,
         max_response_tokens=longest_response(config.rollout, config.episodes),
-        controllers=setup.controllers,
+        kl=setup.kl,
         with_reference=reference_config(setup).schedule != "none",
         seed=run.seed,
         step=state.rl_step,

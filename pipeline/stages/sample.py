@@ -12,11 +12,11 @@ from verizero.pipeline.config.load import dump
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import EndpointConfig, SampleConfig
 from verizero.pipeline.config.stages import DEMONSTRATIONS
-from verizero.pipeline.data.hints import answer_of, hinted_question
+from verizero.pipeline.data.prompts import answer_of, hinted_question
 from verizero.pipeline.data.rejection import REASONS, select_answers
-from verizero.pipeline.data.source_rows import row_of
+from verizero.pipeline.data.rows_of_source import row_of
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import write_atomic
+from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.loop.metrics import report_failures, require_verdicts
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
@@ -25,11 +25,11 @@ from verizero.pipeline.rollout.endpoint import ask_endpoint
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.data import prompt_room
 from verizero.pipeline.run.dealing import gather_groups, share_of
-from verizero.pipeline.run.folder import write_lines
+from verizero.pipeline.run.info import write_lines
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Run, Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import GradingTally, Scorer
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages.base import StageKind

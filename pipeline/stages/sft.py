@@ -5,8 +5,8 @@ from __future__ import annotations
 from verizero.pipeline.config.stages import SftConfig
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.run.demonstrations import demonstration_rows
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.stages._epochs import train_tokens
 from verizero.pipeline.stages.base import StageKind
 

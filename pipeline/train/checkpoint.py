@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.files import disk_errors, replace_folder
+from verizero.pipeline.host.disk import disk_errors, replace_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1

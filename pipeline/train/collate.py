@@ -1,31 +1,31 @@
-"""Make tensors of groups, with masks of the tokens that train; divide rows among ranks and micro-batches."""
+"""Make tensors of groups, with masks of the tokens that train; divide rows among steps, ranks and micro-batches."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.models.forward import Targets
+from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import ALIKE, padded_width
+from verizero.pipeline.rl.parts import PolicyParams
 from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
-from verizero.pipeline.rows import rows as rows_of_rollout
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.replay import collate_records, records_of_rows
-from verizero.pipeline.types import Group, Path, TrainBatch
+from verizero.pipeline.types import Group, Path, Run, TrainBatch
 
 MIN_FILLED_SHARE = 0.25
 """A micro-batch may end early, to avoid padding, once it has this share of its maximum of tokens."""
 MIN_BRANCHES_PER_RANK = 2
 """With fewer branches of a tree per rank, they are divided among ranks, for balance."""
-
-
-MemberIndex = tuple[int, int]
-"""(index of the group, index of the member in it)."""
 
 
 class Micro(NamedTuple):
@@ -46,8 +46,7 @@ def collate(
     Every sampled token trains in exactly one row, the end-of-sequence token included; observed tokens are not in
     `response_mask`. group_ids are indices of groups, episode_ids of members with a reward. The rows of an episode
     follow one another, in the order in which they began. `observations`: `extras` gets `observation_mask`, 1 on the
-    tokens that answered the policy, each in one row. Every rank makes the same batch, except for records of sampling:
-    each has those of its own rows.
+    tokens that answered the policy, each in one row. Every rank makes the same batch.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
@@ -67,8 +66,6 @@ def collate(
     if any(len(rows_of_member) > 1 or len(rows_of_member[0].turns) > 1 for rows_of_member in rows_of_members):
         episode_ids = torch.tensor(member_of_row, device=device)
         turn_ids = _by_span(rows, width, lambda span: span.number, -1).to(device)
-        versions = _by_span(rows, width, lambda span: span.turn.policy_version, -1).to(device)
-        extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
     if any(m.steps for _, m in members):
         steps = [members[i][1].steps for i in member_of_row]
         turn_ids = _of_steps(rows, steps, width, turn_ids).to(device)
@@ -90,7 +87,7 @@ def collate(
         group_ids=torch.tensor([members[i][0] for i in member_of_row], dtype=torch.int64, device=device),
         truncated=torch.tensor([is_truncated(members[i][1].rollout) for i in member_of_row], device=device),
         extras=extras,
-        records=collate_records(rows, width, [members[i][1].rollout.recorded_by is None for i in member_of_row]),
+        records=collate_records(rows, width),
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
@@ -98,40 +95,16 @@ def collate(
     )
 
 
-def members_of_rows(groups: Sequence[Group]) -> list[tuple[MemberIndex, int]]:
-    """Return the member and the length in tokens of each row that `collate` makes of the groups."""
-    return [
-        ((g, m), sum(len(turn.observed) + len(turn.sampled) for turn in row))
-        for g, group in enumerate(groups)
-        for m, member in enumerate(group.members)
+def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> Tensor:
+    """Return the rewards [E, K] of all members' turns or steps; NaN: none."""
+    rewards = [
+        [math.nan if r is None else r for r in member.turn_rewards]
+        for group in groups
+        for member in group.members
         if member.reward is not None
-        for row in rows_of_rollout(member.rollout)
     ]
-
-
-def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
-    """Return the length in tokens of each row that `collate` makes of the groups, and the index of its group."""
-    members = members_of_rows(groups)
-    return [length for _, length in members], [group for (group, _), _ in members]
-
-
-def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the rewards (NaN: none) and numbers of the states (-1: none) of all members' turns or steps, both [E, K].
-
-    Equal names of states are equal numbers within a group; the numbers of different groups differ.
-    """
-    numbers: dict[tuple[int, str], int] = {}
-    rewards, states = [], []
-    for g, group in enumerate(groups):
-        for member in (m for m in group.members if m.reward is not None):
-            rewards.append([math.nan if r is None else r for r in member.turn_rewards])
-            keys = [None if t.state is None else (g, t.state) for t in member.rollout.turns]
-            states.append([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys])
     num = max(map(len, rewards))
-    return (
-        torch.tensor([r + [math.nan] * (num - len(r)) for r in rewards], dtype=torch.float64, device=device),
-        torch.tensor([s + [-1] * (num - len(s)) for s in states], dtype=torch.int64, device=device),
-    )
+    return torch.tensor([r + [math.nan] * (num - len(r)) for r in rewards], dtype=torch.float64, device=device)
 
 
 def _masks(
@@ -372,3 +345,106 @@ def _array(kind: Literal["i", "f"], row: Sequence[float]) -> array[Any]:
 def _filled(mask: Tensor, values: Tensor, fill: float) -> Tensor:
     """Return [B, T] with `values` [N] at the True entries of `mask`, row by row, and `fill` elsewhere."""
     return torch.full(mask.shape, fill, dtype=values.dtype).masked_scatter_(mask, values)
+
+
+def minibatches(params: PolicyParams, group_of: Sequence[int], seed: int, step: int) -> Iterator[list[int]]:
+    """Yield the rows of each optimiser step, as indices. `group_of`: the group of each row."""
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(group_of):
+        groups.setdefault(group, []).append(row)
+    order = list(groups)
+    num = min(params.num_minibatches, len(order))
+    for epoch in range(params.num_epochs):
+        if num > 1:
+            stream(seed, "minibatches", step, epoch).shuffle(order)
+        for i in range(num):
+            # By strides, so that minibatches differ by one group at most.
+            yield [row for group in order[i::num] for row in groups[group]]
+
+
+def micros_of(batch: TrainBatch, rows: Sequence[int], max_tokens: int, ranks: Ranks = ALONE) -> list[Micro]:
+    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
+    costs = row_costs(batch)
+    paths = None if batch.paths is None else [batch.paths[i] for i in rows]
+    if paths is not None and batch.is_routed:  # which tokens of a run are computed once depends on their experts
+        paths = [(Run(i, path[-1].end),) for i, path in enumerate(paths)]
+    pieces, num_idle = rank_micro_batches([costs[i] for i in rows], max_tokens, ranks.rank, ranks.size, paths)
+    micros = micros_at(batch, [[rows[i] for i in piece] for piece in pieces], costs, max_tokens)
+    row_0 = torch.zeros(1, dtype=torch.int64, device=batch.rewards.device)  # any row: none of its tokens trains
+    idle = [Micro(row_0, idle_micro_batch(batch), Targets(row_0[:0]))] if num_idle else []
+    return [*micros, *idle * num_idle]
+
+
+def micros_at(batch: TrainBatch, pieces: Sequence[Sequence[int]], costs: Sequence[int], max_tokens: int) -> list[Micro]:
+    """Make one micro-batch of each list of rows. `max_tokens`: the limit of their tokens.
+
+    `costs`: `row_costs` of all rows, for which the host waits once.
+    """
+    assert batch.spans is not None
+    device, widths, targets_of_micros = batch.rewards.device, [], []
+    for rows in pieces:
+        widths.append(padded_width(max(costs[i] for i in rows), device))
+        trained_spans = [batch.spans[i] for i in rows]
+        paths = _paths_at(batch, rows, widths[-1])
+        runs = None if paths is None else Runs.of(paths, widths[-1], most=max_tokens, device=device)
+        answers = None
+        if batch.answers is not None:
+            both = [sorted({*spans, *batch.answers[i]}) for spans, i in zip(trained_spans, rows, strict=True)]
+            answers = span_indices(both, widths[-1])
+        targets_of_micros.append(Targets(span_indices(trained_spans, widths[-1]), runs, answers))
+    # One copy to the device for all tensors, because the host waits for each copy.
+    row_indices = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
+    on_device = moved([*row_indices, *(t for targets in targets_of_micros for t in targets.tensors())], device)
+    row_indices = [next(on_device) for _ in pieces]
+    batches = [rows_of(batch, *part) for part in zip(pieces, row_indices, widths, strict=True)]
+    return [*map(Micro, row_indices, batches, (targets.with_tensors(on_device) for targets in targets_of_micros))]
+
+
+def _paths_at(batch: TrainBatch, rows: Sequence[int], width: int) -> tuple[Path, ...] | None:
+    """Return the paths of those rows, of at most `width` tokens, where runs with other experts are others."""
+    if batch.paths is None:
+        return None
+    paths = tuple(batch.paths[i] for i in rows)
+    records = records_of_rows(batch.records, rows, width) if batch.is_routed else None
+    return paths if records is None or records.routing is None else parted(paths, records.routing)
+
+
+def parted(paths: Sequence[Path], routing: Tensor) -> tuple[Path, ...]:
+    """Return the paths, with other runs from where a row's experts `routing` [B, T, layers, top_k] are others."""
+    numbers = count()
+    known: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}  # (run before, run) -> experts and new numbers
+    out = []
+    for path, experts in zip(paths, routing, strict=True):
+        new: list[Run] = []
+        for run in path:
+            before = new[-1] if new else Run(-1, 0)
+            own = experts[before.end : run.end]
+            alike = known.setdefault((before.number, run.number), [])
+            number = next((n for other, n in alike if torch.equal(own, other)), None)
+            if number is None:
+                number = next(numbers)
+                alike.append((own, number))
+            new.append(Run(number, run.end))
+        out.append(tuple(new))
+    return tuple(out)
+
+
+def span_indices(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
+    """Return int64 [n]: indices of the spans' tokens in the flattened rows [b * width], row by row."""
+    indices = [
+        torch.arange(i * width + begin, i * width + end)
+        for i, spans_of_row in enumerate(spans)
+        for begin, end in spans_of_row
+    ]
+    return torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
+
+
+def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
+    """Return [b, width]: the values [B, T] of those rows, cut to the width of their micro-batch."""
+    return None if values is None else values[rows, :width]
+
+
+def row_costs(batch: TrainBatch) -> list[int]:
+    """Return each row's cost in tokens, with padding unless rows are packed."""
+    lengths: list[int] = batch.attention_mask.sum(1).tolist()
+    return lengths if batch.paths is not None else [padded_width(n, batch.rewards.device) for n in lengths]

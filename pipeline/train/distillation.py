@@ -14,13 +14,7 @@ from torch import Tensor
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.comparison import Readout, compare_at
 from verizero.pipeline.models.forward import spread
-from verizero.pipeline.rl.distillation import (
-    Compared,
-    ServedLogprobs,
-    distillation_loss,
-    drift_weights,
-    stale_weights,
-)
+from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, distillation_loss, stale_weights
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.teachers import ResponseBatch, Teacher
@@ -143,7 +137,7 @@ def distill_gradient(
             loss = distillation_loss(divergences, logprobs, batch.mask, objective.discount, total)
             backend.backward(coef * loss)
             stats[number] += torch.cat([_sums(divergences, compared), sums])
-    stats = backend.ranks.row_ranks.all_reduce(stats)
+    stats = backend.ranks.all_reduce(stats)
     loss_of_step = float(stats[:, 0].sum()) / total
     if not math.isfinite(loss_of_step):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
@@ -158,8 +152,6 @@ def _weighted(
 ) -> tuple[Tensor, Tensor]:
     """Return the divergences [B, T] times their weights, and the last three sums of SUMS."""
     sums = torch.zeros(3, dtype=torch.float64)
-    if objective.drift_gamma:
-        divergences = divergences * drift_weights(divergences, batch.mask, objective.drift_gamma)
     if objective.stale_weights and batch.stale is not None and batch.rollout_logprobs is not None:
         weights = stale_weights(logprobs, batch.rollout_logprobs.to(logprobs), batch.stale, batch.mask, objective)
         divergences = divergences * weights.values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import DataError, NonFiniteError
 from verizero.pipeline.models.widths import padded_width
-from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
+from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides
 from verizero.pipeline.train.backend import Backend, WhichModel
 from verizero.pipeline.train.collate import rank_micro_batches, sizes_of
 from verizero.pipeline.train.texts import Row, Texts, idle_text, row_after, text_batches
@@ -62,8 +62,6 @@ class PreferenceSettings:
     pad_id: int
     temperature: float
     micro_batch_tokens: int
-    tail_weight: float = 1.0
-    """As in `PreferenceParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +98,15 @@ def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
 def side_logprobs(
     backend: Backend, rows: Sequence[PreferenceRow], which: WhichModel, settings: PreferenceSettings
 ) -> Tensor:
-    """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows.
-
-    Tokens of a response beyond the length of the other one have the settings' `tail_weight`.
-    """
+    """Return [rows, 2] summed log-probs of the chosen and rejected sides, on the CPU; ranks divide the rows."""
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
     for micro in _micro_batches(backend, rows, settings)[0]:
         summed = _summed_logprobs(backend, rows, micro, which, settings)
         if micro.rows:
-            for (row, side), value in zip(_sequences(rows, micro.rows), summed.weighed.tolist(), strict=True):
+            for (row, side), value in zip(_sequences(rows, micro.rows), summed.logprobs.tolist(), strict=True):
                 out[row, side] = value
     # Each rank has 0 in the rows of the others. Absent sides become NaN after the sum, which would spread it.
-    out = backend.ranks.row_ranks.all_reduce(out)
+    out = backend.ranks.all_reduce(out)
     exists = torch.tensor([[s is not None for s in r.sides] for r in rows])
     return torch.where(exists, out, torch.full_like(out, ABSENT))
 
@@ -126,27 +121,26 @@ def preference_update(
 
     Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
     """
-    z = _divergence(backend, batch, settings) if params.needs_divergence else 0.0
-    matched = _matched_margins(backend, batch, settings) if params.sorts_pairs else None
-    rows = batch.rows
+    rows, z = batch.rows, 0.0
+    if params.needs_divergence:  # max(0, mean of log pi - log pi_ref) over the mismatched responses of the whole step
+        assert batch.mismatched_ref is not None
+        drift = side_logprobs(backend, batch.mismatched, "policy", settings) - batch.mismatched_ref.double()
+        z = max(0.0, float(drift[~drift.isnan()].mean()))
     # Every rank has all rows, so the denominator needs no sum over ranks.
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
     sums_of_rank = _Sums()
     micros, metrics_of_tree = _micro_batches(backend, rows, settings)
     for micro in micros:
-        sharpened = _sharpened_logprobs(backend, rows, micro, settings) if params.needs_weights else None
         summed = _summed_logprobs(backend, rows, micro, "policy", settings)
         if not micro.rows:  # an idle micro-batch: the backward keeps in step with the other ranks
             backend.backward(summed.logprobs.sum() * 0.0)
             continue
-        weights = None if sharpened is None else _pair_weights(summed.logprobs, sharpened, summed.lengths)
-        own = None if matched is None else matched[micro.rows].to(summed.logprobs)
-        sides = replace(_sides(batch, micro.rows, summed, z), weights=weights, matched=own)
-        losses = weighed(loss(params, sides), sides)
+        sides = _sides(batch, micro.rows, summed, z)
+        losses = loss(params, sides)
         share = losses.values.sum() / total
         backend.backward(share)
         sums_of_rank.add(losses, sides, params.from_labels)
-    stats = backend.ranks.row_ranks.all_reduce(torch.tensor(sums_of_rank.numbers, dtype=torch.float64)).tolist()
+    stats = backend.ranks.all_reduce(torch.tensor(sums_of_rank.numbers, dtype=torch.float64)).tolist()
     mean = stats[0] / total
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
@@ -161,7 +155,7 @@ def preference_update(
 class _Sums:
     """Statistics summed over a rank's micro-batches, in the order in which `_summary` reads them."""
 
-    numbers: list[float] = field(default_factory=lambda: [0.0] * 12)
+    numbers: list[float] = field(default_factory=lambda: [0.0] * 10)
 
     def add(self, losses: Losses, sides: Sides, from_labels: bool) -> None:
         """Add the statistics of a micro-batch."""
@@ -173,14 +167,12 @@ class _Sums:
             *(wins, 0 if from_labels else len(good)),
             *(sides.chosen.logprobs.detach().double().sum(), sides.rejected.logprobs.detach().double().sum()),
             sides.chosen.lengths.sum() + sides.rejected.lengths.sum(),
-            0.0 if sides.weights is None else sides.weights.double().sum(),
-            0.0 if losses.clamped is None else losses.clamped,
         ]
         self.numbers = [a + float(b) for a, b in zip(self.numbers, numbers, strict=True)]
 
 
 def _summary(stats: Sequence[float]) -> StepMetrics:
-    _, good, num_good, bad, num_bad, wins, num_pairs, lp_good, lp_bad, tokens, weights, clamped = stats
+    _, good, num_good, bad, num_bad, wins, num_pairs, lp_good, lp_bad, tokens = stats
     out = {"tokens": tokens}
     if num_good:
         out |= {"preference/chosen_reward": good / num_good, "preference/chosen_logprob": lp_good / num_good}
@@ -190,31 +182,7 @@ def _summary(stats: Sequence[float]) -> StepMetrics:
         out["preference/margin"] = good / num_good - bad / num_bad
     if num_pairs:
         out["preference/accuracy"] = wins / num_pairs
-    if weights:
-        out["preference/weight"] = weights / num_pairs
-    if clamped:
-        out["preference/clamped"] = clamped
     return out
-
-
-def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> float:
-    """Return max(0, mean of log pi - log pi_ref) over the mismatched responses of the whole step."""
-    assert batch.mismatched_ref is not None
-    drift = side_logprobs(backend, batch.mismatched, "policy", settings) - batch.mismatched_ref.double()
-    return max(0.0, float(drift[~drift.isnan()].mean()))
-
-
-def _matched_margins(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> Tensor:
-    """Return [rows] margins of the reference, ordered as the policy's are: the least is where the policy's least is.
-
-    Ranks are among all rows, so that they do not depend on micro-batches and ranks of processes.
-    """
-    assert batch.ref is not None
-    now = side_logprobs(backend, batch.rows, "policy", settings)
-    order = (now[:, 0] - now[:, 1]).argsort(stable=True)
-    matched = torch.empty_like(now[:, 0])
-    matched[order] = (batch.ref[:, 0] - batch.ref[:, 1]).double().sort().values
-    return matched
 
 
 class _Micro(NamedTuple):
@@ -247,7 +215,7 @@ def _micro_batches(
     paths = None if all_paths is None else dict(zip(sequences, all_paths, strict=True))
     if paths is not None:
         sizes = [sum(sizes_of(*(paths[at] for at in _sequences(rows, [i]))).values()) for i in range(len(rows))]
-    ranks = backend.ranks.row_ranks
+    ranks = backend.ranks
     pieces, num_idle = rank_micro_batches(sizes, settings.micro_batch_tokens, ranks.rank, ranks.size)
     micros = [
         _Micro(piece, None if paths is None else [paths[at] for at in _sequences(rows, piece)])
@@ -269,8 +237,6 @@ class _Summed:
     """[N] summed over the tokens."""
     lengths: Tensor
     """[N] tokens, in the type of `logprobs`."""
-    weighed: Tensor
-    """[N] as `logprobs`, with `tail_weight`."""
 
 
 def _summed_logprobs(
@@ -288,36 +254,7 @@ def _summed_logprobs(
     ((ids_N_T, mask_N_T, targets),) = text_batches([micro.texts(rows)], settings.pad_id, most, device)
     logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False, targets=targets)
     sums_N = logprobs_N_T.sum(1)
-    weighed_N = sums_N
-    if settings.tail_weight != 1:
-        tail_N_T = torch.zeros_like(mask_N_T)
-        for k, (i, side) in enumerate(_sequences(rows, micro.rows)):
-            other = rows[i].sides[1 - side]
-            first = len(rows[i].prompt_ids) + (len(other) if other is not None else 0)
-            tail_N_T[k, first:] = mask_N_T[k, first:]
-        weighed_N = sums_N - (1 - settings.tail_weight) * torch.where(tail_N_T, logprobs_N_T, 0.0).sum(1)
-    return _Summed(sums_N, mask_N_T.sum(1).to(sums_N.dtype), weighed_N)
-
-
-def _sharpened_logprobs(
-    backend: Backend, rows: Sequence[PreferenceRow], micro: _Micro, settings: PreferenceSettings
-) -> Tensor:
-    """Return [N] summed log-probs of the policy at half the temperature, without gradient; see `_pair_weights`."""
-    halved = replace(settings, temperature=settings.temperature / 2)
-    with torch.no_grad():
-        return _summed_logprobs(backend, rows, micro, "policy", halved).logprobs
-
-
-def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
-    """Return WPO's weights w(y_w) w(y_l) of a micro-batch, [pairs], without gradient (2406.11827 eq. 2).
-
-    w(y) = exp(1/|y| sum_t log(p(y_t) / sum_v p(v)^2)). The ratio has mean 1 over the tokens that the policy would
-    sample at t, however flat its distribution is there. Half the temperature makes the distribution
-    p(v)^2 / sum_u p(u)^2, so the logarithm is the log-prob at half the temperature less the one at the temperature.
-    """
-    weights = ((sharpened - sums.detach()) / lengths).exp()
-    chosen, rejected = weights.chunk(2)  # `_sequences` lists all chosen ones first, and each row has both
-    return chosen * rejected
+    return _Summed(sums_N, mask_N_T.sum(1).to(sums_N.dtype))
 
 
 def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], summed: _Summed, z: float) -> Sides:
@@ -328,8 +265,7 @@ def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], summed: _Summed, z
         ref = torch.stack([batch.ref[i, side] for i, side in sequences]).to(summed.logprobs)
 
     def responses(part: slice) -> Responses:
-        own = summed.logprobs[part], summed.lengths[part], None if ref is None else ref[part]
-        return Responses(*own, summed.weighed[part])
+        return Responses(summed.logprobs[part], summed.lengths[part], None if ref is None else ref[part])
 
     return Sides(responses(slice(0, num_chosen)), responses(slice(num_chosen, None)), z)
 
@@ -379,8 +315,7 @@ class ReferenceTable:
 
 def key_of(rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> str:
     """Return a hash of what, besides the policy's weights, determines the reference's log-probs."""
-    tail = "" if settings.tail_weight == 1 else f" {settings.tail_weight!r}"
-    digest = hashlib.sha256(f"{settings.temperature!r}{tail}".encode())
+    digest = hashlib.sha256(f"{settings.temperature!r}".encode())
     for row in rows:
         digest.update(repr((row.prompt_ids, row.chosen_ids, row.rejected_ids)).encode())
     return digest.hexdigest()[:16]

@@ -2,66 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.widths import padded_width
-from verizero.pipeline.rl.controllers import entropy_controller, kl_controller
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of, shares_of_prompts
+from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of
 from verizero.pipeline.rl.logprobs import score_norms
 from verizero.pipeline.rl.loss import ratio_logprobs
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.ratios import proximal
 from verizero.pipeline.rl.reduce import masked
-from verizero.pipeline.rl.selection import Selection, low_moment, select_tokens
-from verizero.pipeline.rl.shaping import length_penalty
+from verizero.pipeline.rl.selection import Selection, select_tokens
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend, WhichModel
-from verizero.pipeline.train.collate import Micro, collate, row_lengths, turn_table
-from verizero.pipeline.train.critic import CriticValues, critic_values_of
+from verizero.pipeline.train.collate import Micro, collate, cut_to, micros_of, turn_table
+from verizero.pipeline.train.critic import critic_values_of
 from verizero.pipeline.train.distillation import Distillation
-from verizero.pipeline.train.micros import cut_paths, cut_to, micros_of
-from verizero.pipeline.train.minibatches import minibatches
-from verizero.pipeline.train.records import has_records, with_own_records
 from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.texts import Row
 from verizero.pipeline.train.trees import ids_of_rows, packed_paths
-from verizero.pipeline.types import Group, Path, StepMetrics, TrainBatch
-
-
-class Controllers:
-    """The coefficients of the KL and of the entropy bonus, adaptive or fixed."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.kl = kl_controller(parts)
-        self.entropy = entropy_controller(parts)
-        # The metric that adapts the KL coefficient, like its target a mean per token in nats. With KL in the reward it
-        # is that of the policy at batch start; in the loss that of the minibatches, by k1, the unbiased estimate.
-        self.kl_metric = "reward/kl_per_token" if parts.kl.where == "reward" else "kl/k1"
-
-    def observe(self, metrics: StepMetrics) -> None:
-        """Adapt the coefficients to the metrics of an update."""
-        if self.kl_metric in metrics:
-            self.kl.update(metrics[self.kl_metric], round(metrics["rows"]))
-        if "entropy" in metrics:
-            self.entropy.update(metrics["entropy"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the coefficients, for the checkpoint."""
-        return {"kl": self.kl.state_dict(), "entropy": self.entropy.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the coefficients from a checkpoint."""
-        self.kl.load_state_dict(state["kl"])
-        self.entropy.load_state_dict(state["entropy"])
+from verizero.pipeline.types import Group, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +41,7 @@ class Settings:
     """The version of the policy that is updated; rollouts of an older one are off-policy."""
     max_response_tokens: int
     """The longest response (of an episode: trained tokens) that the recipe allows, for penalties on length."""
-    controllers: Controllers
+    kl: KlController
     with_reference: bool = False
     """Measure the KL to the reference even if the objective does not use it."""
     seed: int = 0
@@ -131,33 +97,22 @@ class BatchStart:
         stale = is_stale if bool(is_stale.any()) else None
         old_logprobs = ratio = entropy = None
         if parts.has_old_forward:
-            needs_entropy = parts.masks.high_entropy_share is not None
+            needs_entropy = parts.params.high_entropy_share is not None
             old_logprobs, entropy = _logprobs_of(backend, batch, "policy", settings, needs_entropy)
             ratio = ratio_logprobs(parts, stale, old_logprobs, batch.rollout_logprobs)
         first_step = FirstStepLogprobs(batch.response_mask.shape) if parts.first_step_gives_old else None
         return cls(old_logprobs, ratio, ref_logprobs, entropy, stale, first_step)
 
-    def old_logprobs_of(
-        self, parts: Parts, settings: Settings, micro: Micro, logprobs: Tensor, share_done: float
-    ) -> Tensor | None:
+    def old_logprobs_of(self, micro: Micro, logprobs: Tensor, is_first: bool) -> Tensor | None:
         """Return the trainer's old log-probs [b, t] of a micro-batch; None if they are the current ones.
 
-        `logprobs` [b, t]: the current ones. `share_done`: the share of the batch's updates that were taken, 0 to 1.
+        `logprobs` [b, t]: the current ones. `is_first`: no update of the batch was taken yet.
         """
-        width = logprobs.shape[1]
-        if self.first_step is not None:
-            if share_done > 0:
-                return cut_to(self.first_step.values, micro.rows, width)
-            self.first_step.store(micro.rows, logprobs.detach(), micro.batch.response_mask > 0)
-            return logprobs.detach()
-        if self.old_logprobs is not None or parts.mismatch.prox == "recompute":
-            return cut_to(self.old_logprobs, micro.rows, width)
-        if share_done == 0:
-            return logprobs.detach()
-        extras = micro.batch.extras
-        versions_behind = settings.policy_version - extras.get("token_versions", extras["policy_version"])
-        share = versions_behind / (versions_behind + share_done)
-        return proximal(parts.mismatch.prox, micro.batch.rollout_logprobs, logprobs.detach(), share)
+        if self.first_step is None or not is_first:
+            old = self.old_logprobs if self.first_step is None else self.first_step.values
+            return cut_to(old, micro.rows, logprobs.shape[1])
+        self.first_step.store(micro.rows, logprobs.detach(), micro.batch.response_mask > 0)
+        return logprobs.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +121,12 @@ class Prepared:
 
     batch: TrainBatch
     start: BatchStart
-    critic_values: CriticValues | None
+    critic_values: Tensor | None
     advantages: Advantages
     selection: Selection
     mean_weight: float
-    right: Tensor
-    """[B] bool: the verifiers gave a reward above 0."""
     shares: Shares | None
-    """The part of its episode, or of its prompt, that each row is; None where every row is a whole episode."""
+    """The part of its episode that each row is; None where every row is a whole episode."""
     is_tree_refused: bool = False
     """Rows share enough tokens to compute them as a tree, and the policy's architecture does not allow it."""
 
@@ -187,26 +140,17 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     """Return the batch of these groups with everything that is computed once for it.
 
     Every rank gets all groups: ranks divide the rows for what needs the model, and each computes the rest itself.
-    Records of sampling are sent to the ranks that train on them.
     """
     paths, is_refused = packed_paths(backend, ids_of_rows(groups))
-    is_recorded = any(has_records(m.rollout) for g in groups for m in g.members)
-    is_routed = is_recorded and num_experts(backend.model.config) is not None
-    if is_recorded and backend.ranks.size > 1:
-        groups = _with_records_of_own_rows(backend, parts, groups, settings, cut_paths(paths, is_routed))
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
+    is_routed = collated.records is not None and num_experts(backend.model.config) is not None
     collated = replace(collated, paths=paths, is_routed=is_routed)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(episode_layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
-    if parts.aggregate == "prompt_mean":
-        mask = training_mask(parts, collated.response_mask, collated.truncated)
-        shares = shares_of_prompts(shares, mask, collated.group_ids)
     batch = _with_length_penalties(parts, collated, shares, settings)
     start = BatchStart.of(backend, parts, batch, settings)
     critic_values = _critic_values(backend, parts, batch, settings)
-    rewards, states = turn_table(groups, collated.rewards.device) if parts.credits_turns else (None, None)
-    # Without a sum over ranks: every rank has all groups here.
     advantages = compute_advantages(
         parts,
         AdvantageInputs(
@@ -215,18 +159,15 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             response_mask=batch.response_mask,
             old_logprobs=start.ratio_logprobs,
             ref_logprobs=start.ref_logprobs,
-            values=None if critic_values is None else critic_values.values,
-            final_values=None if critic_values is None else critic_values.final_values,
+            values=critic_values,
             greedy_rewards=_greedy_rewards(groups, batch),
             reward_components=_reward_components(groups, batch) if parts.needs_components else None,
-            truncated=batch.truncated,
             score_norms=_score_norms(backend, batch, start, settings) if parts.needs_score_norms else None,
             episode_ids=batch.episode_ids,
             turn_ids=batch.turn_ids,
-            turn_rewards=rewards,
-            turn_states=states,
+            turn_rewards=turn_table(groups, collated.rewards.device) if parts.credits_turns else None,
         ),
-        kl_coef=settings.controllers.kl.coef,
+        kl_coef=settings.kl.coef,
     ).to(batch.response_mask.dtype)
     selection = _selection(parts, batch, start, advantages, settings)
     return Prepared(
@@ -236,46 +177,29 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         advantages,
         selection,
         mean_weight=_mean_weight(parts, batch, start),
-        right=collated.rewards > 0,
         shares=shares,
         is_tree_refused=is_refused,
     )
 
 
-def _with_records_of_own_rows(
-    backend: Backend,
-    parts: Parts,
-    groups: Sequence[Group],
-    settings: Settings,
-    paths: tuple[Path, ...] | None,
-) -> Sequence[Group]:
-    """Return the groups with the sampling records of the rows that this rank computes in any forward."""
-    lengths, group_of = row_lengths(groups)
-    sizes = lengths if paths is not None else [padded_width(n, backend.model.device) for n in lengths]
-    steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
-    return with_own_records(backend.ranks, groups, sizes, [range(len(lengths)), *steps], paths)
-
-
 def _with_length_penalties(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
     """Return the batch with the algorithm's penalties for the length of responses, or of episodes, in the rewards."""
     lengths = (batch.response_mask.sum(1) if shares is None else shares.lengths).tolist()
-    penalties = [length_penalty(parts.shaping, int(n), settings.max_response_tokens) for n in lengths]
+    penalties = [parts.params.length_penalty(int(n), settings.max_response_tokens) for n in lengths]
     if not any(penalties):
         return batch
     penalties_B = torch.tensor(penalties, dtype=torch.float64, device=batch.rewards.device)
     return replace(batch, rewards=batch.rewards + penalties_B)
 
 
-def _critic_values(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> CriticValues | None:
+def _critic_values(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Tensor | None:
     """Return the critic's values of the batch before it learns from it; None for an algorithm without a critic."""
     if parts.critic is None:
         return None
     if backend.critic is None:
         raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
-    with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
-    ranks = backend.ranks.row_ranks
-    micros = micros_of(batch, range(len(batch.rewards)), settings.micro_batch_tokens, ranks, with_final)
-    return critic_values_of(backend.critic, batch, micros, with_final, ranks.all_reduce)
+    micros = micros_of(batch, range(len(batch.rewards)), settings.micro_batch_tokens, backend.ranks)
+    return critic_values_of(backend.critic, batch, micros, backend.ranks)
 
 
 def _selection(
@@ -284,7 +208,7 @@ def _selection(
     """Return the tokens that the algorithm selects over the whole batch; an empty selection if it trains on all."""
     if not parts.needs_selection or start.ratio_logprobs is None:
         return Selection()
-    selection = select_tokens(
+    return select_tokens(
         parts,
         advantages=advantages.advantages,
         old_logprobs=start.ratio_logprobs,
@@ -292,21 +216,15 @@ def _selection(
         old_entropy=start.entropy,
         generator=torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step)),
     )
-    if parts.mismatch.m2 is None or start.old_logprobs is None:
-        return selection
-    mask = training_mask(parts, batch.response_mask, batch.truncated)
-    # Not `ratio_logprobs`: on stale rows under `bypass` these are the engine's, and their difference would be 0.
-    is_low = low_moment(start.old_logprobs, batch.rollout_logprobs, mask, parts.mismatch.m2)
-    return replace(selection, low_moment=is_low)
 
 
 def _mean_weight(parts: Parts, batch: TrainBatch, start: BatchStart) -> float:
     """Return the mean mismatch weight over the whole batch if the weights are normalised by it, else 1."""
-    if not parts.mismatch.normalize or start.ratio_logprobs is None:
+    if not parts.params.mismatch_normalize or start.ratio_logprobs is None:
         return 1.0
     mask = training_mask(parts, batch.response_mask, batch.truncated)
     old, engine = masked(start.ratio_logprobs, mask), masked(batch.rollout_logprobs, mask)
-    return mean_weight(mismatch_weights(parts.mismatch, old, engine, mask), mask)
+    return mean_weight(mismatch_weights(parts.params, old, engine, mask), mask)
 
 
 @torch.no_grad()
@@ -317,7 +235,7 @@ def _logprobs_of(
     # Made at the first micro-batch, whose number type and device they take.
     logprobs_B_T: Tensor | None = None
     entropies_B_T: Tensor | None = None
-    ranks = backend.ranks.row_ranks
+    ranks = backend.ranks
     for micro in micros_of(batch, range(len(batch.rewards)), settings.micro_batch_tokens, ranks):
         mask_b_t, replay = micro.batch.response_mask > 0, replay_of(micro.batch)
         logprobs_b_t, entropies_b_t = backend.logprobs(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
@@ -18,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.listening import listen_at
-from verizero.pipeline.models.sequence_parallel import Pieces
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.host.network import listen_at
 from verizero.pipeline.train.device import device_index
 
 T = TypeVar("T")
@@ -37,15 +35,6 @@ class Ranks:
     _: KW_ONLY
     group: Any = None
     """torch's process group; None for that of all ranks."""
-    pieces: Pieces | None = None
-    """The set of ranks, this one included, that share each sequence; None if ranks have whole sequences."""
-    columns: Ranks | None = None
-    """This rank and one of each other such set; None if ranks have whole sequences."""
-
-    @property
-    def row_ranks(self) -> Ranks:
-        """The ranks among which rows are divided: all, or one of each set that shares sequences."""
-        return self.columns or self
 
     @property
     def is_first(self) -> bool:
@@ -72,26 +61,6 @@ class Ranks:
         with collective_errors():
             dist.all_gather_object(values, value, group=self.group)
         return values
-
-    def exchange(self, values: Sequence[T]) -> list[T]:
-        """Send `values[i]` to rank i, and return the value that each rank sent to this one, by rank.
-
-        Each pair of ranks exchanges only its own values, as bytes on the CPU.
-        """
-        if self.size == 1:
-            return list(values)
-        data = [b"" if rank == self.rank else pickle.dumps(value) for rank, value in enumerate(values)]
-        sent_sizes = torch.tensor([len(d) for d in data])
-        received_sizes = torch.empty_like(sent_sizes)
-        with collective_errors():
-            dist.all_to_all_single(received_sizes, sent_sizes, group=self.group)
-            received = torch.empty(int(received_sizes.sum()), dtype=torch.uint8)
-            sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
-            dist.all_to_all_single(received, sent, received_sizes.tolist(), sent_sizes.tolist(), group=self.group)
-        parts = torch.split(received, received_sizes.tolist())
-        return [
-            values[rank] if rank == self.rank else pickle.loads(part.numpy().data) for rank, part in enumerate(parts)
-        ]
 
     def decide_on_first(self, decide: Callable[[], T]) -> T:
         """Return rank 0's result of `decide` on every rank; only rank 0 calls it."""
@@ -148,30 +117,6 @@ def collective_errors() -> Iterator[None]:
             "network is down. See the other ranks' logs, and check the network between the hosts; the same command "
             "continues from the last checkpoint"
         ) from exc
-
-
-def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
-    """Return the ranks in sets of `size` neighbours that share each sequence; every rank must call this.
-
-    Raises: ConfigError if `size` does not divide their number.
-    """
-    if size == 1:
-        return ranks
-    if ranks.size % size:
-        raise ConfigError(
-            f"train.sequence_parallel={size} does not divide the {ranks.size} ranks of launch; set it to a divisor"
-        )
-    numbers = range(ranks.size)
-    # Every rank makes every group, its own or not: torch requires it.
-    rows = [dist.new_group(list(numbers[i : i + size])) for i in range(0, ranks.size, size)]
-    columns = [dist.new_group(list(numbers[i::size])) for i in range(size)]
-    # The ranks as a grid: a row shares sequences; a column has one rank of each row, whose data differ.
-    row, column = divmod(ranks.rank, size)
-    return replace(
-        ranks,
-        pieces=Pieces(column, size, rows[row]),
-        columns=Ranks(row, ranks.size // size, group=columns[column]),
-    )
 
 
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:
@@ -251,6 +196,14 @@ def collectives(device: str) -> str:
     """Return torch's name of the communication libraries for ranks whose weights are on `device`."""
     # Counts and messages between ranks are on the CPU even if gradients are not.
     return "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+
+
+def join_alone(device: str) -> None:
+    """Make a group of this process alone unless it is in one: FSDP and DeepSpeed want one."""
+    if not dist.is_initialized():
+        from torch._C._distributed_c10d import HashStore
+
+        dist.init_process_group(collectives(device), rank=0, world_size=1, store=HashStore())
 
 
 def leave() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,22 +13,13 @@ from verizero.pipeline.rows import TrainedRow
 from verizero.pipeline.types import SamplingRecords, TrainBatch
 
 
-def collate_records(
-    rows: Sequence[TrainedRow], width: int, has_records: Sequence[bool] | None = None
-) -> SamplingRecords | None:
+def collate_records(rows: Sequence[TrainedRow], width: int) -> SamplingRecords | None:
     """Return the records of rows of at most `width` tokens; None if no row has any.
-
-    `has_records`: for each row, False if only another rank has its records; None: this rank has all.
 
     Only tokens that train in the row have a kept set.
 
     Raises: DataError for routing that only some rows have.
     """
-    places = None
-    if has_records is not None and not all(has_records):
-        # The rows with records are numbered in order; -1 for the others.
-        places = tuple(k - 1 if has else -1 for k, has in zip(accumulate(has_records), has_records, strict=True))
-        rows = [row for row, has in zip(rows, has_records, strict=True) if has]
     sizes = ids = None
     spans = [(i, span, span.turn.kept) for i, row in enumerate(rows) for span in row.spans]
     kept_sets = [(i, span, kept) for i, span, kept in spans if kept is not None]
@@ -41,16 +31,12 @@ def collate_records(
     routing = _routing(rows, width) if any(t.routing is not None for row in rows for t in row.turns) else None
     if sizes is None and routing is None:
         return None
-    return SamplingRecords(sizes, ids, routing, places)
+    return SamplingRecords(sizes, ids, routing)
 
 
 def records_of_rows(records: SamplingRecords | None, rows: Sequence[int], width: int) -> SamplingRecords | None:
-    """Return the records of those rows, cut to `width` tokens; None if only other ranks have them."""
+    """Return the records of those rows, cut to `width` tokens."""
     if records is None:
-        return None
-    if records.places is not None:
-        rows = [records.places[i] for i in rows]
-    if min(rows) < 0:
         return None
     row_indices = torch.tensor(list(rows), dtype=torch.int64)
     sizes = ids = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,23 +13,25 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.errors import CheckpointError, NonFiniteError, boundary
-from verizero.pipeline.models.load import ready, save_folder
+from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from verizero.pipeline.models.complete import loaded
+from verizero.pipeline.models.load import save_folder
+from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.proof import packs
 from verizero.pipeline.models.runs import Runs, moved, states
-from verizero.pipeline.models.scalar_head import score_of, with_scalar_head
+from verizero.pipeline.models.saved_names import on_meta
+from verizero.pipeline.models.scalar_head import of_one_label, score_of
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from verizero.pipeline.train.collate import micro_batches, padded_ids, sizes_of
-from verizero.pipeline.train.device import fixed_order
-from verizero.pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
-from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.torch_trained import TorchTrained
+from verizero.pipeline.train.trained import Trained
 from verizero.pipeline.train.trees import packed_paths, tree_metrics
 from verizero.pipeline.types import Path as RowPath
 from verizero.pipeline.types import StepMetrics
 
 NORM = "reward model's gradient norm"
-OPTIMIZER = "trainer.pt"
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
 """Tokens of the prompt with the better response, and with the worse one."""
@@ -61,74 +64,47 @@ class _Micro(NamedTuple):
 class RewardModel:
     """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
 
-    Every rank has the whole model and computes all pairs; `verizero.pipeline.train.fsdp_classifier` divides both.
+    Where FSDP divides it, ranks divide the rows too; else every rank has the whole model and computes all rows.
     """
 
-    ranks: Ranks = ALONE
-    """The ranks among which rows are divided."""
-
-    def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> None:
+    def __init__(self, trained: Trained, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> None:
+        self.trained = trained
+        self.model: Any = trained.model
+        """The classifier. Its weights may be shards."""
+        self.ranks = trained.ranks
+        """The ranks among which rows are divided."""
         self.train_config = train
-        self.model = model.eval()  # no dropout: held-out numbers are of the same function
-        self.config = optimizer
-        self.total_steps = total_steps
-        self.num_updates = 0
-        self._start()
-
-    @classmethod
-    def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> RewardModel:
-        """Return an untrained reward model with the policy's blocks."""
-        return cls(classifier_of(policy), optimizer, total_steps, train)
-
-    @classmethod
-    def continued(
-        cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig, device: Any
-    ) -> RewardModel:
-        """Return the reward model of a Hugging Face folder, with a fresh optimiser. Raises: CheckpointError."""
-        return cls(ready(classifier_in(folder)).to(device), optimizer, total_steps, train)
-
-    @classmethod
-    def restored(
-        cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig, device: Any
-    ) -> RewardModel:
-        """Return the reward model that `save` wrote. Raises: CheckpointError if it does not load."""
-        reward_model = cls.continued(folder / "model", optimizer, total_steps, train, device)
-        reward_model.load_optimizer(folder)
-        return reward_model
-
-    def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
-        """Write model and optimiser into `folder`, by the first rank."""
-        self.write(folder / "model", tokenizer, is_first)
-        if is_first:
-            self.save_optimizer(folder)
-
-    def save_optimizer(self, folder: Path) -> None:
-        """Write the optimiser into `folder`."""
-        state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
-        with (folder / OPTIMIZER).open("wb") as file:
-            torch.save(state, file)
-
-    def load_optimizer(self, folder: Path) -> None:
-        """Restore what `save_optimizer` wrote. Raises: CheckpointError if it does not load."""
-        with boundary(CheckpointError, f"the optimiser of the reward model of {folder} does not load"):
-            state = torch.load(folder / OPTIMIZER, map_location=self.model.device, weights_only=True)
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.num_updates = state["num_updates"]
-
-    def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
-        """Write the model as a Hugging Face folder, by the first rank."""
-        if is_first:
-            save_folder(self.model, tokenizer, folder)
+        trained.start(optimizer, total_steps)
 
     @property
     def dtype(self) -> torch.dtype:
         """The number type of forward and backward."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return self.trained.dtype
+
+    def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write weights and optimiser into `folder`; every rank must call it."""
+        self._write_weights(folder, tokenizer, is_first)
+        if is_first or self.trained.is_divided:
+            self.trained.write(folder, {}, {}, in_background=False)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, besides weights that were read from its folder. Raises: CheckpointError."""
+        self.trained.read(folder, self.trained.read_state(folder))
+
+    def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write the model as a Hugging Face folder; every rank must call it."""
+        model = self.trained.savable(is_first)
+        if model is not None:
+            model.save_pretrained(folder)
+        if is_first:
+            tokenizer.save_pretrained(folder)
+
+    def _write_weights(self, folder: Path, tokenizer: Any, is_first: bool) -> None:
+        self.write(folder / "model", tokenizer, is_first)
 
     def can_pack(self) -> bool:
         """True if the model computes packed rows exactly, tried on its weights. Every rank must call it."""
-        return bool(self._run(lambda model: torch.tensor(packs(model))))
+        return bool(self.trained.run(lambda model: torch.tensor(packs(model))))
 
     def rewards(
         self,
@@ -159,7 +135,8 @@ class RewardModel:
             scores: Tensor = score_of(model)(hidden)
             return scores[:, 0]
 
-        return self._run(compute)
+        rewards: Tensor = self.trained.run(compute)
+        return rewards
 
     def update(self, batch: Sequence[Example]) -> StepMetrics:
         """Take one optimiser step on the mean loss of the batch's pairs or steps, and return its metrics.
@@ -173,19 +150,15 @@ class RewardModel:
             chosen, rejected = self._both(batch, micro)
             # A share of the mean loss: the gradients add up.
             share = bradley_terry_loss(chosen, rejected, len(margins))
-            self._backward(share * micro.weight)
+            self.trained.backward(share * micro.weight)
             loss += micro.weight * float(share.detach())
             own_margins = (chosen.detach() - rejected.detach()).double().cpu()
             margins[_joined(places, micro.indices)] += micro.weight * own_margins
         loss = float(self.ranks.all_reduce(torch.tensor([loss], dtype=torch.float64)))
-        rate = schedule(self.config, self.num_updates, self.total_steps)
-        try:
-            if not math.isfinite(loss):
-                raise NonFiniteError(f"the reward model's loss is {loss}; the update was refused")
-            norm = self._step(rate)
-        finally:
-            self._discard()
-        self.num_updates += 1
+        if not math.isfinite(loss):
+            self.trained.discard()
+            raise NonFiniteError(f"the reward model's loss is {loss}; the update was refused")
+        norm, rate = self.trained.step()
         margins = self.ranks.all_reduce(margins)
         return {
             "loss": loss,
@@ -241,26 +214,6 @@ class RewardModel:
         micros = [_Micro(batch, None if paths is None else [paths[i] for i in batch], w) for batch, w in of_rank]
         return micros, tree_metrics(all_paths, is_refused)
 
-    def _start(self) -> None:
-        self.optimizer = with_masters(self.model, self.config)
-
-    def _run(self, compute: Callable[[Any], Tensor]) -> Tensor:
-        return compute(self.model)
-
-    def _backward(self, loss: Tensor) -> None:
-        with fixed_order():
-            loss.backward()  # type: ignore[no-untyped-call]
-
-    def _step(self, rate: float) -> float:
-        parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
-        norm = finite_norm(parameters, NORM, self.num_updates)
-        clipped_step(self.optimizer, self.config, parameters, norm, rate)
-        return float(norm)
-
-    def _discard(self) -> None:
-        for p in trained_by(self.optimizer):
-            p.grad = None
-
     def _both(self, examples: Sequence[Example], micro: _Micro) -> tuple[Tensor, Tensor]:
         """Return two rewards [N] of each pair, the better side's first.
 
@@ -278,20 +231,57 @@ class RewardModel:
         return rewards[: len(own)], rewards[len(own) :]
 
 
+class AdaptedRewardModel(RewardModel):
+    """A classifier that begins with the policy's adapters, and whose base takes no memory of its own."""
+
+    def __init__(self, adapted: Adapted, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> None:
+        """Raises: ConfigError if transformers has no sequence classifier of this architecture."""
+        self.adapted = adapted
+        self._copied = adapted.trainable_copy()
+        trained = TorchTrained(_classifier_around(self._copied), NORM, ALONE)
+        super().__init__(trained, optimizer, total_steps, train)
+
+    def take(self, folder: Path) -> None:
+        """Set adapters and head to those that `write` wrote; the optimiser is fresh. Raises: CheckpointError."""
+        self.adapted.load(folder, self.model)
+        assert self.trained.config is not None
+        self.trained.start(self.trained.config, self.trained.total_steps)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises: CheckpointError."""
+        self.take(folder)
+        super().load(folder)
+
+    def _write_weights(self, folder: Path, tokenizer: Any, is_first: bool) -> None:
+        """Write adapters and head, and no base."""
+        if is_first:
+            self._write_adapters(folder)
+
+    def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write the model as a Hugging Face folder of plain numbers, with the adapters in its `adapter/`."""
+        if not is_first:
+            return
+        model = _classifier_around(self.adapted.plain_model(self._copied, device=torch.device("cpu")))
+        score_of(model).load_state_dict(score_of(self.model).state_dict())
+        save_folder(model, tokenizer, folder)
+        self._write_adapters(folder)
+
+    def _write_adapters(self, folder: Path) -> None:
+        """Write adapters and head as peft saves those of a classifier."""
+        config = copy.copy(self.adapted.config)
+        head = score_of(self.model)
+        config.task_type = "SEQ_CLS"
+        config.modules_to_save = [name for name, module in self.model.named_children() if module is head]
+        tensors = {n: p.detach().cpu().contiguous().clone() for n, p in trained_by_saved_name(self.model).items()}
+        self.adapted.write(folder, config, tensors)
+
+
 def classifier_in(folder: Path) -> Any:
     """Return the sequence classifier of a Hugging Face folder. Raises: CheckpointError if it does not load."""
     import transformers
 
     with boundary(CheckpointError, f"the reward model of {folder} does not load"):
-        return transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-
-
-def classifier_of(policy: Any) -> Any:
-    """Return a sequence classifier of one label: its blocks are a copy of the policy's, its head is zero.
-
-    Raises: ConfigError if transformers has no sequence classifier of this architecture.
-    """
-    return with_scalar_head(policy, "SequenceClassification", no_reward_model_message(policy))
+        return loaded(transformers.AutoModelForSequenceClassification, folder, f"{folder}")
 
 
 def no_reward_model_message(policy: Any) -> str:
@@ -309,3 +299,22 @@ def _places(examples: Sequence[Example]) -> list[range]:
 def _joined(places: Sequence[range], indices: Sequence[int]) -> Tensor:
     """Return the indices of the margins of those examples, in order."""
     return torch.tensor([place for i in indices for place in places[i]])
+
+
+def _classifier_around(policy: Any) -> Any:
+    """Return a classifier of one label with the policy's very blocks, and a head of zeros."""
+    import transformers
+
+    with boundary(ConfigError, no_reward_model_message(policy)):
+        maker = transformers.AutoModelForSequenceClassification
+        model = on_meta(maker, of_one_label(policy.config), policy.dtype)
+    blocks = policy.base_model
+    for module in blocks.modules():
+        if getattr(module, "config", None) is policy.config:
+            module.config = model.config  # one for all, since packed rows set the attention there
+    setattr(model, model.base_model_prefix, blocks)
+    head = score_of(model).to_empty(device=policy.device)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.zero_()
+    return model

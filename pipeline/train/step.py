@@ -14,10 +14,8 @@ from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, po
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import Micro
+from verizero.pipeline.train.collate import Micro, cut_to, micros_of, minibatches
 from verizero.pipeline.train.critic import value_gradient
-from verizero.pipeline.train.micros import cut_to, micros_of
-from verizero.pipeline.train.minibatches import minibatches
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
 from verizero.pipeline.train.replay import replay_at
 from verizero.pipeline.train.texts import text_gradient
@@ -41,7 +39,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     batch, stale = prepared.batch, prepared.start.stale
     metrics_of_steps: list[StepMetrics] = []
     num_refused = 0.0
-    for number, rows in enumerate(minibatches(parts.updates, batch.group_ids.tolist(), settings.seed, settings.step)):
+    for number, rows in enumerate(minibatches(parts.params, batch.group_ids.tolist(), settings.seed, settings.step)):
         try:
             metrics = _optimizer_step(backend, parts, prepared, rows, settings, number)
         except NonFiniteError:
@@ -50,9 +48,6 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
             num_refused = 1.0
             break
         metrics_of_steps.append(metrics)
-        # Measured in this minibatch's forward, whose step is taken already: only the next steps are left out.
-        if parts.updates.max_kl is not None and metrics.get("policy_kl/k3", 0.0) > parts.updates.max_kl:
-            break
     metrics = {
         **prepared.advantages.stats,
         **_averaged(metrics_of_steps),
@@ -65,9 +60,9 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         metrics["rows/off_policy"] = float(stale_responses.sum())
     if batch.episode_ids is not None:
         metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
-    if parts.kl.where != "none":
-        metrics["kl/coef"] = settings.controllers.kl.coef
-    settings.controllers.observe(metrics)
+    if parts.params.kl_place != "none":
+        metrics["kl/coef"] = settings.kl.coef
+    settings.kl.observe(metrics)
     return metrics
 
 
@@ -82,7 +77,7 @@ def _optimizer_step(
     backend: Backend, parts: Parts, prepared: Prepared, rows: list[int], settings: Settings, number: int
 ) -> StepMetrics:
     """Take one optimiser step of policy and critic on a minibatch; while the critic warms up, of the critic only."""
-    micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.row_ranks)
+    micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks)
     is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
     paths = prepared.batch.paths
     metrics = tree_metrics(paths and [paths[i] for i in rows], prepared.is_tree_refused)
@@ -115,8 +110,7 @@ def _policy_gradient(
 
     `number`: how many optimiser steps were taken on the batch before this one.
     """
-    share_done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
-    start, selection, ranks = prepared.start, prepared.selection, backend.ranks.row_ranks
+    start, selection, ranks = prepared.start, prepared.selection, backend.ranks
     # Denominators over all micro-batches and ranks, before any backward: the result does not depend on the split.
     counts_of_rank = torch.stack([_counts(parts, prepared, micro) for micro in micros]).sum(0)
     totals = Counts(*ranks.all_reduce(counts_of_rank).tolist())
@@ -138,15 +132,13 @@ def _policy_gradient(
             logprobs=logprobs,
             advantages=prepared.advantages.advantages[rows, :width],
             response_mask=batch.response_mask,
-            old_logprobs=start.old_logprobs_of(parts, settings, micro, logprobs, share_done),
+            old_logprobs=start.old_logprobs_of(micro, logprobs, number == 0),
             ref_logprobs=cut_to(start.ref_logprobs, rows, width),
             rollout_logprobs=batch.rollout_logprobs,
             entropy=entropy,
             truncated=batch.truncated,
             high_entropy=cut_to(selection.high_entropy, rows, width),
             selected=cut_to(selection.selected, rows, width),
-            right=prepared.right[rows],
-            low_moment=cut_to(selection.low_moment, rows, width),
             stale=None if start.stale is None else start.stale[rows],
             mean_weight=prepared.mean_weight,
             shares=None if prepared.shares is None else prepared.shares.at(rows),
@@ -156,8 +148,7 @@ def _policy_gradient(
             parts,
             inputs,
             totals,
-            kl_coef=settings.controllers.kl.coef,
-            entropy_coef=settings.controllers.entropy.coef,
+            kl_coef=settings.kl.coef,
             observation_coef=settings.observation_coef,
         )
         backend.backward(out.loss)
@@ -174,12 +165,12 @@ def _counts(parts: Parts, prepared: Prepared, micro: Micro) -> Tensor:
     rows, batch = micro.rows, micro.batch
     shares = None if prepared.shares is None else prepared.shares.at(rows)
     observed = batch.extras.get("observation_mask")
-    return count_denominators(parts, batch.response_mask, batch.truncated, prepared.right[rows], shares, observed)
+    return count_denominators(parts, batch.response_mask, batch.truncated, shares, observed)
 
 
 def _ptx_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
     """Accumulate the gradient of the pretraining loss on demonstrations drawn for this step; return its metrics."""
-    coef = parts.terms.ptx_coef
+    coef = parts.params.ptx_coef
     if coef == 0:
         return {}
     if not settings.texts:
@@ -194,11 +185,11 @@ def _ptx_gradient(backend: Backend, parts: Parts, number: int, settings: Setting
 
 def _critic_gradient(backend: Backend, parts: Parts, prepared: Prepared, micros: Sequence[Micro]) -> StepMetrics:
     """Accumulate the gradient of the value loss of one optimiser step, require it finite, and return its metrics."""
-    old_values, returns, ranks = prepared.critic_values, prepared.advantages.returns, backend.ranks.row_ranks
+    old_values, returns = prepared.critic_values, prepared.advantages.returns
     assert backend.critic is not None
     assert parts.critic is not None
     assert old_values is not None
     assert returns is not None
-    metrics = value_gradient(backend.critic, parts.critic, micros, old_values, returns, ranks.all_reduce)
+    metrics = value_gradient(backend.critic, parts.critic, micros, old_values, returns, backend.ranks)
     backend.critic.require_finite()
     return metrics

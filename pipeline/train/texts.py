@@ -15,8 +15,7 @@ from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import padded_ids, rank_micro_batches
-from verizero.pipeline.train.micros import span_indices
+from verizero.pipeline.train.collate import padded_ids, rank_micro_batches, span_indices
 from verizero.pipeline.train.trees import packed_paths, tree_metrics
 from verizero.pipeline.types import Path, StepMetrics
 
@@ -61,7 +60,7 @@ def text_gradient(
         share = ptx_loss(logprobs, mask, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`
         loss += share.detach()
-    mean = float(backend.ranks.row_ranks.all_reduce(loss.cpu())[0])
+    mean = float(backend.ranks.all_reduce(loss.cpu())[0])
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss of texts is {mean}; the update was refused, lower the learning rate")
     return {"loss": mean, "tokens": total, **tree_metrics(paths, is_refused)}
@@ -71,7 +70,7 @@ def pieces_of_rank(
     backend: Backend, lengths: Sequence[int], paths: Sequence[Path] | None, max_tokens: int
 ) -> list[list[int]]:
     """Return this rank's micro-batches, as indices of rows; an empty one keeps it in step with others."""
-    device, ranks = backend.model.device, backend.ranks.row_ranks
+    device, ranks = backend.model.device, backend.ranks
     costs = [padded_width(n, device) for n in lengths] if paths is None else lengths
     pieces, num_idle = rank_micro_batches(costs, max_tokens, ranks.rank, ranks.size, paths)
     return [*pieces, *[[]] * num_idle]

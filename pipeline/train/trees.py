@@ -65,7 +65,7 @@ def packed_paths(
     """
     config, device = packer.train_config, packer.model.device
     is_packed = packs_rows(packer)
-    if config.packing == "off" or packer.ranks.pieces is not None:  # sequences in pieces over ranks have no tree
+    if config.packing == "off":
         return None, False
     paths = best_paths(rows, device)
     if is_packed:
@@ -82,7 +82,7 @@ def packs_rows(packer: Packer) -> bool:
     Raises: ConfigError for `packing: on` with a policy that cannot be packed.
     """
     packing, model = packer.train_config.packing, packer.model
-    if packing == "off" or packer.ranks.pieces is not None:
+    if packing == "off":
         return False
     # Without a kernel for different lengths attention is in calls with padding and new shapes: nothing is gained.
     if packing == "auto" and not _on_all_ranks(packer, _has_kernel(packer)):

@@ -1,4 +1,4 @@
-"""Empty and measure a folder that an untrusted program has written to."""
+"""Files in memory, and folders that an untrusted program has written to: empty and measure them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import os
 from collections.abc import Sequence
 
 MAX_ENTRIES = 2048
+
+
+def write(fd: int, data: bytes) -> None:
+    """Write all of `data` to the beginning of an open file."""
+    view, num_written = memoryview(data), 0
+    while num_written < len(view):
+        num_written += os.pwrite(fd, view[num_written:], num_written)
 
 
 def link(paths: Sequence[str], folder: str) -> None:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from . import cells, frames, harness, kernel, landlock, native, selftest, streams, suite_program, suite_tests, walls
+from . import cells, frames, harness, kernel, landlock, selftest, streams, suite_program, suite_tests, walls
 
 _PACKET = 64
 _NICENESS = 10
@@ -237,7 +237,7 @@ def _begin(
         if order[0] > _LAST_OF_PYTHON and order[0] != frames.SUITE:
             if order[0] == frames.SELF_TEST:
                 selftest.run(jail, works_without, order[3], host_file, wall, streams.LOG)
-            native.run(program, items, jail.scratch, wall)
+            harness.run_native(program, items, jail.scratch, wall)
         wall()
         if order[0] == frames.SUITE:
             for fd, number in zip(link.program if has_program else link.tests, frames.LINK, strict=True):

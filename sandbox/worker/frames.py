@@ -8,10 +8,12 @@ log. Records come from an untrusted process: a program can forge them.
 
 from __future__ import annotations
 
+import json
 import marshal
 import os
 import struct
 from collections.abc import Callable, Sequence
+from posix import read, write
 from typing import Any, NamedTuple
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
@@ -21,6 +23,9 @@ STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED, SUITE = range(6)
 
 LINK = (7, 8)
 """Descriptors of the two processes of a suite, by which they talk: to read from, and to write to."""
+
+MODULES = ("solution", "main", "your_module")
+"""Names by which tests import the program."""
 
 LEAVE = 213
 """Exit code of a child that stops between two tests, so that the rest runs in a fresh process."""
@@ -145,3 +150,66 @@ def read_suite(fd: int, of_tests: bool) -> Any:
 
 unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads
 """Return the program and its inputs. Only the caller writes a payload: marshal must never read a child's bytes."""
+
+
+_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 16
+
+
+class Gone(BaseException):
+    """The other process has ended."""
+
+
+class Forged(BaseException):
+    """The other process has sent what no honest end sends, or too much; the message says what."""
+
+
+class Link:
+    """One end of the link. A frame of more than `max_bytes` is refused before it is read."""
+
+    def __init__(self, reads: int, writes: int, max_bytes: int) -> None:
+        self.reads, self.writes, self.max_bytes = reads, writes, max_bytes
+        self.is_begun = False
+        """True once a part of the last frame is written: the other process was there then."""
+        self._encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+        self._decode = json.JSONDecoder().decode
+
+    def send(self, frame: list[Any]) -> None:
+        """Send a frame. Raises: Gone; ValueError if it is too long for the other end."""
+        data = self._encode(frame).encode("ascii")
+        if len(data) > self.max_bytes:
+            raise ValueError(f"a value of more than {self.max_bytes >> 20} MiB")
+        view = memoryview(_LENGTH.pack(len(data)) + data)
+        self.is_begun = False
+        try:
+            while view:
+                view = view[write(self.writes, view) :]
+                self.is_begun = True
+        except OSError as exc:
+            raise Gone(str(exc)) from exc
+
+    def receive(self) -> list[Any]:
+        """Return the next frame. Raises: Gone; Forged."""
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if size > self.max_bytes:
+            raise Forged(f"a value of more than {self.max_bytes >> 20} MiB")
+        try:
+            frame = self._decode(self._read(size).decode("ascii"))
+        except (ValueError, RecursionError) as exc:
+            raise Forged(f"what is no frame: {type(exc).__name__}") from exc
+        if not isinstance(frame, list) or not frame:
+            raise Forged("what is no frame")
+        return frame
+
+    def _read(self, size: int) -> bytes:
+        parts, missing = [], size
+        while missing:
+            try:
+                part = read(self.reads, min(missing, _CHUNK))
+            except OSError as exc:
+                raise Gone(str(exc)) from exc
+            if not part:
+                raise Gone("its end of the link is closed")
+            parts.append(part)
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -69,6 +69,11 @@ def unshare(flags: int) -> None:
     _check(libc.unshare(flags), f"unshare {flags:#x}")
 
 
+def set_host_name(name: str) -> None:
+    """Name the machine in this process's namespace. See sethostname(2)."""
+    _check(libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
 def pivot_root(new: str, old: str) -> None:
     """Change the root of the file tree. See pivot_root(2)."""
     syscall(NUMBERS["pivot_root"], new.encode(), old.encode(), what="pivot_root")

@@ -18,8 +18,8 @@ import time
 from functools import partial
 from typing import Any
 
-from . import disk, forker, frames, harness, kernel, process_group, streams, suite_watch, walls
-from .watching import RunLimits, Watch
+from . import disk, forker, frames, harness, kernel, processes, streams, walls
+from .watching import Watch
 
 _HIGHEST_PRIORITY = -20
 _EXTRA_WALL_S = 1.0
@@ -112,9 +112,9 @@ class Worker:
             for index, report in enumerate(reports):
                 if failure := self.forker.failure(report.status):
                     reports[index] = report._replace(status=-1, why=failure)
-            walls.clear(self.jail, order.disk_mib)
             os.write(self.control, b"".join(report.pack() for report in reports))
-            # The next child is made while the caller reads this result.
+            # While the caller reads this result, the folder is emptied and the next child made.
+            walls.clear(self.jail, order.disk_mib)
             self.forker.request_child()
 
     def run_one(self, pid: int, order: frames.Order, packet: bytes, input_mib: int) -> list[frames.Exit]:
@@ -137,28 +137,30 @@ class Worker:
             self.reap(pid)
             return [frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0)]
         walls.limit(partner, order, self.jail, input_mib)
-        watcher = suite_watch.SuiteWatch(self.jail, partner, order, partial(self.is_full, order.disk_mib))
+        watcher = Watch(partner, order, self.jail, partial(self.is_full, order.disk_mib), ())
         os.write(self.forker.orders, packet)
         tests = self.watch(pid, order, watcher)
-        watcher.end()
+        wall_s, is_left_over = time.monotonic() - watcher.start, False
+        with contextlib.suppress(ProcessLookupError):
+            is_left_over = os.waitid(os.P_PID, partner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            os.kill(partner, signal.SIGKILL)
         status, usage = self.reap(partner)
         for fd in (streams.PROGRAM_OUT, streams.PROGRAM_ERR):
             os.ftruncate(fd, 0)
         cpu = usage.ru_utime + usage.ru_stime
         why = watcher.why
-        if why in (frames.ENDED, frames.LEFT_OVER):
-            why = self._kernels_reason(order, status, cpu) or why
-        return [tests, frames.Exit(status, why, cpu, watcher.wall_s, usage.ru_maxrss)]
+        if why == frames.ENDED:
+            why = self._kernels_reason(order, status, cpu) or (frames.LEFT_OVER if is_left_over else why)
+        return [tests, frames.Exit(status, why, cpu, wall_s, usage.ru_maxrss)]
 
-    def watch(self, pid: int, order: frames.Order, partner: suite_watch.SuiteWatch | None = None) -> frames.Exit:
+    def watch(self, pid: int, order: frames.Order, partner: Watch | None = None) -> frames.Exit:
         """Return how the child ended. It is killed at a limit, or when the caller is gone."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
-        limits = RunLimits(order.wall_s, order.cpu_s, order.memory_mib, order.output_kib, order.processes)
         is_jit_runtime = order.kind == frames.MANAGED
         # RLIMIT_FSIZE does not kill the first process of a PID namespace: it is immune to that signal.
         outputs = (streams.OUT,) if is_jit_runtime or order.kind == frames.NATIVE else ()
-        watch = Watch(pid, limits, self.jail, partial(self.is_full, order.disk_mib), outputs, is_jit_runtime)
+        watch = Watch(pid, order, self.jail, partial(self.is_full, order.disk_mib), outputs, is_jit_runtime)
         while True:
             next_look = watch.next_look if partner is None else min(watch.next_look, partner.next_look)
             ready = {fd for fd, _ in self.poll.poll(max(0.0, next_look - time.monotonic()) * 1000 + 1)}
@@ -169,8 +171,12 @@ class Worker:
                 self.reap(pid)
                 os._exit(0)
             if partner is not None:
-                partner.look()
-                watch.wait_for(partner.watch, _EXTRA_WALL_S)
+                if (
+                    partner.next_look <= time.monotonic()
+                ):  # it is not waited for: the tests notice its end by their pipe
+                    with contextlib.suppress(ProcessLookupError):
+                        partner.look()
+                watch.wait_for(partner, _EXTRA_WALL_S)
                 if watch.next_look > time.monotonic():
                     continue
             if watch.look():
@@ -178,7 +184,7 @@ class Worker:
         self.poll.unregister(child)
         status, usage = self.reap(pid)
         os.close(child)
-        cpu = usage.ru_utime + usage.ru_stime
+        cpu = max(usage.ru_utime + usage.ru_stime, watch.used_s)
         why = watch.why if watch.why != frames.ENDED else self._kernels_reason(order, status, cpu)
         return frames.Exit(status, why, cpu, time.monotonic() - watch.start, usage.ru_maxrss)
 
@@ -198,4 +204,4 @@ class Worker:
 
     def reap(self, pid: int) -> tuple[int, resource.struct_rusage]:
         """Return status and usage of the dead or dying child, and kill all processes that it has started."""
-        return process_group.end(pid) if self.jail.processes_may_remain else os.wait4(pid, 0)[1:]
+        return processes.end(pid) if self.jail.processes_may_remain else os.wait4(pid, 0)[1:]

@@ -119,18 +119,12 @@ def _guards(machine: str, own_pid: int | None, forks: bool) -> dict[str, list[In
     return guards
 
 
-def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
-    """Return the whole filter for `machine`. Signals may go only to `own_pid` (None: to nobody).
-
-    With `forks`, processes may be made and programs executed, in no new namespace, and seccomp bounds no signals: a pid
-    namespace or Landlock must do that.
-    """
-    table, guards = _rules(machine, own_pid, forks)
-    return _assembled(machine, table.values(), guards)
-
-
 def _rules(machine: str, own_pid: int | None, forks: bool) -> tuple[dict[str, int], dict[str, list[Instruction]]]:
-    """Return the calls that are always allowed, and those that are allowed with certain arguments."""
+    """Return the calls that are always allowed, and those that are allowed with certain arguments.
+
+    Signals may go only to `own_pid` (None: to nobody). With `forks`, processes may be made and programs executed, in no
+    new namespace, and seccomp bounds no signals: a pid namespace or Landlock must do that.
+    """
     table = dict(syscalls.TABLES[machine])
     if forks:
         table |= syscalls.EXEC[machine]
@@ -155,7 +149,7 @@ def _assembled(machine: str, allowed: Iterable[int], guards: dict[str, list[Inst
 
 
 def outer(machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False) -> list[Instruction]:
-    """Return the larger part of `instructions`, for the forker. It still allows the calls that `inner` closes.
+    """Return the larger part of the whole filter, for the forker. It still allows the calls that `inner` closes.
 
     A child needs these before its program runs: to be made, and to set limits, capabilities and its death signal.
     """
@@ -167,9 +161,9 @@ def outer(machine: str, own_pid: int | None, forks: bool = False, sessions: bool
 
 
 def inner(machine: str, own_pid: int | None, forks: bool = False, sessions: bool = False) -> list[Instruction]:
-    """Return the rest of `instructions`, for the child. It is short, because the kernel compiles it in every run.
+    """Return the rest of the filter, for the child. It is short, because the kernel compiles it in every run.
 
-    `own_pid` is the one of `instructions` if `outer` had None, else None.
+    `own_pid` is the one that may get signals if `outer` had None, else None.
     """
     guards = _rules(machine, own_pid, forks)[1]
     code: list[Instruction] = [(_LOAD, 0, 0, _AT_NUMBER)]

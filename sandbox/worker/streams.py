@@ -99,28 +99,27 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
     return stream
 
 
-def flush(stdout: io.TextIOWrapper) -> bool:
-    """Flush the output and return True if all of it has left the buffers."""
+def flush(*others: io.TextIOWrapper) -> bool:
+    """Flush sys.stdout, `others` and sys.stderr, as the interpreter does at its end. True if all has left them."""
     is_flushed = True
-    stdout_now, errors = getattr(sys, "stdout", None), getattr(sys, "stderr", None)  # a program may have removed them
-    for stream in (stdout_now, errors) if stdout_now is stdout else (stdout_now, stdout, errors):
+    for stream in (getattr(sys, "stdout", None), *others, getattr(sys, "stderr", None)):  # the program's own, perhaps
         try:
-            if stream is not None:
+            if stream is not None and not _is_closed(stream):
                 stream.flush()
-        except ValueError:
-            is_flushed = is_flushed and _is_closed(stream)
-        except (OSError, MemoryError):
-            is_flushed = False
-        except AttributeError:  # the program's own object, which has no flush
+        except AttributeError:  # an own object, which has no flush
             pass
+        except BaseException:
+            is_flushed = False
     return is_flushed
 
 
 def _is_closed(stream: object) -> bool:
-    """True if the stream is closed, by its own word: it may be the program's object."""
+    """True if the stream is closed or detached, by its own word."""
     try:
         return bool(stream.closed)  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError, MemoryError):
+    except ValueError:
+        return True
+    except BaseException:
         return False
 
 

@@ -4,65 +4,164 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import gc
 import linecache
 import os
 import resource
 import sys
-from importlib import import_module
+from collections.abc import Callable
+from itertools import count
 from posix import _exit
 from time import process_time
 from typing import Any
 
 from . import frames, harness, streams
-from .link import Forged, Gone, Link
-from .mirrors import Ref
-from .patches import Replaced
-from .port import Port
+from .frames import Forged, Gone, Link
+from .suite_values import Values, name_of
 
-_SHOWN = ("__name__", "__doc__", "__qualname__", "__wrapped__", "__annotations__")
-"""Attributes with underscores that an object of the tests shows."""
 MAX_FRAME_MIB = 8
 """MiB of a value that travels between the processes of a suite."""
+OBJECT, EMPTY, CALLABLE, ITERATOR = range(4)
+"""Kinds of objects that stay in the program's process; EMPTY: one that is false."""
+_PLAIN_OF: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__, float: float.__float__, str: str.__str__, complex: lambda x: complex.__add__(x, 0j),
+    bytes: lambda x: b"".join((x, b"")), tuple: lambda x: tuple(tuple.__iter__(x)),
+    list: lambda x: list(list.__iter__(x)), dict: lambda x: dict(dict.items(x)),
+    frozenset: lambda x: frozenset(frozenset.__iter__(x)), set: lambda x: set(set.__iter__(x)),
+    bytearray: lambda x: bytearray(bytearray.__iter__(x)),
+    collections.deque: lambda x: collections.deque(collections.deque.__iter__(x)),
+}  # fmt: skip
+"""Plain types, and how the plain value of an instance of a class derived from one is read."""
+_SLOTS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (OSError, ("filename", "filename2")), (ImportError, ("name", "path")), (AttributeError, ("name",)),
+    (NameError, ("name",)),
+)  # fmt: skip
+_MAX_CAUSES = 4
+_MAX_TEXT = 100_000
+_MAX_NAME = 200
 
 
 def run(order: tuple[Any, ...], program: bytes) -> None:
     """Load the program, and do what the tests ask until they end. Never returns."""
     gc.enable()
     source = program.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
-    port = _ProgramPort(Link(*frames.LINK, MAX_FRAME_MIB << 20), source)
+    loaded = _Program(Link(*frames.LINK, MAX_FRAME_MIB << 20), source)
     try:
-        port.link.send(["hello", *port.load()])
+        loaded.link.send(["hello", *loaded.load()])
         while True:
-            port.answer(port.link.receive())
+            loaded.answer(loaded.link.receive())
     except (Gone, Forged):
         _exit(0)
 
 
-class _ProgramPort(Port):
-    """The program's end of the link."""
+class _ProgramValues(Values):
+    """The values of the program's side. What does not travel whole stays here, and the tests get its number."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__(True)
+        self.namespace = namespace
+        self.numbers_of_objects = count()
+        self.objects: dict[int, Any] = {}
+        self.known: dict[int, int] = {}
+        """id() of an object -> its number."""
+
+    def forget_objects(self) -> None:
+        """Forget all objects that tests have, but for classes."""
+        self.objects = {n: x for n, x in self.objects.items() if isinstance(x, type)}
+        self.known = {id(x): n for n, x in self.objects.items()}
+
+    def number_of(self, x: Any) -> int:
+        """Return the number of an object that stays here."""
+        if id(x) not in self.known:
+            self.known[id(x)] = next(self.numbers_of_objects)
+            self.objects[self.known[id(x)]] = x
+        return self.known[id(x)]
+
+    def encode_other(self, x: Any, depth: int) -> Any:
+        """Return a name of Python's, a class of exceptions, a derived class's plain value, or an object's number."""
+        if (name := name_of(x, True)) is not None:
+            return ["T", *name]
+        kind = type(x)
+        if issubclass(kind, type) and issubclass(x, BaseException):
+            return self._encode_class(x)
+        for base, plain in _PLAIN_OF.items():
+            if issubclass(kind, base):
+                return self.encode(plain(x), depth + 1)
+        what = ITERATOR if hasattr(kind, "__next__") else CALLABLE if callable(x) else OBJECT if _truth(x) else EMPTY
+        return ["h", self.number_of(x), _name_of_class(kind), what]
+
+    def decode_other(self, node: list[Any], depth: int) -> Any:
+        """Return the object with the number in a node."""
+        return self.objects[node[1]]
+
+    def encode_exception(self, exc: BaseException, causes: int = 0) -> Any:
+        """Return the form of an exception: class, arguments, attributes, text and cause."""
+        try:
+            text = str(exc)[:_MAX_TEXT]
+        except BaseException:
+            text = ""
+        attributes: list[Any] = []
+        for name, value in list(vars(exc).items()):
+            if isinstance(name, str) and (not name.startswith("_") or name == "__notes__"):
+                attributes += [name, self._encode_or_none(value)]
+        own = [k for k in type(exc).__mro__ if str(k.__module__).partition(".")[0] not in sys.stdlib_module_names]
+        for name in dict.fromkeys(n for k in own for n, x in vars(k).items() if isinstance(x, property)):
+            with contextlib.suppress(Exception):
+                attributes += [name, self._encode_or_none(getattr(exc, name))] if name[:1] != "_" else []
+        for name in next((names for kind, names in _SLOTS if isinstance(exc, kind)), ()):
+            attributes += [name, self._encode_or_none(getattr(exc, name, None))]
+        args, cause = [self._encode_or_none(a) for a in exc.args], exc.__cause__
+        encoded = self.encode_exception(cause, causes + 1) if cause is not None and causes < _MAX_CAUSES else None
+        return ["e", self._encode_class(type(exc)), args, attributes, text, encoded]
+
+    def _encode_class(self, kind: type) -> Any:
+        """Return the form of a class of exceptions: a builtin's name, or number, names, bases and plain attributes."""
+        if kind.__module__ == "builtins" and getattr(builtins, kind.__qualname__, None) is kind:
+            return ["T", kind.__qualname__]
+        bases = [self._encode_class(b) for b in kind.__bases__ if issubclass(b, BaseException)]
+        plain = {n: x for n, x in vars(kind).items() if type(x) in (int, str, float) and not n.startswith("_")}
+        names = [str(kind.__module__)[:_MAX_NAME], str(kind.__qualname__)[:_MAX_NAME]]
+        return ["k", self.number_of(kind), *names, bases, list(plain), list(plain.values())]
+
+    def _encode_or_none(self, x: Any) -> Any:
+        num_shared = len(self.shared)
+        try:
+            return self.encode(x, 1)
+        except ValueError:
+            for dropped, _ in self.shared[num_shared:]:
+                del self.numbers[id(dropped)]
+            del self.shared[num_shared:]
+            return None
+
+
+def _name_of_class(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"[:_MAX_NAME]
+
+
+def _truth(x: Any) -> bool:
+    try:
+        return bool(x)
+    except BaseException:
+        return True
+
+
+class _Program:
+    """The program, and the questions that the tests ask of it."""
 
     def __init__(self, link: Link, source: str) -> None:
-        super().__init__(link, is_tests=False)
-        self.source, self.replaced = source, Replaced()
-        self.module, self.namespace = harness._fresh_main("solution")
-        self.values.namespace = self.namespace
-        sys.modules["solution"] = self.module
+        self.link, self.source = link, source
+        module, self.namespace = harness._fresh_main("solution")
+        sys.modules["solution"] = module
+        self.values = _ProgramValues(self.namespace)
         self.stdout: Any = streams.fill_input(b"", False)
-        self.stdin, self.input = sys.stdin, builtins.input
         self.sent = [0, 0]
         """Bytes of output and of errors that the tests have."""
-        self.questions |= {
-            "name": self._named,
-            "reset": self._reset,
-            "plain": _plain,
-            "rename": self._rename,
-            "records": self._share,
-            "tool": _use_tool,
-            "seed": _use_tool,
-            "patch": self.replaced.patch,
-        }
-        linecache.cache[harness.NAME] = (lambda: self.source,)
+        self.questions: dict[str, Callable[..., Any]] = {
+            "name": self._named, "records": self._share, "reset": self._reset, "call": _call, "next": _next,
+            "attribute": getattr,
+        }  # fmt: skip
+        linecache.cache[harness.NAME] = (lambda: source,)
 
     def load(self) -> list[Any]:
         """Run the program. Return the state, the reason if it failed, its names and its output."""
@@ -87,6 +186,30 @@ class _ProgramPort(Port):
             names |= {name for name in dir(solution) if not name.startswith("__")}
         return [frames.FINISHED, "", sorted(names), self._output()]
 
+    def answer(self, frame: list[Any]) -> None:
+        """Do what a frame asks, and send the result. Raises: Gone."""
+        reply = self._reply(frame)
+        try:
+            self.link.send([*reply, self._output()])
+        except ValueError as exc:
+            self.link.send(["#", str(exc), [], self._output()])
+
+    def _reply(self, frame: list[Any]) -> list[Any]:
+        """Return sign, result and changes."""
+        _, question, nodes, names, changed = frame
+        self.values.begin_call()
+        values = [self.values.decode(node) for node in nodes]
+        self.values.apply(changed)
+        split = len(values) - len(names)
+        try:
+            result = self.questions[question](*values[:split], **dict(zip(names, values[split:], strict=True)))
+        except BaseException as exc:
+            return ["^", self.values.encode_exception(exc), self.values.changes()]
+        try:
+            return ["!", self.values.encode(result), self.values.changes()]
+        except ValueError as exc:
+            return ["#", str(exc), []]
+
     def _named(self, name: str) -> Any:
         """Return a global of the program, or a method of a new Solution."""
         if name in self.namespace:
@@ -99,30 +222,13 @@ class _ProgramPort(Port):
         """Have instances of these classes travel by their attributes."""
         self.values.records = names
 
-    def _rename(self, name: str, *value: Any) -> None:
-        """Give a global of the program another value; without one, delete it."""
-        if value:
-            self.namespace[name] = value[0]
-        else:
-            del self.namespace[name]
-
     def _reset(self) -> list[float]:
         """Forget all objects of the last test. Return the CPU seconds and the peak memory of this process."""
-        self.replaced.put_back()
         self.values.forget_objects()
         return [process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
 
-    def ask(self, question: str, /, *values: Any, **named: Any) -> Any:
-        """Ask the tests, which listen during a call only."""
-        if not self.num_open:
-            raise RuntimeError("the test has no call open")
-        return super().ask(question, *values, **named)
-
-    def extra(self) -> list[Any]:
-        """Return what the program has written since the last frame."""
-        return self._output()
-
-    def _output(self) -> list[Any]:
+    def _output(self) -> list[str]:
+        """Return what the program has written since the last frame: output and errors."""
         try:
             streams.flush(self.stdout)
             ends = streams.output_sizes()
@@ -135,74 +241,16 @@ class _ProgramPort(Port):
             texts.append(data.decode("utf-8", "replace"))
         return texts
 
-    def take_extra(self, extra: list[Any]) -> None:
-        """Free what the tests have released, and use the input and the arguments that they have put in place."""
-        released, has_input, has_stdin, argv, environment = extra
-        self.values.free(released)
-        if has_input != (builtins.input is not self.input):
-            builtins.input = self._ask_for_input if has_input else self.input
-        if has_stdin != (sys.stdin is not self.stdin):
-            sys.stdin = _TestsInput(self) if has_stdin else self.stdin
-        if argv is not None:
-            sys.argv[:] = argv
-        if environment is not None:
-            os.environ.clear()
-            os.environ.update(zip(environment[::2], environment[1::2], strict=True))
 
-    def _ask_for_input(self, prompt: object = "") -> Any:
-        return self.ask("input", str(prompt))
-
-    def get(self, ref: Ref, x: Any, name: str) -> Any:
-        """Return an attribute of an object of the tests."""
-        if name == "__signature__":
-            return _signature(super().get(ref, x, name))
-        if name.startswith("__") and name not in _SHOWN:
-            raise AttributeError(name)
-        return super().get(ref, x, name)
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
-class _TestsInput:
-    """The input that a test has put in place, while the program reads it."""
-
-    def __init__(self, port: _ProgramPort) -> None:
-        self._port = port
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._port.ask("stdin"), name)
-
-    def __iter__(self) -> Any:
-        return iter(self._port.ask("stdin"))
-
-
-def _signature(described: Any) -> Any:
-    """Return the signature of a function of the tests, as they describe it."""
-    import inspect
-
-    def known(values: list[Any]) -> Any:
-        return values[0] if values else inspect.Parameter.empty
-
-    returned, rows = described
-    parameters = [
-        inspect.Parameter(p, inspect._ParameterKind(kind), default=known(default), annotation=known(annotation))
-        for p, kind, default, annotation in rows
-    ]
-    return inspect.Signature(parameters, return_annotation=known(returned))
-
-
-def _use_tool(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what a function of the standard library returns for objects of the program."""
-    return getattr(import_module(module), name)(*args, **kwargs)
-
-
-def _plain(x: Any) -> Any:
-    """Return the items of an object of a class derived from a container of Python's, in such a container."""
-    if isinstance(x, dict):
-        return dict(dict.items(x))
-    kinds: tuple[Any, ...] = (list, set, bytearray, collections.deque)
-    for kind in kinds:
-        if isinstance(x, kind):
-            return kind(kind.__iter__(x))
-    return None
+def _next(iterator: Any) -> list[Any]:
+    """Return the next item, in a list; an empty list at the end."""
+    end: Any = object()
+    item = next(iterator, end)
+    return [] if item is end else [item]
 
 
 def _said(exc: BaseException) -> str:

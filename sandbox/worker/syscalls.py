@@ -8,7 +8,8 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # What CPython, its extension modules and libc need to compute, read files and make threads. Not here, on purpose:
 # chmod/chown/utime/xattr (Landlock does not see them), link/symlink, truncate by path, memfd_create and shmget
-# (memory that RLIMIT_AS does not count), prctl, ptrace, mount, keyctl, bpf, io_uring, perf, sockets, sendmsg.
+# (memory that RLIMIT_AS does not count), prctl, ptrace, mount, keyctl, bpf, io_uring, perf, sockets, sendmsg,
+# statfs (it tells how full the host's disks are).
 X86_64: dict[str, int] = dict(
     read=0, write=1, open=2, close=3, stat=4, fstat=5, lstat=6, poll=7, lseek=8, mmap=9, mprotect=10, munmap=11,
     brk=12, rt_sigaction=13, rt_sigprocmask=14, rt_sigreturn=15, pread64=17, pwrite64=18, readv=19, writev=20,
@@ -18,7 +19,7 @@ X86_64: dict[str, int] = dict(
     mkdir=83, rmdir=84, creat=85, unlink=87, readlink=89, umask=95, gettimeofday=96, getrlimit=97, getrusage=98,
     sysinfo=99, times=100, getuid=102, getgid=104, geteuid=107, getegid=108, getppid=110, getpgrp=111, getgroups=115,
     getresuid=118, getresgid=120, getpgid=121, getsid=124, rt_sigpending=127, rt_sigtimedwait=128, rt_sigsuspend=130,
-    sigaltstack=131, statfs=137, fstatfs=138, getpriority=140, sched_getparam=143, sched_getscheduler=145,
+    sigaltstack=131, getpriority=140, sched_getparam=143, sched_getscheduler=145,
     sched_get_priority_max=146, sched_get_priority_min=147, arch_prctl=158, gettid=186, time=201, futex=202,
     sched_getaffinity=204, getdents64=217, set_tid_address=218, restart_syscall=219, fadvise64=221, clock_gettime=228,
     clock_getres=229, clock_nanosleep=230, exit_group=231, epoll_wait=232, epoll_ctl=233, openat=257, mkdirat=258,
@@ -31,7 +32,7 @@ X86_64: dict[str, int] = dict(
 
 AARCH64: dict[str, int] = dict(
     getcwd=17, eventfd2=19, epoll_create1=20, epoll_ctl=21, epoll_pwait=22, dup=23, dup3=24, flock=32, mkdirat=34,
-    unlinkat=35, renameat=38, statfs=43, fstatfs=44, ftruncate=46, faccessat=48, chdir=49, fchdir=50, openat=56,
+    unlinkat=35, renameat=38, ftruncate=46, faccessat=48, chdir=49, fchdir=50, openat=56,
     close=57, pipe2=59, getdents64=61, lseek=62, read=63, write=64, readv=65, writev=66, pread64=67, pwrite64=68,
     preadv=69, pwritev=70, sendfile=71, pselect6=72, ppoll=73, readlinkat=78, newfstatat=79, fstat=80, fsync=82,
     fdatasync=83, timerfd_create=85, timerfd_settime=86, timerfd_gettime=87, exit=93, exit_group=94,

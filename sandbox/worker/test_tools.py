@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 import numbers
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from .fixtures import Fixture, Fixtures, fixture, parameters
-from .suite_port import TestsPort
+from typing import Any, NamedTuple
 
 
 class Skipped(BaseException):
@@ -27,19 +25,10 @@ class _Raises:
         self.type: Any = None
         self.tb: Any = None
 
-    @property
-    def typename(self) -> str:
-        """The name of the caught exception's class."""
-        return str(self.type.__name__)
-
     def match(self, pattern: str) -> bool:
         """True if the caught exception's text has a match. Raises: AssertionError."""
         assert re.search(pattern, str(self.value)), f"{pattern!r} does not match {str(self.value)!r}"
         return True
-
-    def exconly(self, tryshort: bool = False) -> str:
-        """The class and the text of the caught exception."""
-        return f"{self.typename}: {self.value}"
 
     def __enter__(self) -> _Raises:
         return self
@@ -100,16 +89,9 @@ class _Approx:
             return True
         if not (math.isfinite(abs(got)) and math.isfinite(abs(wanted))):
             return False
-        if isinstance(wanted, complex) or isinstance(got, complex):
-            return bool(abs(got - wanted) <= max(self.rel * abs(wanted), self.abs))
-        tolerance = max(
-            type(wanted)(self.rel) * abs(wanted) if self.rel else 0, type(wanted)(self.abs) if self.abs else 0
-        )
-        return bool(abs(got - wanted) <= (max(self.rel * abs(wanted), self.abs) if _is_binary(wanted) else tolerance))
-
-
-def _is_binary(x: Any) -> bool:
-    return isinstance(x, (int, float))
+        is_binary = isinstance(wanted, (int, float, complex))
+        rel, least = (self.rel, self.abs) if is_binary else (type(wanted)(self.rel), type(wanted)(self.abs))
+        return bool(abs(got - wanted) <= max(rel * abs(wanted), least))
 
 
 def _is_number(x: Any) -> bool:
@@ -117,7 +99,7 @@ def _is_number(x: Any) -> bool:
 
 
 class _Marks:
-    """`pytest.mark`: parametrize and skip mean something, all others nothing."""
+    """`pytest.mark`: parametrize means something, all others nothing."""
 
     def __getattr__(self, name: str) -> Any:
         def mark(*args: Any, **kwargs: Any) -> Any:
@@ -130,125 +112,68 @@ class _Marks:
     def parametrize(names: str | Sequence[str], cases: Any, **_: Any) -> Callable[[Any], Any]:
         """`pytest.mark.parametrize`: the test runs once for each case, all in one test."""
         keys = [n.strip() for n in names.split(",") if n.strip()] if isinstance(names, str) else list(names)
-        values = [c.values if isinstance(c, Param) else (c,) if len(keys) == 1 else tuple(c) for c in cases]
-        return _add_mark("_verizero_cases", (keys, values))
+        values = [(c,) if len(keys) == 1 else tuple(c) for c in cases]
 
-    @staticmethod
-    def skip(*args: Any, reason: str = "") -> Any:
-        """`pytest.mark.skip`."""
-        return (
-            _add_mark("_verizero_skips", reason)(args[0])
-            if args and callable(args[0])
-            else _add_mark("_verizero_skips", reason)
-        )
+        def mark(test: Any) -> Any:
+            test._verizero_cases = [*getattr(test, "_verizero_cases", []), (keys, values)]
+            return test
 
-    @staticmethod
-    def skipif(condition: Any, *_: Any, reason: str = "") -> Any:
-        """`pytest.mark.skipif`."""
-        return (
-            _add_mark("_verizero_skips", reason) if condition and not isinstance(condition, str) else lambda test: test
-        )
-
-    @staticmethod
-    def usefixtures(*names: str) -> Any:
-        """`pytest.mark.usefixtures`."""
-        return _add_mark("_verizero_uses", names)
-
-
-def _add_mark(name: str, value: Any) -> Callable[[Any], Any]:
-    def mark(test: Any) -> Any:
-        setattr(test, name, [*getattr(test, name, []), value])
-        return test
-
-    return mark
-
-
-class Param:
-    """`pytest.param`."""
-
-    def __init__(self, *values: Any, **_: Any) -> None:
-        self.values = values
-
-
-def _skip(reason: str = "", **_: Any) -> None:
-    raise Skipped(reason)
+        return mark
 
 
 def _fail(reason: str = "", **_: Any) -> None:
     raise AssertionError(reason or "pytest.fail")
 
 
-def _importorskip(name: str, *_: Any, **__: Any) -> Any:
-    try:
-        return __import__(name)
-    except ImportError as exc:
-        raise Skipped(f"needs {name}") from exc
-
-
-class _Module(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ModuleNotFoundError(f"pytest.{name} is not in the sandbox", name="pytest")
-
-
 def module() -> types.ModuleType:
     """Return a module `pytest`."""
-    new = _Module("pytest")
-    vars(new).update(
-        raises=raises, approx=_Approx, mark=_Marks(), fixture=fixture, param=Param, skip=_skip, fail=_fail,
-        importorskip=_importorskip, main=lambda *_, **__: 0, MonkeyPatch=object, CaptureFixture=object,
-    )  # fmt: skip
+    new = types.ModuleType("pytest")
+    vars(new).update(raises=raises, approx=_Approx, mark=_Marks(), fail=_fail, main=lambda *_, **__: 0)
     return new
 
 
-def call(space: dict[str, Any], path: str, port: TestsPort) -> None:
+class _Captured(NamedTuple):
+    out: str
+    err: str
+
+
+class _CapSys:
+    """`capsys`: what the test and the program print."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        self.streams = io.StringIO(), io.StringIO()
+        sys.stdout, sys.stderr = self.streams
+
+    def readouterr(self) -> _Captured:
+        """Return what was printed since the last call."""
+        captured = _Captured(*(s.getvalue() for s in self.streams))
+        self._renew()
+        return captured
+
+
+def call(space: dict[str, Any], path: str) -> None:
     """Call a test function, or a method of a test class, once for each of its cases."""
     name, _, method = path.partition(".")
-    owner = space[name]
-    if method and isinstance(owner, type) and "unittest" in sys.modules:
-        case = sys.modules["unittest"].TestCase
-        if issubclass(owner, case):
-            _call_unittest(space, owner, method)
-            return
-    instance = owner() if method else None
-    function = getattr(instance, method) if method else owner
-    marked = [function, owner]
-    if reasons := [r for x in marked for r in getattr(x, "_verizero_skips", ())]:
-        raise Skipped(str(reasons[0]))
-    uses = [n for x in marked for names in getattr(x, "_verizero_uses", ()) for n in names]
-    for case_values in _cases([c for x in marked for c in getattr(x, "_verizero_cases", ())]):
-        with Fixtures(space, port, instance) as fixtures:
-            _set_up(space, instance, method, function)
-            try:
-                for unused in (*fixtures.automatic(), *uses):
-                    fixtures.value(unused)
-                wanted = [n for n in parameters(function) if n not in case_values]
-                result = function(**case_values, **{n: fixtures.value(n) for n in wanted})
-                if isinstance(result, types.CoroutineType):
-                    import asyncio
-
-                    asyncio.run(result)
-            finally:
-                _call_if_there(instance, "teardown_method", function)
-                _call_if_there(instance, "tearDown")
-
-
-def _set_up(space: dict[str, Any], instance: Any, method: str, function: Any) -> None:
-    _call_if_there(types.SimpleNamespace(**{k: v for k, v in space.items() if k.startswith("setup_")}), "setup_module")
-    if instance is None:
-        if callable(space.get("setup_function")):
-            space["setup_function"](*([function] if parameters(space["setup_function"]) else []))
+    owner: Any = space[name]
+    unittest: Any = sys.modules.get("unittest")
+    is_case = bool(method) and unittest is not None and issubclass(owner, unittest.TestCase)
+    if is_case:
+        if callable(space.get("setUpModule")):
+            space["setUpModule"]()
+        try:
+            owner.setUpClass()
+            owner(method).debug()
+            owner.tearDownClass()
+        except unittest.SkipTest as exc:
+            raise Skipped(str(exc)) from exc
         return
-    _call_if_there(type(instance), "setup_class")
-    _call_if_there(instance, "setup_method", function)
-    _call_if_there(instance, "setUp")
-
-
-def _call_if_there(owner: Any, name: str, *args: Any) -> None:
-    method = getattr(owner, name, None)
-    if owner is not None and callable(method) and not isinstance(method, Fixture):
-        method(*(args if parameters(method) else ()))
+    function = getattr(owner(), method) if method else owner
+    code = getattr(function, "__func__", function).__code__
+    for values in _cases([c for x in (function, owner) for c in getattr(x, "_verizero_cases", ())]):
+        function(**values, **({"capsys": _CapSys()} if "capsys" in code.co_varnames[: code.co_argcount] else {}))
 
 
 def _cases(marks: Sequence[tuple[list[str], list[tuple[Any, ...]]]]) -> Iterator[dict[str, Any]]:
@@ -260,36 +185,3 @@ def _cases(marks: Sequence[tuple[list[str], list[tuple[Any, ...]]]]) -> Iterator
     for rest in _cases(marks[1:]):
         for case in values:
             yield {**rest, **dict(zip(keys, case, strict=True))}
-
-
-def _call_unittest(space: dict[str, Any], owner: Any, method: str) -> None:
-    """Run one method of a unittest.TestCase as its runner does, but let what it raises pass."""
-    case = owner(method)
-    skip = sys.modules["unittest"].SkipTest
-    test = getattr(case, method)
-    for marked in (owner, test):
-        if getattr(marked, "__unittest_skip__", False):
-            raise Skipped(str(getattr(marked, "__unittest_skip_why__", "")))
-    try:
-        if callable(space.get("setUpModule")):
-            space["setUpModule"]()
-        owner.setUpClass()
-        case.setUp()
-        try:
-            result = test()
-            if isinstance(result, types.CoroutineType):
-                import asyncio
-
-                asyncio.run(result)
-        finally:
-            case.tearDown()
-            _do_cleanups(case)
-            owner.tearDownClass()
-    except skip as exc:
-        raise Skipped(str(exc)) from exc
-
-
-def _do_cleanups(case: Any) -> None:
-    while case._cleanups:
-        function, args, kwargs = case._cleanups.pop()
-        function(*args, **kwargs)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from . import cgroup, disk, kernel, landlock, process_group, seccomp, uid_map
+from . import cgroup, disk, kernel, landlock, seccomp
 from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, SUITE, UID, Order
+from .processes import num_threads_on_machine
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 _INPUT, _OUTPUT = "/in/stdin", "/in/stdout"
 """Paths of standard input and output, in a folder where no program can put another file."""
 _PACKAGES = "/packages"
+_HOST = "sandbox"
+"""The name that a program finds for its machine."""
 DECOY = "decoy"
 """A file in the jail that only Landlock keeps closed. The self-test tries to open it."""
 _MAX_DESCRIPTORS = 64
@@ -158,11 +162,13 @@ def landlock_rules(jail: Jail, scratch: str) -> int:
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str], packages: Sequence[str]) -> None:
     others = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
     if os.geteuid() == 0 and _try_unshare(others):
+        kernel.set_host_name(_HOST)
         _build_root(home, [*readable, *jail.tools], jail.has_sessions, packages)
-        jail.notes[UID] = f"host uid {uid_map.unshare_user_as_root(uid, jail.proc)}"
+        jail.notes[UID] = f"host uid {_unshare_user_as_root(uid, jail.proc)}"
     else:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.CLONE_NEWUSER | others)
+        kernel.set_host_name(_HOST)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             _write(f"/proc/self/{name}", line)
         _build_root(home, [*readable, *jail.tools], jail.has_sessions, packages)
@@ -304,23 +310,20 @@ def _limit_worker(jail: Jail) -> None:
 
 
 def clear(jail: Jail, disk_mib: int) -> None:
-    """Empty the scratch folder and make it `disk_mib` large. A file system that is not empty is replaced."""
-    if not jail.has_namespaces:
+    """Empty the scratch folder and make it `disk_mib` large.
+
+    A new file system takes its place, in which the next numbers of files are the same for every run. The folder's times
+    are too: no program learns from them what another has done.
+    """
+    if jail.has_namespaces:
+        if jail.disk_mib:
+            kernel.unmount(jail.scratch)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
+        kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={disk.MAX_ENTRIES},mode=700")
+        jail.disk_mib = disk_mib
+    else:
         disk.empty(jail.scratch)
-        return
-    if jail.disk_mib == disk_mib and _is_empty(jail.scratch):
-        return
-    if jail.disk_mib:
-        kernel.unmount(jail.scratch)
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
-    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={disk.MAX_ENTRIES},mode=700")
-    jail.disk_mib = disk_mib
-
-
-def _is_empty(scratch: str) -> bool:
-    """True if the file system has no file or folder but its root."""
-    usage = os.statvfs(scratch)
-    return usage.f_files - usage.f_ffree == 1
+    os.utime(jail.scratch, (0, 0))
 
 
 def limit(pid: int, order: Order, jail: Jail, input_mib: int) -> None:
@@ -348,7 +351,7 @@ def limit(pid: int, order: Order, jail: Jail, input_mib: int) -> None:
 def max_processes(jail: Jail, processes: int) -> int:
     """Return a limit of the uid's processes that is far above their number, and at which the worker can still count."""
     others, hard = (
-        process_group.num_threads_on_machine(jail.proc) or _OTHER_PROCESSES,
+        num_threads_on_machine(jail.proc) or _OTHER_PROCESSES,
         resource.getrlimit(resource.RLIMIT_NPROC)[1],
     )
     bound = others + processes + _OTHER_PROCESSES
@@ -390,3 +393,44 @@ def last_wall(jail: Jail) -> Callable[[], None]:
     return lambda: seccomp.install(
         seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.has_sessions))
     )
+
+
+def _unshare_user_as_root(uid: int, proc: int) -> int:
+    """Enter a new user namespace and return the host uid of its root: `uid`, or our own if `uid` cannot be mapped."""
+    ready_read, ready_write = os.pipe()
+    answer_read, answer_write = os.pipe()
+    our_pid = os.getpid()
+    mapper = os.fork()  # stays in the old namespace, where it may map any uid
+    if mapper == 0:
+        os.close(ready_write)
+        os.read(ready_read, 1)
+        os.write(answer_write, _map_ids(proc, our_pid, (uid, os.geteuid())).to_bytes(8, "little"))
+        os._exit(0)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+    finally:
+        os.write(ready_write, b"1")
+        uid_plus_one = int.from_bytes(os.read(answer_read, 8), "little")
+        os.waitpid(mapper, 0)
+        for fd in (ready_read, ready_write, answer_read, answer_write):
+            os.close(fd)
+    if not uid_plus_one:
+        raise OSError(errno.EPERM, "uid_map: not permitted")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    return uid_plus_one - 1
+
+
+def _map_ids(proc: int, pid: int, candidates: Sequence[int]) -> int:
+    """Map root of `pid`'s user namespace to the first uid that works. Return one more than that uid, or 0 for none."""
+    for uid in candidates:
+        try:
+            for name in ("uid_map", "gid_map"):
+                fd = os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc)
+                os.write(fd, f"0 {uid} 1".encode())
+                os.close(fd)
+            return uid + 1
+        except OSError:
+            continue
+    return 0

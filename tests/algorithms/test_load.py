@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.source import code_files, relative
 from verizero.pipeline import registry
-from verizero.pipeline.algorithms.base import AlgorithmParams, PolicyParams, explain_algorithm, load_algorithm, weighted
+from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm, weighted
 from verizero.pipeline.config.preference import loop_parts
 from verizero.pipeline.config.rl import RlConfig, check_rl, parts_of
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError, UnknownName
-from verizero.pipeline.rl.parts import Mismatch, Parts
+from verizero.pipeline.rl.parts import AlgorithmParams, Parts, PolicyParams
 from verizero.pipeline.rl.rules import check
 
 CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
@@ -102,17 +101,17 @@ def test_a_preset_is_its_row_of_the_specification(name: str) -> None:
     assert (parts.advantage.name, parts.ratio, parts.surrogate.name) == (advantage, ratio, surrogate)
     assert dict(parts.surrogate.options) == options
     assert parts.aggregate == aggregate
-    found = (parts.kl.where, parts.kl.form, parts.kl.coef)
-    assert found[: len(kl)] == kl if kl else parts.kl.where == "none"
+    found = (parts.params.kl_place, parts.params.kl_form, parts.params.kl_coef)
+    assert found[: len(kl)] == kl if kl else parts.params.kl_place == "none"
     assert parts.needs_reference == (kl is not None)
 
 
 def test_what_some_presets_turn_on_besides() -> None:
     dapo = load_algorithm("dapo")[1]
-    assert dapo.dynamic_sampling
-    assert dapo.shaping.overlong_buffer == 0.2
-    assert load_algorithm("r1_zero")[1].reference == "every_round"
-    v32 = load_algorithm("deepseek_v32")[1].masks
+    assert dapo.params.dynamic_sampling
+    assert dapo.params.overlong_buffer == 0.2
+    assert load_algorithm("r1_zero")[1].params.schedule == "every_round"
+    v32 = load_algorithm("deepseek_v32")[1].params
     assert v32.keep_routing
     assert v32.keep_sampling
     assert v32.off_policy_delta is not None
@@ -137,7 +136,7 @@ def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> 
 def test_a_kl_coefficient_of_0_holds_no_reference(name: str) -> None:
     _, parts = load_algorithm(name, {"kl_coef": 0})
     assert not parts.needs_reference
-    assert parts.reference == "frozen"
+    assert parts.params.schedule == "frozen"
 
 
 @pytest.mark.parametrize(
@@ -181,18 +180,21 @@ def test_every_way_from_a_recipe_to_parts_checks_them(name: str, way: str) -> No
 def test_parts_are_made_in_checked_places_only() -> None:
     """Parts come from algorithm files, which `load_algorithm` checks, and from the rounds of preferences."""
     outside = {relative(f) for f in code_files() if re.search(r"\bParts\(", f.read_text(encoding="utf-8"))}
-    assert {f for f in outside if not f.startswith("pipeline/algorithms/")} == {"pipeline/config/preference.py"}
+    assert {f for f in outside if not f.startswith("pipeline/algorithms/")} == {
+        "pipeline/config/preference.py",
+        "pipeline/rl/parts.py",
+    }
     check(loop_parts())
 
 
-CORRECTED = Mismatch(level="token", action="truncate", cap=2.0)
+CORRECTED = {"mismatch_level": "token", "mismatch_action": "truncate", "mismatch_cap": 2.0}
 """The correction that a recipe adds where engine and trainer differ."""
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipes_corrections_and_lengths_keep_parts_that_pass_the_rules(name: str) -> None:
     parts = load_algorithm(name)[1]
-    check(replace(parts, mismatch=parts.mismatch if parts.needs_rollout_logprobs else CORRECTED).resolve(9))
+    check((parts if parts.needs_rollout_logprobs else parts.with_params(**CORRECTED)).resolve(9))
     check(weighted(parts, (1.0, 0.5)))
 
 

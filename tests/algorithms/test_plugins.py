@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from verizero.pipeline.algorithms.base import PolicyParams
-from verizero.pipeline.rl.parts import Part, Parts
+from verizero.pipeline.rl.parts import Part, Parts, PolicyParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,13 +56,7 @@ def doubled(x: Rewarded) -> Tensor:
 
 def parts(params: Params) -> Parts:
     """Its parts."""
-    return Parts(
-        advantage=Part(doubled),
-        ratio="token",
-        surrogate=Part(cubic, {"bend": params.bend}),
-        aggregate="token_mean",
-        **params.rest(),
-    )
+    return params.of_parts(Part(doubled), "token", Part(cubic, {"bend": params.bend}), "token_mean")
 '''
 
 
@@ -137,7 +130,7 @@ def test_a_name_claimed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     ("body", "says"),
     [
         ("x = 1\n", "'broken'.*Params"),
-        (FILE.replace("    return Parts(", "    return dict("), "Parts.*dict"),
+        (FILE.replace("return params.of_parts", "return dict() and params.of_parts"), "Parts.*dict"),
         (FILE.replace("Part(doubled)", 'Part("gae")'), "'gae'.*gamma"),
         (FILE.replace('"token_mean"', '"mean"'), "aggregate.*'mean'"),
     ],

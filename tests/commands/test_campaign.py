@@ -17,8 +17,8 @@ from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.config.recipes import Request, read_request, run_folder
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.files import locked
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.host.disk import locked
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
@@ -39,7 +39,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def trained(request: Request) -> object:
-    return train(request.config, request.base_dir, run_folder(request.config), "auto", Silent())
+    return train(request.config, request.base_dir, run_folder(request.config), "auto", Progress())
 
 
 class KilledError(Exception):
@@ -49,7 +49,7 @@ class KilledError(Exception):
 def killed_after_a_step(request: Request) -> object:
     """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
 
-    with open_run(request.config, request.base_dir, run_folder(request.config), "auto", Silent()) as session:
+    with open_run(request.config, request.base_dir, run_folder(request.config), "auto", Progress()) as session:
 
         def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any) -> Any:

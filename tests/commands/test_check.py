@@ -27,7 +27,7 @@ def test_every_part_of_a_sound_recipe_is_shown(tmp_path: Path, capsys: pytest.Ca
     assert [line.removeprefix("== ").partition(" (")[0] for line in said.splitlines() if line.startswith("==")] == [
         *TITLES
     ]
-    for text in ("maximise    J =", "checks were tried", "torch", "stage rl"):
+    for text in ("maximise    J =", "checks were tried", "torch", "one step"):
         assert text in said
 
 
@@ -40,3 +40,11 @@ def test_a_problem_of_the_data_is_the_status_and_hides_no_part(
     said = capsys.readouterr().out
     assert "missing.jsonl" in said
     assert "== This machine" in said
+
+
+@pytest.mark.integration
+def test_the_memory_of_this_cpu_is_shown_as_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", recipe(tmp_path), "--gpu", "cpu"]) == 0
+    planned = capsys.readouterr().out
+    assert main(["check", recipe(tmp_path), "--gpu", "cpu"]) == 0
+    assert planned in capsys.readouterr().out

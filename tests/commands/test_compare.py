@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -19,8 +18,8 @@ from tests.warm import warm
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.compare import check_comparable, compare
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.report.compare_page import RunOutcome, end_metrics, interpolated, summarize_runs, text_table
-from verizero.pipeline.report.files import read_run
+from verizero.pipeline.report.compare_page import RunOutcome, interpolated, summarize_runs, text_table
+from verizero.pipeline.report.run_files import read_run
 
 
 def recipe(folder: Path, name: str, **changes: Any) -> Path:
@@ -71,7 +70,7 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     assert rows["b"]["against_first"]["low"] < rows["b"]["against_first"]["high"]
     assert "Means of 2 seeds" in page
     assert rows["a"]["before"] == rows["b"]["before"]
-    assert all(20 < row["peak_memory_mib"] < 8000 and row["num_runs"] == 2 for row in rows.values())
+    assert all(row["num_runs"] == 2 for row in rows.values())
     with pytest.raises(RunError, match=r"max_tokens 1500.* 9 "):
         compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=9, say=again.append)
 
@@ -99,15 +98,9 @@ def test_between_evaluations_the_curve_is_straight() -> None:
     assert interpolated((0, 10), (0.0, 1.0), 11) is None
 
 
-def test_columns_of_the_end_are_of_the_last_quarter() -> None:
-    steps = [{"length/mean": float(n), **({"entropy": 0.5} if n < 7 else {})} for n in range(8)]
-    assert end_metrics(steps) == {"length": 6.5, "entropy": 0.5}
-    assert end_metrics(steps[-1:]) == {"length": 7.0}
-
-
 def of(before: Mapping[str, float], after: Mapping[str, float]) -> RunOutcome:
     at = {"steps": (0.0, 2.0), "tokens": (0.0, 300.0), "seconds": (0.0, 1.5)}
-    return RunOutcome(at, (0.0, 0.0), before, after, 100.0, {"length": 12.0})
+    return RunOutcome(at, (0.0, 0.0), before, after)
 
 
 def test_differences_pair_prompts_within_each_seed() -> None:
@@ -122,7 +115,6 @@ def test_differences_pair_prompts_within_each_seed() -> None:
         {"value": 0.1005, "low": 0.1005 - 0.00635, "high": 0.1005 + 0.00635}, abs=1e-5
     )
     line = text_table({"x": row}).splitlines()[2]
-    assert line.endswith("| 12 | – |"), "an entropy that no step knows is not made up"
     assert line.startswith("| x | 0.500 | 0.601 | +0.101 [+0.094, +0.107] |")
 
 
@@ -139,18 +131,3 @@ def test_seeds_that_differ_are_seen_and_one_seed_speaks_of_prompts_alone() -> No
     assert "they speak of prompts alone" in text_table({"x": alone})
     assert "1 to 2 seeds" in text_table({"x": row, "y": alone})
     assert summarize_runs(first, first)["against_first"] is None
-
-
-def test_equal_recipes_are_within_the_interval_as_often_as_it_says() -> None:
-    """Three seeds that differ by .03 each, 320 prompts with 8 samples: the truth is a difference of 0."""
-    draws = np.random.default_rng(0)
-    held = []
-    for _ in range(150):
-        sides = []
-        for _ in range(2):
-            rates = [np.clip(0.6 + draws.normal(0, 0.03), 0, 1) for _ in range(3)]
-            after = [dict(enumerate(map(float, draws.binomial(8, rate, 320) / 8))) for rate in rates]
-            sides.append([of({str(p): 0.5 for p in a}, {str(p): v for p, v in a.items()}) for a in after])
-        against = summarize_runs(sides[1], sides[0])["against_first"]
-        held.append(against["low"] <= 0 <= against["high"])
-    assert 0.9 <= np.mean(held) <= 0.99

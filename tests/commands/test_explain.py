@@ -1,4 +1,4 @@
-"""`verizero explain`: the page of a whole recipe."""
+"""The objective of a whole recipe, as `verizero check` shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.commands.explain import explain_recipe
+from verizero.pipeline.commands.check import objectives
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.errors import ConfigError
 
@@ -18,7 +18,7 @@ MODEL = "[{verifier: {name: reward_model, params: {model: judges/small}}, weight
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_every_recipe_has_a_page_without_holes(path: Path) -> None:
-    page = explain_recipe(load_recipe(path))
+    page = objectives(load_recipe(path))
     labels = [line[:12].strip() for line in page.splitlines()]
     for label in ("algorithm", "maximise", "advantage", "ratio", "models", "updates", "departs"):
         assert label in labels
@@ -29,19 +29,31 @@ def test_every_recipe_has_a_page_without_holes(path: Path) -> None:
 
 def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
     gdpo = tiny(overrides=["rl.algorithm={name: gdpo}", f"scoring.components={MODEL}"])
-    page = explain_recipe(gdpo)
+    page = objectives(gdpo)
     assert "w = (1, 0.5)" in page
     assert "reward model judges/small (verifier reward_model, frozen, here)" in page
     assert "reference (every_round; no term uses it, its KL is measured)" in page
     none = tiny(overrides=["rl.algorithm={name: dapo}", "rl.reference={schedule: none}"])
-    assert "reference" not in explain_recipe(none)
+    assert "reference" not in objectives(none)
     cut = tiny(overrides=["rl.algorithm={name: deepseek_v32}", "rollout.top_p=0.9"])
-    assert "among the fewest of probability 0.9" in explain_recipe(cut)
-    assert "the policy has no experts" in explain_recipe(cut)
+    assert "among the fewest of probability 0.9" in objectives(cut)
+    assert "the policy has no experts" in objectives(cut)
     assert (
-        explain_recipe(tiny({"stages": ["sft"]}))
+        objectives(tiny({"stages": ["sft"]}))
         == "this recipe has no stage of RL, preferences, reward models or distillation"
     )
+
+
+def test_the_page_has_the_numbers_and_when_the_reference_moves() -> None:
+    moves = "rl.reference={schedule: every_n_steps, every: 7}"
+    page = objectives(tiny(overrides=[moves, "rl.algorithm={name: grpo, kl_coef: 0.125}"]))
+    assert page.startswith("algorithm   grpo")
+    for text in (
+        "0.125 (exp(d) - d - 1)", "reference (every_n_steps, every 7)", "kl_coef is 0.125, the preset has 0.04",
+    ):  # fmt: skip
+        assert text in page
+    own = objectives(tiny(overrides=["rl.reference=null", "rl.algorithm={name: r1_zero}"]))
+    assert "reference (replaced by the policy every round)" in own
 
 
 def test_no_reference_is_refused_where_a_term_needs_one() -> None:
@@ -51,42 +63,31 @@ def test_no_reference_is_refused_where_a_term_needs_one() -> None:
 
 def test_several_stages_of_rl_have_a_page_each() -> None:
     again = {"name": "rl_again", "kind": "rl", "with": {"algorithm": {"name": "dr_grpo"}}}
-    both = explain_recipe(tiny({"stages": ["rl", "sft", again]}))
+    both = objectives(tiny({"stages": ["rl", "sft", again]}))
     first, second = both.split("\n\nstage rl_again\n")
-    assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
-    assert second == explain_recipe(tiny({"stages": [again]}))
-    assert (
-        explain_recipe(tiny({"stages": ["sft"]}))
-        == "this recipe has no stage of RL, preferences, reward models or distillation"
-    )
+    assert first == "stage rl\n" + objectives(tiny({"stages": ["rl"]}))
+    assert second == objectives(tiny({"stages": [again]}))
 
 
 def test_a_loss_of_preferences_is_its_formula_with_its_numbers() -> None:
-    mpo = {"name": "mpo", "losses": [{"name": "ipo", "beta": 0.2}, {"name": "bco", "weight": 0.3}], "wpo": True}
-    sampled = {"loss": mpo, "steps": 2}
-    page = explain_recipe(tiny({"stages": ["sft", "preference"], "preference": sampled})).splitlines()
-    assert page[0] == "loss        mpo  (arXiv:2411.10442 eq. 1)"
-    assert page[1].startswith("minimise    the mean over pairs of sum_k weight_k loss_k - nll_coef log pi(w) / |w|")
-    assert page[2] == "numbers     wpo True, nll_coef 1.0"
-    assert page[3].startswith("  loss      1.0 ipo, beta 0.2: (h_w - h_l - 1 / (2 beta))^2")
-    assert page[4].startswith("  loss      0.3 bco: -log sigmoid(r_w) - log sigmoid(-r_l)")
-    assert "weights     the loss of a pair is multiplied by the policy's likelihood of both responses" in page
-    assert page[-2].startswith("departs     BCO's rewards are not shifted")
-    shortened = {"loss": {"name": "dpo", "ld_alpha": 0.5}, "steps": 2}
-    page = explain_recipe(tiny({"stages": ["sft", "preference"], "preference": shortened})).splitlines()
-    assert "log-ratio   tokens beyond the length of the other response count 0.5" in page
+    section = {"loss": {"name": "bco", "beta": 0.3}, "steps": 2}
+    page = objectives(tiny({"stages": ["sft", "preference"], "preference": section})).splitlines()
+    assert page[0] == "loss        bco  (arXiv:2404.04656, on pairs (TRL's bco_pair))"
+    assert page[1].startswith("minimise    the mean over pairs of -log sigmoid(r_w) - log sigmoid(-r_l)")
+    assert page[2] == "numbers     beta 0.3"
+    assert page[-1].startswith("departs     rewards are not shifted")
 
 
 def test_observations_are_a_term_of_the_objective() -> None:
-    page = explain_recipe(tiny({"episodes": {"observation_coef": 0.05}}))
+    page = objectives(tiny({"episodes": {"observation_coef": 0.05}}))
     assert " + 0.05 mean log pi(observations)" in page
-    assert "observations" not in explain_recipe(tiny())
+    assert "observations" not in objectives(tiny())
 
 
 def test_a_term_of_distillation_and_what_its_teacher_reads_are_on_the_page() -> None:
     term = {"coef": 0.25, "teacher": {"feedback": {"right": None, "template": "{question}{message}"}}}
-    page = explain_recipe(tiny({"rl": {"distill": term}}))
-    assert page.startswith(explain_recipe(tiny()))
+    page = objectives(tiny({"rl": {"distill": term}}))
+    assert page.startswith(objectives(tiny()))
     assert "besides 0.25 J, J = " in page
     assert "which reads '{question}{message}', message = " in page
     assert "right = " not in page
@@ -96,7 +97,7 @@ def test_a_reward_model_has_its_loss_and_rl_names_the_model_that_grades() -> Non
     again = {"name": "again", "kind": "reward_model", "with": {"continues": "reward_model", "replay": 0.2}}
     reward = {"name": "reward_model", "params": {"model": "stage:again"}}
     trained = {"steps": 2, "sampled": {"samples": 6}}
-    page = explain_recipe(
+    page = objectives(
         tiny({"stages": ["reward_model", again, "rl"], "reward_model": trained, "rl": {"reward": reward}})
     )
     first, second, rl = page.split("\n\n")
@@ -109,6 +110,6 @@ def test_a_reward_model_has_its_loss_and_rl_names_the_model_that_grades() -> Non
     assert "replay      pairs of stage reward_model are trained on again, 0.2 for each new one" in second
     assert "reward model stage:again (verifier reward_model, frozen, here)" in rl
     assert "no reward model" not in rl
-    steps = explain_recipe(tiny({"stages": ["reward_model"], "reward_model": {"steps": 2, "step_end": "x"}}))
+    steps = objectives(tiny({"stages": ["reward_model"], "reward_model": {"steps": 2, "step_end": "x"}}))
     assert "minimise    the mean over steps of -log sigmoid(r) if right, -log sigmoid(-r) if wrong" in steps
     assert "steps       pieces up to a match of 'x' in which a labelled step ends" in steps

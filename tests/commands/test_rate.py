@@ -15,7 +15,7 @@ from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.prompts import read_prompts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.loop import sampled_groups
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.episodes import bind_environments
 from verizero.pipeline.scoring.score import bind_verifiers
 from verizero.pipeline.types import Attempt, Group, Verdict
@@ -32,7 +32,7 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampled_groups, "SAMPLED_AT_ONCE", 8)
-    whole = rate(CONFIG, tmp_path, tmp_path / "whole.jsonl", 4, Silent())
+    whole = rate(CONFIG, tmp_path, tmp_path / "whole.jsonl", 4, Progress())
     rated = rows(tmp_path / "whole.jsonl")
     assert len(rated) == len({r["id"] for r in rated}) == 30
     assert whole.rates == [r["pass_rate"] for r in rated]
@@ -41,10 +41,10 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     content = (tmp_path / "whole.jsonl").read_bytes()
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(content[: len(content) // 2])
-    rate(CONFIG, tmp_path, torn, 4, Silent())
+    rate(CONFIG, tmp_path, torn, 4, Progress())
     assert torn.read_bytes() == content
 
-    source = Source.model_validate({"file": "whole.jsonl", "rated": {"order": "hard_first"}})
+    source = Source.model_validate({"file": "whole.jsonl"})
     prompts, _ = read_prompts([source], 0, tmp_path)
     assert len(prompts) == 30
 
@@ -60,7 +60,7 @@ def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypat
         return [*broken, *groups[3:]], tally
 
     monkeypatch.setattr(sampled_groups, "sample_groups", failing)
-    rated = rate(CONFIG, tmp_path, tmp_path / "out.jsonl", 2, Silent())
+    rated = rate(CONFIG, tmp_path, tmp_path / "out.jsonl", 2, Progress())
     assert rated.unrated == 3
     assert [r["pass_rate"] for r in rows(tmp_path / "out.jsonl")][:3] == [None] * 3
     assert "3 without a rate" in str(rated)
@@ -75,13 +75,13 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         (0, ConfigError, "samples .* 0"),
     ):
         with pytest.raises(error, match=named):
-            rate(CONFIG, tmp_path, out, samples, Silent())
+            rate(CONFIG, tmp_path, out, samples, Progress())
 
 
 def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp_path: Path) -> None:
     """A function of a file, with parameters or without, and a name with parameters."""
     (tmp_path / "mine.py").write_text(
-        "from verizero.pipeline.environments.retry import environment as again\n"
+        "from verizero.pipeline.environments.guess import environment as again\n"
         "from verizero.verifiers.base import VerifierParams, verifier\n\n"
         "class P(VerifierParams):\n    wanted: str = 'a'\n\n"
         "@verifier\ndef mine(attempt, params: P):\n    return attempt.response == params.wanted\n"
@@ -101,7 +101,7 @@ def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp
         (prompt,), _ = read_prompts([source], 0, tmp_path)
         rated = rated_row(Group(prompt, ()), 0)
         (tmp_path / "rated.jsonl").write_text(json.dumps({**rated, "pass_rate": 0.5}) + "\n")
-        again = Source.model_validate({"file": "rated.jsonl", "rated": {"order": "hard_first"}})
+        again = Source.model_validate({"file": "rated.jsonl"})
         (loaded,), _ = read_prompts([again], 0, tmp_path)
         assert replace(loaded, row=None) == replace(prompt, row=None)
         bound = bind_verifiers([loaded], {}, tmp_path)[loaded.verifier]

@@ -38,48 +38,7 @@ def refusal(overrides: list[str] | None = None, changes: dict[str, Any] | None =
     return str(caught.value)
 
 
-def plain_merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """The slow double of `merge`, leaf by leaf, for trees without a key called name."""
-    out = copy.deepcopy(base)
-
-    def put(here: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-        for key in path[:-1]:
-            if not isinstance(here.get(key), dict):
-                here[key] = {}
-            here = here[key]
-        if value == {} and isinstance(here.get(path[-1]), dict):
-            return
-        here[path[-1]] = value
-
-    def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-        found: list[tuple[tuple[str, ...], Any]] = []
-        for key, value in tree.items():
-            deeper = isinstance(value, dict) and value
-            found += leaves(value, (*path, key)) if deeper else [((*path, key), value)]
-        return found
-
-    for path, value in leaves(over):
-        put(out, path, value)
-    return out
-
-
-TREES: st.SearchStrategy[Any] = st.recursive(
-    st.integers(0, 3) | st.lists(st.integers(0, 2), max_size=2),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=8,
-)
-MAPPINGS = st.dictionaries(st.sampled_from("abc"), TREES, max_size=3)
-
-
 class TestMerge:
-    @pytest.mark.integration
-    @settings(max_examples=200, deadline=None)
-    @given(base=MAPPINGS, over=MAPPINGS)
-    def test_equals_putting_every_leaf_one_by_one(self, base: dict[str, Any], over: dict[str, Any]) -> None:
-        before = copy.deepcopy((base, over))
-        assert merge(base, over) == plain_merge(base, over)
-        assert (base, over) == before
-
     def test_a_mapping_of_another_name_replaces_whole(self) -> None:
         base = {"algorithm": {"name": "grpo", "kl_coef": 0.1}, "x": 1}
         assert merge(base, {"algorithm": {"name": "dapo"}}) == {"algorithm": {"name": "dapo"}, "x": 1}
@@ -128,6 +87,13 @@ class TestExtends:
         write(tmp_path, demo="a: 1\n", top="extends: demmo.yaml\n")
         with pytest.raises(ConfigError, match=r"demmo\.yaml.* .*/demo\.yaml"):
             read_tree(tmp_path / "top.yaml")
+
+    def test_a_shipped_recipe_is_found_from_anywhere_by_its_name(self, tmp_path: Path) -> None:
+        write(tmp_path, top="extends: demo_short\nname: mine\n", other="extends: algorithms/dapo.yaml\n")
+        assert read_tree(tmp_path / "top.yaml") == {**read_tree(CONFIGS / "demo_short.yaml"), "name": "mine"}
+        assert read_tree(tmp_path / "other.yaml") == read_tree(CONFIGS / "algorithms" / "dapo.yaml")
+        (tmp_path / "demo_short").write_text("a: of the user\n")
+        assert read_tree(tmp_path / "top.yaml")["a"] == "of the user", "which comes first"
 
     @pytest.mark.parametrize("text", ["extends: 5\n", "extends: {a: b}\n", "extends: [a.yaml, 3]\n"])
     def test_what_names_no_recipe_is_refused(self, tmp_path: Path, text: str) -> None:
@@ -204,9 +170,9 @@ class TestOverrides:
         assert not read(tiny())
 
     def test_makes_a_section_that_was_not_there(self) -> None:
-        config = tiny(overrides=["data.sampling.pass_rate.low=0.25"])
-        assert config.data.sampling.pass_rate is not None
-        assert config.data.sampling.pass_rate.low == 0.25
+        config = tiny(overrides=["train.lora.rank=4"])
+        assert config.train.lora is not None
+        assert config.train.lora.rank == 4
 
     def test_the_last_one_of_a_field_counts(self) -> None:
         assert tiny(overrides=["seed=1", "seed=2"]).seed == 2
@@ -253,7 +219,6 @@ class TestRefusals:
             ("evaluaton.k=4", "evaluaton", "evaluation"),
             ("rl.select.kep=all", "rl.select.kep", "keep"),
             ("data.train.0.generator.parms={}", "data.train.0.generator.parms", "params"),
-            ("data.sampling.pass_rate.hih=1", "data.sampling.pass_rate.hih", "high"),
             ("model.create.charactrs=x", "model.create.charactrs", "characters"),
         ],
     )
@@ -329,14 +294,8 @@ class TestBetweenSections:
         assert "no parameter 'clip_hi'; did you mean clip_high" in refusal(["rl.algorithm={name: grpo, clip_hi: 1}"])
         assert "rl.algorithm needs a name" in refusal(changes={"rl": {"algorithm": {"name": None}}})
 
-    @pytest.mark.parametrize(
-        ("algorithm", "lacking"),
-        [
-            ("{name: gdpo}", "takes several rewards one by one and the recipe has one"),
-        ],
-    )
-    def test_what_the_loop_cannot_give_an_algorithm_is_refused(self, algorithm: str, lacking: str) -> None:
-        assert lacking in refusal([f"rl.algorithm={algorithm}"])
+    def test_what_the_loop_cannot_give_an_algorithm_is_refused(self) -> None:
+        assert "takes several rewards one by one and the recipe has one" in refusal(["rl.algorithm={name: gdpo}"])
 
     def test_an_algorithm_is_not_looked_at_where_no_rl_is_run(self) -> None:
         assert tiny(overrides=["stages=[sft]", "rl.algorithm={name: grp}"]).stage_names == ("sft",)
@@ -352,7 +311,7 @@ class TestBetweenSections:
 
     @pytest.mark.parametrize(
         ("schedule", "field", "value"),
-        [("every_n_steps", "every", 5), ("ema", "alpha", 0.1), ("on_kl", "kl", 0.2), ("on_plateau", "patience", 3)],
+        [("every_n_steps", "every", 5), ("ema", "alpha", 0.1)],
     )
     def test_a_reference_schedule_takes_its_own_number_and_no_other(
         self, schedule: str, field: str, value: float
@@ -364,13 +323,9 @@ class TestBetweenSections:
         assert getattr(config.rl.reference, field) == value
         without = refusal([f"rl.reference={{schedule: {schedule}}}"])
         assert f"reference.schedule={schedule} needs reference.{field}" in without
-        for other in {"every", "alpha", "kl", "patience"} - {field} - ({"every"} if schedule == "ema" else set()):
+        for other in {"every", "alpha"} - {field} - ({"every"} if schedule == "ema" else set()):
             extra = refusal([f"rl.reference={{schedule: {schedule}, {field}: {value}, {other}: 1}}"])
             assert f"reference.schedule={schedule} has no use for reference.{other}" in extra
-
-    def test_every_stage_has_its_section(self) -> None:
-        for stage in ("sft", "rl"):
-            assert f"stages name {stage!r} but the recipe has no such section" in refusal([f"{stage}=null"])
 
     def test_the_model_is_a_folder_or_made_here_and_not_both(self) -> None:
         assert "exactly one of model.path" in refusal(["model.path=somewhere"])
@@ -390,10 +345,10 @@ class TestDump:
     def test_holds_every_field_with_its_default(self) -> None:
         tree = yaml.safe_load(dump(tiny()))
         assert list(tree) == list(RunConfig.model_fields)
-        assert tree["rl"]["max_bad_steps"] == tiny().rl.max_bad_steps  # type: ignore[union-attr]
+        assert tree["rl"]["ptx_batch_size"] == tiny().rl.ptx_batch_size  # type: ignore[union-attr]
 
     @pytest.mark.integration
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(rate=st.floats(1e-12, 1e3), text=st.text("αβ:#{}[]\"'\\ \n1e0~", min_size=1, max_size=12))
     def test_numbers_and_texts_survive(self, rate: float, text: str) -> None:
         config = tiny({"rl": {"optimizer": {"learning_rate": rate}}, "model": {"create": {"characters": text}}})

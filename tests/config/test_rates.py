@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.commands.preflight import rates as preflight
-from verizero.pipeline.commands.preflight.local_parts import read_local_parts
+from verizero.pipeline.checks.before.checks import rates
+from verizero.pipeline.checks.before.parts import read_local_parts
 from verizero.pipeline.config.auto_rates import far_rates, leaves_rates_open, with_rates
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.rates import LORA, RATES, learning_rate
@@ -85,7 +85,7 @@ def test_shipped_recipes_name_their_rates() -> None:
 @pytest.mark.parametrize(("rate", "cause"), [(1e-6, "learning_rate_low"), (1e-4, None), (1e-1, "learning_rate_high")])
 def test_a_rate_far_from_the_table_is_a_warning_before_the_run(rate: float, cause: str | None, tmp_path: Path) -> None:
     recipe = tiny({"stages": ["rl"], "rl": {"optimizer": {"learning_rate": rate}}})
-    findings = preflight.look(read_local_parts(recipe, tmp_path)).findings
+    findings = rates(read_local_parts(recipe, tmp_path)).findings
     assert [f.cause for f in findings] == ([cause] if cause else [])
     for found in findings:
         assert f"Stage rl has a learning rate of {rate:g}" in found.sentence

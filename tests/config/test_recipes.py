@@ -6,65 +6,26 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.presets import on_job
-from tests.data.rows import write_rows
 from tests.stages.parity import VERIFIER
 from tests.stages.sessions import train_model
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.commands.plan.devices import DEVICES
-from verizero.pipeline.commands.plan.estimate import plans
-from verizero.pipeline.commands.plan.memory import GIB
-from verizero.pipeline.config.data import Source
+from verizero.pipeline.checks.plan.devices import DEVICES
+from verizero.pipeline.checks.plan.estimate import plans
+from verizero.pipeline.checks.plan.memory import GIB
 from verizero.pipeline.config.load import load_recipe, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
-from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.types import Prompt
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
-
-# one row of each published data set's shape, written here
-SHAPES: dict[str, list[dict[str, Any]]] = {
-    "gsm8k": [
-        {"question": "Ann has 1,200 pens and buys 34. How many?", "answer": "She has <<1200+34=1234>>.\n#### 1,234"}
-    ],
-    "math": [
-        {"problem": "Halve $3$.", "solution": "It is $\\boxed{\\frac{3}{2}}$.", "level": "Level 1", "type": "Algebra"}
-    ],
-    "dapo_math": [
-        {
-            "prompt": [{"role": "user", "content": "What is 17 + 17?"}],
-            "reward_model": {"ground_truth": "34", "style": "rule"},
-            "extra_info": {"index": "9a9b"},
-        }
-    ]
-    * 2,
-    "apps": [
-        {
-            "problem_id": 0,
-            "question": "Double a number.",
-            "starter_code": "",
-            "solutions": json.dumps(["print(2 * int(input()))"]),
-            "input_output": json.dumps({"inputs": ["4\n"], "outputs": ["8\n"]}),
-        },
-        {"problem_id": 1, "question": "No tests.", "starter_code": "", "solutions": "", "input_output": ""},
-    ],
-}
-REFERENCES: dict[str, Any] = {
-    "gsm8k": "1234",
-    "math": "\\frac{3}{2}",
-    "dapo_math": "34",
-    "apps": {"inputs": ["4\n"], "outputs": ["8\n"]},
-}
 
 
 def opening(path: Path) -> str:
@@ -126,20 +87,6 @@ def test_what_a_recipe_says_of_its_size_is_what_it_samples(path: Path) -> None:
     assert counts == [steps, steps, rl.prompts_per_step, rl.group_size, limit]
     samples = steps * rl.prompts_per_step * rl.group_size * limit
     assert total * {"million": 1e6, "billion": 1e9}[said[7]] == pytest.approx(samples, rel=0.05)
-
-
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_a_users_recipe_loads_rows_of_its_data_sets_shape(name: str, tmp_path: Path) -> None:
-    config = load_recipe(CONFIGS / f"{name}.yaml")
-    write_rows(tmp_path / "rows.jsonl", SHAPES[name])
-    for source in (*config.data.train, *config.data.evaluation):
-        here = Source.model_validate({**source.model_dump(mode="json"), "hub": None, "file": "rows.jsonl"})
-        (prompt,) = load_prompts([here], config.seed, tmp_path)
-        assert isinstance(prompt, Prompt)
-        # tests stay the text that they are in the row, whose numbers may be of any length
-        assert (json.loads(prompt.reference) if name == "apps" else prompt.reference) == REFERENCES[name]
-        assert prompt.domain == source.domain
-        assert prompt.verifier == ("code" if name == "apps" else "math")
 
 
 class TestAlgorithms:

@@ -1,7 +1,5 @@
 """Random conversations with a template: a policy that says anything, and the rows that result."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -43,7 +41,7 @@ def random_text(rng: random.Random, spoofs: float = 0.2) -> str:
     return "".join([*parts, *([rng.choice(SPOOFS)] if rng.random() < spoofs else [])])
 
 
-def clean_message(rng: random.Random, turn: int, thinks: bool, calls: int, form: str = "hermes") -> Message:
+def clean_message(rng: random.Random, turn: int, thinks: bool, calls: int, one_call: bool = False) -> Message:
     """A message as a template would write it back: no spaces at its ends, no marks."""
     content = " ".join(rng.choices(["the", "word", "12", "é"], k=rng.randrange(1, 4)))
     made = tuple(
@@ -52,7 +50,7 @@ def clean_message(rng: random.Random, turn: int, thinks: bool, calls: int, form:
         for n in range(calls)
     )  # fmt: skip
     thinking = f"so {rng.randrange(99)}" if thinks and rng.random() < 0.7 else None
-    return Message("assistant", "" if form == "llama" and made else content, made, thinking=thinking)
+    return Message("assistant", "" if one_call and made else content, made, thinking=thinking)
 
 
 def answers(rng: random.Random, message: Message, spoofs: float = 0.2, user: float = 0.4) -> list[Message]:
@@ -64,11 +62,11 @@ def answers(rng: random.Random, message: Message, spoofs: float = 0.2, user: flo
 
 def play(
     talk: ChatTurns, rng: random.Random, num_turns: int, *, is_clean: bool = False, thinks: bool = True,
-    tools: tuple[ToolSchema, ...] = TOOLS, form: str = "hermes",
+    tools: tuple[ToolSchema, ...] = TOOLS, one_call: bool = False,
 ) -> Played:  # fmt: skip
     """Play an episode. `is_clean`: the policy speaks as the template writes, and nobody writes special tokens.
 
-    In the form "llama" a turn has one call at most, and no words next to it.
+    `one_call`: a turn has one call at most, and no words next to it.
     """
     played = Played()
     system = [Message("system", "Be brief.")] if rng.random() < 0.5 else []
@@ -77,8 +75,8 @@ def play(
     played.rows[-1].append((talk.begin(QUESTION, first, tools), None))
     for turn in range(num_turns):
         played.prompts.append(played.ids)
-        calls = min(rng.choice([0, 1, 1, 2]), 1 if form == "llama" else 2) if tools else 0
-        words = talk.write(clean_message(rng, turn, thinks, calls, form), tools)
+        calls = min(rng.choice([0, 1, 1, 2]), 1 if one_call else 2) if tools else 0
+        words = talk.write(clean_message(rng, turn, thinks, calls, one_call), tools)
         finish: FinishReason = "stop"
         if not is_clean and rng.random() < 0.5:
             tokenizer = talk.renderer.tokenizer
@@ -92,9 +90,8 @@ def play(
         new = answers(rng, message, 0.0 if is_clean else 0.3)
         take(played, talk.extend(played.messages, new, tools, played.sampled, finish))
         played.messages += new
-        if talk.renderer.template.history == "template":
-            expected = talk.chat.write(played.messages, tools, asks=True).replace(CUT, "")
-            assert expected.endswith(talk.chat.text_of(played.rows[-1][-1][0])), "the observation is not the template's"
+        expected = talk.chat.write(played.messages, tools, asks=True).replace(CUT, "")
+        assert expected.endswith(talk.chat.text_of(played.rows[-1][-1][0])), "the observation is not the template's"
     return played
 
 

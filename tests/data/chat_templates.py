@@ -1,7 +1,5 @@
 """A tokenizer with special tokens and merges, and ten chat templates, each with one habit of published ones."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

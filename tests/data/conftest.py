@@ -1,15 +1,12 @@
 """What tests of the data share."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture
-def logged() -> Iterator[list[str]]:
+def logged():
     """The messages that the part `verizero.pipeline.data` logs during the test."""
     said: list[str] = []
     handler = logging.Handler()

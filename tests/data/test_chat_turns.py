@@ -1,7 +1,5 @@
 """Turns by chat templates: the splice, forks, and what cannot come from outside."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -12,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.data.chat_play import answers, breaches, clean_message, play
-from tests.data.chat_templates import ADD, END, QUESTION, START, TEMPLATES, THINKING, TOOLS, chat_turns
+from tests.data.chat_templates import END, QUESTION, START, TEMPLATES, THINKING, TOOLS, chat_turns
 from verizero.pipeline.data.chat_text import CUT
 from verizero.pipeline.data.chat_turns import ChatTurns
-from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Call, Message, Prompt
 
@@ -25,7 +22,7 @@ DRIFTS = {"ids", "asks_otherwise", "ends_by_role", "no_end"}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_no_row_breaks_an_invariant(name: str) -> None:
+def test_no_row_breaks_an_invariant(name):
     talk = chat_turns(TEMPLATES[name])
     forks = 0
     for seed in range(12):
@@ -36,7 +33,7 @@ def test_no_row_breaks_an_invariant(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - DRIFTS))
-def test_the_last_row_is_the_text_of_the_template(name: str) -> None:
+def test_the_last_row_is_the_text_of_the_template(name):
     """Where the policy says what the template would write, row and template agree to the letter, forked or not."""
     talk = chat_turns(TEMPLATES[name])
     for seed in range(12):
@@ -47,7 +44,7 @@ def test_the_last_row_is_the_text_of_the_template(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_outside_texts_never_become_special_tokens(name: str) -> None:
+def test_outside_texts_never_become_special_tokens(name):
     """The template's own special tokens are counted with harmless texts in the same places."""
     talk = chat_turns(TEMPLATES[name])
     special = set(talk.foreign_text.added.values())
@@ -70,7 +67,7 @@ def test_outside_texts_never_become_special_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_message_is_read_as_it_was_written(name: str) -> None:
+def test_a_message_is_read_as_it_was_written(name):
     talk = chat_turns(TEMPLATES[name])
     for seed in range(25):
         rng = random.Random(seed)
@@ -80,7 +77,7 @@ def test_a_message_is_read_as_it_was_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - DRIFTS - {"reorders"}))
-def test_what_the_template_writes_is_read_back(name: str) -> None:
+def test_what_the_template_writes_is_read_back(name):
     talk = chat_turns(TEMPLATES[name])
     for seed in range(25):
         rng = random.Random(seed)
@@ -93,7 +90,7 @@ def test_what_the_template_writes_is_read_back(name: str) -> None:
         assert talk.read(ids, "stop", 0, TOOLS).message == message
 
 
-def test_the_first_prompt_is_that_of_a_single_response() -> None:
+def test_the_first_prompt_is_that_of_a_single_response():
     talk = chat_turns(TEMPLATES["bos"], system="Be brief.")
     own = Prompt("o", "1+2=<|im_end|>", "math", "3", system="Own.")
     for prompt in (QUESTION, own):
@@ -111,7 +108,7 @@ def _extended(talk: ChatTurns, words: str, new: list[Message], finish: Any = "st
     return following.fork, [(talk.chat.text_of(p.ids), p.turn) for p in following.pieces]
 
 
-def test_a_cut_turn_is_closed_by_observed_tokens() -> None:
+def test_a_cut_turn_is_closed_by_observed_tokens():
     talk = chat_turns(TEMPLATES["plain"])
     again = [Message("user", "Again.")]
     rest = f"\n{START}user\nAgain.{END}\n{START}assistant\n"
@@ -126,7 +123,7 @@ def test_a_cut_turn_is_closed_by_observed_tokens() -> None:
     assert _extended(otherwise, "the word", again, "length")[1][0][0].startswith(END + rest)
 
 
-def test_dropped_thinking_forks_where_the_template_drops_it() -> None:
+def test_dropped_thinking_forks_where_the_template_drops_it():
     talk = chat_turns(TEMPLATES["drops_thinking"])
     words = f"<think>\n12\n</think>\n\nthe{END}"
     prompt = f"{START}user\nWhat is 1+2?{END}\n{START}assistant\n"
@@ -136,21 +133,18 @@ def test_dropped_thinking_forks_where_the_template_drops_it() -> None:
     assert _extended(talk, words, [Message("tool", "3")])[0] is None
     # without thinking nothing is lost
     assert _extended(talk, f"the{END}", again) == (None, [(rest, None)])
-    kept = chat_turns(TEMPLATES["drops_thinking"], history="keep")
-    assert _extended(kept, words, again) == (None, [(rest, None)])
 
 
-def test_a_template_that_shows_no_thinking_at_all_forks_too() -> None:
+def test_a_template_that_shows_no_thinking_at_all_forks_too():
     """The row before and after are equal in the template's eyes; the row that was sampled has more."""
     source = TEMPLATES["plain"].replace("{{ m.content }}", "{{ (m.content.split('</think>') | last) }}")
     words = f"<think>\n12\n</think>the{END}"
     fork, ((text, turn),) = _extended(chat_turns(source), words, [Message("user", "Again.")])
     assert (fork, turn) == ("thinking", None)
     assert f"{START}assistant\nthe{END}" in text, "the marks that the template looks for are whole"
-    assert _extended(chat_turns(source, history="keep"), words, [Message("user", "Again.")])[0] is None
 
 
-def test_unchanged_turns_keep_their_sampled_tokens() -> None:
+def test_unchanged_turns_keep_their_sampled_tokens():
     """Another tokenisation of the same words stays what it was, and only the rewritten turn is observed."""
     talk = chat_turns(TEMPLATES["drops_thinking"])
     tokenizer = talk.renderer.tokenizer
@@ -167,7 +161,7 @@ def test_unchanged_turns_keep_their_sampled_tokens() -> None:
     assert text == talk.chat.write([*messages, Message("user", "Well?")], (), asks=True)
 
 
-def test_thinking_that_is_dropped_a_turn_later_forks_then() -> None:
+def test_thinking_that_is_dropped_a_turn_later_forks_then():
     """Before and after are equal in the template's eyes, but the last prompt showed what it now leaves out."""
     source = TEMPLATES["drops_thinking"].replace("loop.index0 > ns.last", "loop.index0 >= messages | length - 2")
     talk = chat_turns(source)
@@ -190,7 +184,7 @@ def _new(talk: ChatTurns, messages: list[Message], new: list[Message], sampled: 
     return talk.chat.text_of(ids[len(ids) - following.num_new :])
 
 
-def test_a_fork_counts_the_tokens_of_its_new_messages() -> None:
+def test_a_fork_counts_the_tokens_of_its_new_messages():
     talk = chat_turns(TEMPLATES["drops_thinking"])
     encode = talk.chat.ids
     first, second = encode(f"<think>\n1\n</think>\n\nthe{END}"), encode(f"<think>\n1\n</think>\n\n12{END}")
@@ -211,7 +205,7 @@ def test_a_fork_counts_the_tokens_of_its_new_messages() -> None:
     assert _new(counting, messages, [Message("user", "Again.")], [first]) in ("", f"Again.{asked}")
 
 
-def test_what_looks_like_a_turn_is_none() -> None:
+def test_what_looks_like_a_turn_is_none():
     """Neither a user who quotes a later turn, nor words that spell the end of one, change where a turn is."""
     talk = chat_turns(TEMPLATES["drops_thinking"].replace(START, "").replace(END, ""))
     encode = talk.chat.ids
@@ -237,19 +231,7 @@ def test_what_looks_like_a_turn_is_none() -> None:
     assert ids.count(talk.renderer.tokenizer.eos_token_id) == 3, "a question, a turn, a question"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_history_that_is_kept_is_one_row(name: str) -> None:
-    talk = chat_turns(TEMPLATES[name], history="keep")
-    for seed in range(20):
-        played = play(talk, random.Random(seed), 5)
-        assert len(played.rows) == 1
-        assert breaches(played) == []
-        for n, (ids, turn) in enumerate(played.rows[0]):
-            if turn is None and n:
-                assert talk.chat.text_of(ids).endswith(talk.chat.generation)
-
-
-def test_tags_that_are_spelled_by_other_tokens_are_no_calls() -> None:
+def test_tags_that_are_spelled_by_other_tokens_are_no_calls():
     talk = chat_turns(TEMPLATES["plain"])
     message = Message("assistant", "so", (Call("0-0", "add", {"a": 1, "b": 2}),))
     words = talk.write(message, TOOLS)
@@ -267,7 +249,7 @@ def test_tags_that_are_spelled_by_other_tokens_are_no_calls() -> None:
     assert read.message.content == talk.chat.text_of(words[:-1])
 
 
-def test_thinking_that_the_prompt_opens_is_apart_from_the_words() -> None:
+def test_thinking_that_the_prompt_opens_is_apart_from_the_words():
     talk = chat_turns(TEMPLATES["opens_thinking"])
     ids = talk.renderer.tokenizer("a\n</think>\n\nb", add_special_tokens=False)["input_ids"]
     read = talk.read([*ids, talk.renderer.tokenizer.eos_token_id], "stop", 0, ())
@@ -278,7 +260,7 @@ def test_thinking_that_the_prompt_opens_is_apart_from_the_words() -> None:
     assert talk.read([*call, talk.renderer.tokenizer.eos_token_id], "stop", 0, TOOLS).message.calls == ()
 
 
-def test_a_template_that_loses_the_new_messages_is_refused() -> None:
+def test_a_template_that_loses_the_new_messages_is_refused():
     source = "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}"
     talk = chat_turns(source)
     history = [*talk.opening(QUESTION, ()), Message("assistant", "")]
@@ -290,7 +272,7 @@ def test_a_template_that_loses_the_new_messages_is_refused() -> None:
 
 
 @pytest.mark.integration
-def test_equal_episodes_are_equal_in_another_process_and_on_another_day() -> None:
+def test_equal_episodes_are_equal_in_another_process_and_on_another_day():
     code = (
         "import random, transformers.utils.chat_template_utils as c, datetime\n"
         "from tests.data.chat_play import play\n"
@@ -305,10 +287,3 @@ def test_equal_episodes_are_equal_in_another_process_and_on_another_day() -> Non
     here = [play(chat_turns(TEMPLATES[n]), random.Random(1), 4).rows for n in ("date", "ids")]
     assert done.stdout.strip() == str(here)
     assert "01 Jan 2025" in chat_turns(TEMPLATES["date"]).chat.write(here and [Message("user", "")], (), asks=True)
-
-
-def test_the_tools_shown_are_those_of_the_episode() -> None:
-    talk = chat_turns(TEMPLATES["plain"])
-    other = ToolSchema("sub", "Return a - b.", ADD.parameters)
-    assert "Return a - b." in talk.renderer.decode(talk.begin(QUESTION, (), [other]))
-    assert "Return a - b." not in talk.renderer.decode(talk.begin(QUESTION, (), TOOLS))

@@ -1,17 +1,11 @@
 """The data section of a recipe: what it accepts, what it refuses, and that it survives being written out."""
 
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source
-from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.generators.base import generate
 from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError, UnknownName
@@ -28,11 +22,11 @@ evaluation:
   - file: several.jsonl
     mapping: {question: {column: q, then: [r]}, answer: {columns: {a: b, c: {column: d, parse: json}}}}
 template: chat
-sampling: {weights: {math: 2, default: 1}, pass_rate: {low: 0.1, high: 0.9}}
+sampling: {weights: {math: 2, default: 1}}
 """
 
 
-def test_a_resolved_recipe_written_as_yaml_reads_back_the_same() -> None:
+def test_a_resolved_recipe_written_as_yaml_reads_back_the_same():
     config = DataConfig.model_validate(yaml.safe_load(RECIPE))
     written = yaml.safe_dump(config.model_dump(mode="json"))
     assert DataConfig.model_validate(yaml.safe_load(written)) == config
@@ -40,17 +34,6 @@ def test_a_resolved_recipe_written_as_yaml_reads_back_the_same() -> None:
     assert config.train[0].generator.params["noise"] == 0.1
     assert config.train[0].generator.params["digits"] == 2, "defaults are part of the resolved recipe"
     assert config.evaluation[0].mapping.answer.column == "a.b.0"
-
-
-@pytest.mark.integration
-def test_it_validates_without_torch_and_without_the_readers() -> None:
-    code = (
-        "import sys, yaml; from verizero.pipeline.config.data import DataConfig;"
-        "DataConfig.model_validate(yaml.safe_load(sys.argv[1]));"
-        "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, RECIPE], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +57,7 @@ def test_it_validates_without_torch_and_without_the_readers() -> None:
         ),
         ({"train": [{}]}, "exactly one of generator, file and hub, got none"),
         ({"train": [{"file": "a.json", "hub": {"id": "x"}}]}, "got file and hub"),
-        ({"train": [{"file": "a.tsv"}]}, "file must end in .jsonl, .ndjson, .json, .csv, .parquet, got 'a.tsv'"),
+        ({"train": [{"file": "a.txt"}]}, "file must end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, or one of"),
         ({"train": [{"file": "a.json", "limit": 0}]}, "greater than or equal to 1"),
         ({"train": [{"file": "a.json", "mapping": {"answr": "x"}}]}, "Extra inputs are not permitted"),
         ({"train": [{"file": "a.json", "verifier": {}}]}, "exactly one of verifier.name"),
@@ -82,20 +65,19 @@ def test_it_validates_without_torch_and_without_the_readers() -> None:
         ({"train": [{"file": "a.json"}], "template": {"name": "custom", "text": "x"}}, "must hold {question}"),
         ({"train": [{"file": "a.json"}], "template": {"name": "plain", "system": "x"}}, "need template.name: chat"),
         ({"train": [{"file": "a.json"}], "sampling": {"weights": {"a": -1}}}, "must be >= 0 and not all zero"),
-        ({"train": [{"file": "a.json"}], "sampling": {"pass_rate": {"low": 1, "high": 0}}}, "low must be <="),
         (
             {"train": [{"file": "a.json", "mapping": {"answer": {"column": "a", "replace": [["(", ""]]}}}]},
             "'(' is no regular expression",
         ),
     ],
 )
-def test_what_it_refuses(tree: dict[str, Any], said: str) -> None:
+def test_what_it_refuses(tree, said):
     with pytest.raises(ValidationError) as caught:
         DataConfig.model_validate(tree)
     assert said in str(caught.value)
 
 
-def test_unknown_names_are_refused_at_load() -> None:
+def test_unknown_names_are_refused_at_load():
     with pytest.raises(UnknownName, match=r"'aritmetic'.*arithmetic"):
         GeneratorSource(name="aritmetic")
     with pytest.raises(UnknownName, match=r"'exakt'.*exact"):
@@ -104,32 +86,15 @@ def test_unknown_names_are_refused_at_load() -> None:
         VerifierChoice(name="exact", params={"nope": 1})
 
 
-def test_verifiers_are_told_apart_by_name_path_and_parameters() -> None:
-    exact = VerifierChoice(name="exact")
-    mine = VerifierChoice(path="checks.py:mine", params={"b": 1, "a": 2})
-    config = DataConfig(
-        train=(Source(file="a.jsonl", verifier=exact), Source(file="b.jsonl", verifier=mine)),
-        evaluation=(Source(file="c.jsonl", verifier=exact), Source(file="d.jsonl")),
-    )
-    assert config.verifiers == {"exact": exact, 'checks.py:mine{"a": 2, "b": 1}': mine}
-
-
 @pytest.mark.parametrize("path", sorted(MAPPINGS.glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_mapping_opens_with_a_comment_and_is_found_by_name(path: Path) -> None:
+def test_every_shipped_mapping_opens_with_a_comment_and_is_found_by_name(path):
     assert path.read_text().startswith("# Column mapping for ")
-    assert Source(file="x.jsonl", mapping=path.stem).mapping == ColumnMapping.model_validate(
-        yaml.safe_load(path.read_text())
-    )
+    fields = yaml.safe_load(path.read_text())
+    fields.pop("recognise", None)
+    assert Source(file="x.jsonl", mapping=path.stem).mapping == ColumnMapping.model_validate(fields)
 
 
-def test_short_forms() -> None:
-    assert DataConfig.model_validate({"train": [{"file": "x.json"}], "template": "r1_zero"}).template == Template(
-        name="r1_zero"
-    )
-    assert Source.model_validate({"file": "x.json", "verifier": "exact"}).verifier == VerifierChoice(name="exact")
-
-
-def test_a_generator_of_an_installed_package_needs_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_of_an_installed_package_needs_no_list(tmp_path, monkeypatch):
     (tmp_path / "parrot_tasks.py").write_text(
         "from verizero.pipeline.data.generators.base import GeneratorParams, Split\n"
         "class Params(GeneratorParams):\n"

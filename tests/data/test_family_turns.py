@@ -1,7 +1,5 @@
 """Families of models by the package renderers: conversations with tools, in the families' own published templates."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -19,7 +17,7 @@ from tests.data.test_published_templates import source_of
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.family_turns import FamilyTurns
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.template_gate import template_gate
+from verizero.pipeline.data.template_gate import template_note
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.types import Call, Message
@@ -63,31 +61,37 @@ pytestmark = pytest.mark.skipif(
 
 @cache
 def talk_of(family: str, template: str = "", end: str = "") -> FamilyTurns:
-    """Return the family's turns, with a byte-level tokenizer that has its special tokens and merges of line breaks."""
+    """Return the family's turns, with a tokenizer that has its special tokens."""
     template, end = (template, end) if template else FAMILIES[family]
     source = source_of(template)
     assert source is not None
+    tokenizer = tokenizer_of(source, end)
+    talk = turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": f"renderers/{family}"})))
+    assert isinstance(talk, FamilyTurns)
+    return talk
+
+
+def tokenizer_of(source: str, end: str) -> Any:
+    """Return a byte-level tokenizer with merges of line breaks, a chat template and the special tokens in it."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [(a, b) for a, b in (m.split() for m in MERGES)]
     vocab = {token: i for i, token in enumerate([*letters, *("".join(m) for m in merges)])}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    names = dict.fromkeys([*MORE, *SPECIAL.findall(source)])
+    names = dict.fromkeys([*MORE, end, *SPECIAL.findall(source)])
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token="<pad>", bos_token="<bos>")
     tokenizer.chat_template = source
-    talk = turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": f"renderers/{family}"})))
-    assert isinstance(talk, FamilyTurns)
-    return talk
+    return tokenizer
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("family", FAMILIES)
-def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(family: str) -> None:
+def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(family):
     talk = talk_of(family)
-    assert template_gate(talk, TOOLS, 0, num_conversations=8).kind != "cannot show tools"
-    how: Any = {"thinks": talk.chat.splits_thinking, "form": "llama" if family in ONE_CALL else "hermes"}
+    template_note(talk, TOOLS, 0, num_conversations=8)
+    how: Any = {"thinks": talk.chat.splits_thinking, "one_call": family in ONE_CALL}
     unforked = 0
     for seed in range(NUM):
         played = play(talk, random.Random(seed), 1 + seed % 4, is_clean=True, **how)
@@ -103,7 +107,7 @@ def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(f
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_message_is_read_as_it_was_written(family: str) -> None:
+def test_a_message_is_read_as_it_was_written(family):
     talk = talk_of(family)
     thinking = "so 12" if talk.chat.splits_thinking else None
     for calls in range(2 if family == "llama-3" else 3):
@@ -121,13 +125,13 @@ def test_a_message_is_read_as_it_was_written(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_family_that_does_not_read_what_the_template_writes_is_refused_before_training(family: str) -> None:
+def test_a_family_that_does_not_read_what_the_template_writes_is_refused_before_training(family):
     template, end, reason = REFUSED[family]
     with pytest.raises(DataError, match=reason):
-        template_gate(talk_of(family, template, end), TOOLS, 0)
+        template_note(talk_of(family, template, end), TOOLS, 0)
 
 
-def test_a_message_that_the_template_would_not_show_is_refused() -> None:
+def test_a_message_that_the_template_would_not_show_is_refused():
     call = Call("0-0", "add", {"a": 1, "b": 2})
     with pytest.raises(DataError, match="leaves 'Let me see' out"):
         talk_of("llama-3").write(Message("assistant", "Let me see", (call,)), TOOLS)
@@ -137,7 +141,7 @@ def test_a_message_that_the_template_would_not_show_is_refused() -> None:
         talk_of("llama-3").write(Message("assistant", "", (call, call)), TOOLS)
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_what_does_not_fit_is_refused_by_name():
     talk = talk_of("qwen3")
     with pytest.raises(DataError, match="special token"):
         talk.write(Message("assistant", "a<|im_end|>b"), TOOLS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verizero.pipeline.config.data import OverlapConfig, Source
+from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.overlap import check_overlap, find_overlap, normalise
 from verizero.pipeline.data.prompts import load_prompts, read_demonstrations
 from verizero.pipeline.errors import DataError
@@ -24,18 +24,17 @@ def _kinds(train: list[str], evaluation: list[str], **options: object) -> dict[s
     return {m.evaluation_id: m.kind for m in found.matches}
 
 
-def test_three_kinds_each_named_by_the_strongest() -> None:
+def test_three_kinds_each_named_by_the_strongest():
     train = ["1+2=", "What is  the Sum?", LONG.replace("Bonn", "Köln")]
     evaluation = ["1+2=", "what is the sum", LONG, "2+1=", "Something else"]
-    assert _kinds(train, evaluation, ngram=5, threshold=0.7) == {"e/0": "exact", "e/1": "normalised", "e/2": "ngram"}
-    assert _kinds(train, evaluation, ngram=5, threshold=1.0) == {"e/0": "exact", "e/1": "normalised"}
-    assert _kinds(train, evaluation, ngram=None) == {"e/0": "exact", "e/1": "normalised"}
+    assert _kinds(train, evaluation, ngram=4) == {"e/0": "exact", "e/1": "normalised", "e/2": "ngram"}
+    assert _kinds(train, evaluation, ngram=5) == {"e/0": "exact", "e/1": "normalised"}
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("1+2=", "1-2="), ("1.5", "15"), ("5!", "5"), ("f'(x)", "f(x)"), ("3:4", "3 4"), ("a<b", "a>b")]
 )
-def test_normalising_keeps_what_tells_tasks_apart(one: str, other: str) -> None:
+def test_normalising_keeps_what_tells_tasks_apart(one, other):
     assert normalise(one) != normalise(other)
 
 
@@ -43,12 +42,12 @@ def test_normalising_keeps_what_tells_tasks_apart(one: str, other: str) -> None:
     ("one", "other"),
     [("What is it?", "what is  it"), ("Ａ, b.", "a b"), ("Yes: no; so,", "yes no so"), ("ﬁne", "FINE")],
 )
-def test_normalising_drops_how_it_is_written(one: str, other: str) -> None:
+def test_normalising_drops_how_it_is_written(one, other):
     assert normalise(one) == normalise(other)
 
 
 @given(train=st.lists(WORDS, max_size=5), evaluation=st.lists(WORDS, max_size=5), ngram=st.integers(2, 4))
-def test_ngram_shares_are_those_of_a_slow_count(train: list[str], evaluation: list[str], ngram: int) -> None:
+def test_ngram_shares_are_those_of_a_slow_count(train, evaluation, ngram):
     def grams(text: str) -> set[str]:
         words = text.split()
         return {" ".join(words[i : i + ngram]) for i in range(len(words)) if i + ngram <= len(words)}
@@ -59,12 +58,12 @@ def test_ngram_shares_are_those_of_a_slow_count(train: list[str], evaluation: li
         shared = [g for g in own if any(g in grams(t) for t in train)]
         if question in train:
             expected[f"e/{i}"] = "exact"
-        elif own and len(shared) >= 0.5 * len(own):
+        elif own and len(shared) >= 0.8 * len(own):
             expected[f"e/{i}"] = "ngram"
-    assert _kinds(train, evaluation, ngram=ngram, threshold=0.5) == expected
+    assert _kinds(train, evaluation, ngram=ngram) == expected
 
 
-def test_a_question_of_episodes_with_several_answers_gives_none_away() -> None:
+def test_a_question_of_episodes_with_several_answers_gives_none_away():
     """Guess a number: the text is always the same, and what tells tasks apart is in the environment."""
 
     def asked(answers: list[str], name: str, environment: str | None) -> list[Prompt]:
@@ -79,39 +78,39 @@ def test_a_question_of_episodes_with_several_answers_gives_none_away() -> None:
         assert len(find_overlap(train, evaluation).matches) == number
 
 
-def test_instructions_that_every_prompt_repeats_are_no_overlap() -> None:
+def test_instructions_that_every_prompt_repeats_are_no_overlap():
     ask = "Solve the following problem step by step and put the answer on the last line of your response please. "
     train = [f"{ask}What is {i} plus {i * i}?" for i in range(300)]
-    found = find_overlap(_prompts(train, "t"), _prompts([f"{ask}What is the capital of France?"], "e"), threshold=0.3)
+    found = find_overlap(_prompts(train, "t"), _prompts([f"{ask}What is France?"], "e"))
     assert not found.matches
     leaked = LONG + " " + ask
-    assert _kinds([*train, leaked.replace("nine", "ten")], [leaked], threshold=0.3) == {"e/0": "ngram"}
+    assert _kinds([*train, leaked.replace("A train", "The train")], [leaked]) == {"e/0": "ngram"}
 
 
-def test_error_says_how_many_of_which_kind_and_what_to_do() -> None:
+def test_error_says_how_many_of_which_kind_and_what_to_do():
     train, evaluation = _prompts(["1+2=", "3+4="], "t"), _prompts(["1+2=", "5+6="], "e")
     said = r"1 of 2 evaluation prompts .* \(1 exact, 0 normalised, 0 ngram\): 'e/0' in 't/0'.*on_overlap: drop"
     with pytest.raises(DataError, match=said):
-        check_overlap(train, evaluation, OverlapConfig())
+        check_overlap(train, evaluation, "error")
 
 
-def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(logged: list[str]) -> None:
+def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(logged):
     train, evaluation = _prompts(["1+2=", "3+4=", "1+2=", " 1+2= "], "t"), _prompts(["1+2="], "e")
-    kept, found = check_overlap(train, evaluation, OverlapConfig(on_overlap="drop"))
+    kept, found = check_overlap(train, evaluation, "drop")
     assert [p.id for p in kept] == ["t/1"], "equal and nearly equal ones"
     assert found.counts == {"exact": 1, "normalised": 0, "ngram": 0}
     assert not find_overlap(kept, evaluation).matches
     assert "dropped 3 training prompts" in "\n".join(logged)
-    kept, _ = check_overlap(train, evaluation, OverlapConfig(on_overlap="report"))
+    kept, _ = check_overlap(train, evaluation, "report")
     assert kept == train
     with pytest.raises(DataError, match="training prompt"):
-        check_overlap(train[:1], evaluation, OverlapConfig(on_overlap="drop"))
+        check_overlap(train[:1], evaluation, "drop")
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("forms", [{}, {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}])
-def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed: int, forms: dict) -> None:
+def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed, forms):
     def sources(split: str) -> list[Source]:
         params = {n: {"num_demonstrations": 3000, **({"forms": forms[n]} if forms else {})} for n in DOMAINS}
         return [Source.model_validate({"generator": {"name": n, "split": split, "params": params[n]}}) for n in DOMAINS]

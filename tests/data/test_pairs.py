@@ -1,7 +1,5 @@
 """Pairs from files and from graded responses: what is read, what is left out and counted, what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
-from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of, read_pairs
+from verizero.pipeline.data.pairs import Pair, PairsRead, check_pieces, check_verdicts, pairs_of, read_pairs
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
@@ -32,7 +30,7 @@ USER = {"role": "user", "content": "1+1="}
 SYSTEM = {"role": "system", "content": "Add."}
 
 
-def said(text: str) -> dict[str, str]:
+def said(text: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
@@ -45,16 +43,31 @@ def said(text: str) -> dict[str, str]:
         {"prompt": "1+1=", "chosen": [said("2")], "rejected": [said("3")]},
         {"chosen": [USER, said("2")], "rejected": [USER, said("3")]},
         {"prompt": [USER], "chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+        {
+            "prompt": "1+1=",
+            "chosen": [{"from": "gpt", "value": "2"}],
+            "rejected": [said([{"type": "text", "text": "3"}])],
+        },
     ],
 )
-def test_every_form_of_a_pair_is_the_same_pair(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_every_form_of_a_pair_is_the_same_pair(tmp_path, row):
     found = read(tmp_path, [row])
     assert sides(found) == [("1+1=", "2", "3")]
     assert found.pairs[0].id == "pairs.jsonl/1"
     assert found.left_out == []
 
 
-def test_a_system_message_stays_with_its_prompt(tmp_path: Path) -> None:
+def test_thinking_is_a_part_of_a_side_and_context_of_the_prompt(tmp_path):
+    chosen = [{**said("2"), "reasoning_content": "Add."}]
+    row = {"prompt": "Add", "input": "1, 1", "chosen": chosen, "rejected": float("nan")}
+    assert sides(read(tmp_path, [{**row, "rejected": "3"}], mapping={"context": ["input"]})) == [
+        ("Add\n\n1, 1", "<think>Add.</think>2", "3")
+    ]
+    left = read(tmp_path, [{**row, "rejected": "3"}, row, {**row, "rejected": [said(None)]}], mapping={"context": []})
+    assert left.counts[0].skipped == {"with an empty side": 2}
+
+
+def test_a_system_message_stays_with_its_prompt(tmp_path):
     rows = [
         {"chosen": [SYSTEM, USER, said("2")], "rejected": [SYSTEM, USER, said("3")]},
         {"prompt": "1+1=", "system": "Add.", "chosen": "2", "rejected": "3"},
@@ -62,7 +75,7 @@ def test_a_system_message_stays_with_its_prompt(tmp_path: Path) -> None:
     assert [p.prompt.system for p in read(tmp_path, rows).pairs] == ["Add.", "Add."]
 
 
-def test_labelled_rows_and_mapped_columns(tmp_path: Path) -> None:
+def test_labelled_rows_and_mapped_columns(tmp_path):
     rows = [
         {"x": "1+1=", "y": "2", "good": True, "gold": "2", "id": "a"},
         {"x": "1+2=", "y": "2", "good": 0, "gold": "3", "id": "b"},
@@ -76,26 +89,7 @@ def test_labelled_rows_and_mapped_columns(tmp_path: Path) -> None:
     ]
 
 
-def test_parquet_is_read_as_lines_are(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"prompt": "1+2=", "chosen": "3", "rejected": "4"}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
-    found = read_pairs((PairSource(file="pairs.parquet"),), 0, tmp_path)
-    assert sides(found) == sides(read(tmp_path, rows))
-
-
-def test_a_data_set_of_the_hubs_format_is_read_offline(tmp_path: Path) -> None:
-    import datasets
-
-    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
-    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
-    found = read_pairs((PairSource.model_validate({"hub": {"id": "set"}}),), 0, tmp_path)
-    assert sides(found) == [("1+1=", "2", "3")]
-
-
-def test_empty_and_equal_sides_are_left_out_counted_and_kept_for_people(tmp_path: Path) -> None:
+def test_empty_and_equal_sides_are_left_out_counted_and_kept_for_people(tmp_path):
     good = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     rows = [
         good,
@@ -132,10 +126,14 @@ def test_empty_and_equal_sides_are_left_out_counted_and_kept_for_people(tmp_path
             "line 2: the conversations before the two answers differ",
         ),
         ({"prompt": "q", "chosen": [USER, said("2")], "rejected": [said("3")]}, "line 2: the conversations before"),
+        (
+            {"prompt": "q", "chosen": [{**said(None), "function_call": {"name": "f"}}], "rejected": "3"},
+            "line 2: column 'chosen': a message calls a tool",
+        ),
         ("{no json", "line 2: not JSON"),
     ],
 )
-def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path: Path, row: Any, words: str) -> None:
+def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, words):
     good = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     with pytest.raises(DataError, match="pairs.jsonl " + words.replace("'", ".")):
         read(tmp_path, [good, row])
@@ -145,12 +143,12 @@ def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path: Path, row: Any, wor
     assert len(found.left_out) == 1
 
 
-def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+def test_a_source_of_which_nothing_is_left_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"pairs\.jsonl"):
         read(tmp_path, [{"prompt": "q", "chosen": "2", "rejected": "2"}])
 
 
-def test_limit_and_shuffle_are_by_the_seed(tmp_path: Path) -> None:
+def test_limit_and_shuffle_are_by_the_seed(tmp_path):
     rows = [{"prompt": f"{i}", "chosen": "2", "rejected": "3"} for i in range(20)]
     assert [q for q, _, _ in sides(read(tmp_path, rows, limit=3))] == ["0", "1", "2"]
     first = sides(read(tmp_path, rows, shuffle=True, limit=5))
@@ -179,14 +177,9 @@ def graded() -> PairsRead:
     [
         ("keep", [("a", "2"), ("b", "3"), ("c", "4"), ("d", "?"), ("e", "3"), ("f", None), ("g", "x")], {"kept": 3}),
         ("drop", [("a", "2"), ("d", "?"), ("f", None), ("g", "x")], {"dropped": 3}),
-        (
-            "swap",
-            [("a", "2"), ("b", "2"), ("d", "?"), ("e", None), ("f", None), ("g", "x")],
-            {"swapped": 2, "dropped": 1},
-        ),
     ],
 )
-def test_a_chosen_side_that_the_verifier_calls_wrong(on_wrong: Any, left: list[Any], skipped: dict[str, int]) -> None:
+def test_a_chosen_side_that_the_verifier_calls_wrong(on_wrong, left, skipped):
     found = graded()
     check_verdicts(found, exact, on_wrong)
     assert [(p.id, p.chosen) for p in found.pairs] == left
@@ -196,7 +189,7 @@ def test_a_chosen_side_that_the_verifier_calls_wrong(on_wrong: Any, left: list[A
     assert len(found.left_out) == 7 - len(left)
 
 
-def test_all_chosen_sides_wrong_is_refused() -> None:
+def test_all_chosen_sides_wrong_is_refused():
     found = PairsRead([Pair("b", Prompt("b", "1+1=", "exact", "2"), "3", "4")])
     with pytest.raises(DataError, match="on_wrong_chosen"):
         check_verdicts(found, exact, "drop")
@@ -226,29 +219,21 @@ MIXED = group(
 )
 
 
-def test_hardest_is_the_least_sure_right_one_against_the_most_sure_wrong_one() -> None:
-    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest"), Random(0))) == [(1, 2)]
-    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", per_prompt=5), Random(0))) == [(1, 2), (0, 3)]
+def test_the_gap_says_what_is_worse():
+    drawn = {pair for seed in range(20) for pair in samples(pairs_of(MIXED, PairingConfig(), Random(seed)))}
+    assert drawn == {(w, r) for w in (0, 1) for r in (2, 3)}
+    drawn = {pair for seed in range(40) for pair in samples(pairs_of(MIXED, PairingConfig(min_gap=0.1), Random(seed)))}
+    assert drawn == {(w, r) for w in (0, 1) for r in (2, 3, 5)}
 
 
-def test_length_matched_pairs_and_the_bound_on_lengths() -> None:
-    assert samples(pairs_of(MIXED, PairingConfig(choose="length_matched"), Random(0))) == [(0, 2)]
-    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", max_length_ratio=1.2), Random(0))) == [(1, 3)]
-    assert pairs_of(MIXED, PairingConfig(choose="hardest", max_length_ratio=1.01), Random(0)) == []
-
-
-def test_the_gap_says_what_is_worse() -> None:
-    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", per_prompt=9, min_gap=0.1), Random(0)))[0] == (1, 5)
-
-
-def test_responses_of_equal_tokens_count_once() -> None:
+def test_responses_of_equal_tokens_count_once():
     twice = group(member(0, 1.0, 3, -0.1), member(1, 0.0, 3, -0.1, same=7), member(2, 0.0, 3, -0.1, same=7))
     assert len(pairs_of(twice, PairingConfig(per_prompt=2), Random(0))) == 1
     liar = group(member(0, 1.0, 3, -0.1, same=7), member(1, 0.0, 3, -0.1, same=7))
     assert pairs_of(liar, PairingConfig(), Random(0)) == [], "a grader that is not sure makes no pair of equal sides"
 
 
-def test_reused_pairs_are_drawn_from_all_of_a_prompt() -> None:
+def test_reused_pairs_are_drawn_from_all_of_a_prompt():
     whole = group(*(member(i, float(i < 4), 3, -0.1) for i in range(8)))
     how = PairingConfig(per_prompt=4, reuse=True)
     drawn = [samples(pairs_of(whole, how, Random(seed))) for seed in range(40)]
@@ -256,7 +241,7 @@ def test_reused_pairs_are_drawn_from_all_of_a_prompt() -> None:
     assert {pair for pairs in drawn for pair in pairs} == {(w, r) for w in range(4) for r in range(4, 8)}
 
 
-def test_groups_without_a_gap_make_no_pair() -> None:
+def test_groups_without_a_gap_make_no_pair():
     for rewards in ([1.0, 1.0], [0.0, 0.0], [None, 1.0], [None, None], [0.6, 0.4]):
         alike = group(*(member(i, r, 3, -0.1) for i, r in enumerate(rewards)))
         assert pairs_of(alike, PairingConfig(), Random(0)) == []
@@ -264,14 +249,13 @@ def test_groups_without_a_gap_make_no_pair() -> None:
 
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, None]), st.integers(1, 9)), max_size=9),
-    st.sampled_from(["hardest", "random", "length_matched"]),
     st.integers(1, 4),
     st.integers(0, 3),
     st.booleans(),
 )
-def test_pairs_hold_what_is_said_of_them(rows: list[Any], choose: Any, most: int, seed: int, reuse: bool) -> None:
+def test_pairs_hold_what_is_said_of_them(rows, most, seed, reuse):
     whole = group(*(member(i, r, n, -0.1 * (i + 1)) for i, (r, n) in enumerate(rows)))
-    how = PairingConfig(choose=choose, per_prompt=most, reuse=reuse)
+    how = PairingConfig(per_prompt=most, reuse=reuse)
     found = pairs_of(whole, how, Random(seed))
     better, worse = (
         {i for i, (r, _) in enumerate(rows) if r is not None and good(r)}
@@ -287,3 +271,133 @@ def test_pairs_hold_what_is_said_of_them(rows: list[Any], choose: Any, most: int
         assert w.reward == max(whole.rewards)
         assert w.reward - r.reward >= how.min_gap
     assert samples(found) == samples(pairs_of(whole, how, Random(seed)))
+
+
+LISTS = {"prompt": "2+2?", "completions": ["Let x be 2+2.", "So x=5."], "labels": [True, False]}
+PRM800K_COLUMNS = {"prompt": "question.problem", "steps": "label.steps"}
+SHEPHERD = {
+    "input": "2+2? Step 1: Let x be 2+2. ки\nStep 2: So x=5. ки",
+    "label": "2+2? Step 1: Let x be 2+2. +\nStep 2: So x=5. -",
+    "task": "GSM8K",
+}
+SHEPHERD_SOURCE = {
+    "mapping": {"prompt": {"column": "input", "before": "Step 1:"}, "steps": "input", "step_labels": "label"},
+    "step_mark": "ки",
+}
+
+
+def completion(text: str, rating: int | None) -> dict[str, Any]:
+    return {"text": text, "rating": rating, "flagged": False}
+
+
+def prm800k(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"question": {"problem": "2+2?", "ground_truth_answer": "4"}, "label": {"steps": list(steps)}}
+
+
+def step(*completions: dict[str, Any], chosen: int | None = None, written: dict[str, Any] | None = None) -> Any:
+    return {"completions": list(completions), "chosen_completion": chosen, "human_completion": written}
+
+
+def read_steps_of(folder: Path, row: dict[str, Any], **source: Any) -> Pair:
+    (folder / "steps.jsonl").write_text(json.dumps(row) + "\n")
+    (pair,) = read_pairs((PairSource(file="steps.jsonl", **source),), 0, folder).pairs
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("row", "source", "response", "steps"),
+    [
+        (LISTS, {}, "Let x be 2+2.\nSo x=5.", [("Let x be 2+2.", 1.0), ("So x=5.", 0.0)]),
+        ({**LISTS, "labels": [1, 0]}, {}, "Let x be 2+2.\nSo x=5.", [("Let x be 2+2.", 1.0), ("So x=5.", 0.0)]),
+        (
+            {**LISTS, "labels": [None, "-"]},
+            {"step_separator": " ## "},
+            "Let x be 2+2. ## So x=5.",
+            [("So x=5.", 0.0)],
+        ),
+        (
+            SHEPHERD,
+            SHEPHERD_SOURCE,
+            "Step 1: Let x be 2+2. \nStep 2: So x=5. ",
+            [("Step 1: Let x be 2+2.", 1.0), ("Step 2: So x=5.", 0.0)],
+        ),
+        (
+            prm800k(step(completion("no", -1), completion("Let x be 2+2.", 1), chosen=1), step(completion("x=5", -1))),
+            {"mapping": PRM800K_COLUMNS, "neutral": "wrong"},
+            "Let x be 2+2.\nx=5",
+            [("Let x be 2+2.", 1.0), ("x=5", 0.0)],
+        ),
+        (
+            prm800k(
+                step(completion("no", -1), written=completion("by hand", None)), step(completion("x=4", 1), chosen=0)
+            ),
+            {"mapping": PRM800K_COLUMNS, "neutral": "right"},
+            "by hand\nx=4",
+            [("x=4", 1.0)],
+        ),
+    ],
+)
+def test_published_forms_are_read(row, source, response, steps, tmp_path):
+    pair = read_steps_of(tmp_path, row, **source)
+    assert (pair.prompt.question, pair.chosen, pair.rejected) == ("2+2?", response, None)
+    assert list(pair.labelled_steps or ()) == steps
+
+
+@pytest.mark.parametrize(
+    ("neutral", "wanted"), [("right", [1.0, 1.0, 0.0]), ("wrong", [1.0, 0.0, 0.0]), ("unlabelled", [1.0, 0.0])]
+)
+def test_a_neutral_step_is_what_the_source_says(neutral, wanted, tmp_path):
+    row = {"prompt": "q", "completions": ["a", "b", "c"], "labels": [1, 0, -1]}
+    pair = read_steps_of(tmp_path, row, neutral=neutral)
+    assert [reward for _, reward in pair.labelled_steps or ()] == wanted
+
+
+def test_a_verifier_does_not_grade_what_has_labels(tmp_path):
+    assert read_steps_of(tmp_path, {**LISTS, "answer": "4", "verifier": "exact"}).prompt.verifier == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "source", "words"),
+    [
+        ({"labels": [True]}, {}, "column 'labels' has 1 labels for the 2 steps of column 'completions'"),
+        ({"labels": [True, -1]}, {}, "column 'labels', step 2: the label is -1, .* set neutral to what 0 is"),
+        ({"labels": [True, "good"]}, {}, "column 'labels', step 2: the label must be true or false, .* got 'good'"),
+        ({"labels": [True, 0.5]}, {}, "column 'labels', step 2: the label must be true or false, .* got 0.5"),
+        ({"labels": [None, None]}, {}, "column 'completions': none of 2 steps has a label"),
+        ({"labels": None}, {}, "column 'labels' must be a list with a label for each step, got None"),
+        ({"completions": ["a", " "]}, {}, "column 'completions', step 2: a step is a text, got ' '"),
+        ({"completions": ["a", 7]}, {}, "column 'completions', step 2: a step is a text, got 7"),
+        ({"completions": "a b"}, {}, "column 'completions' is a text, not a list of steps; set step_mark"),
+        ({"completions": 7}, {}, "column 'completions' must be a list of steps"),
+        ({"completions": [{"rating": 1}]}, {}, "column 'completions', step 1: a step is {text, rating}"),
+        (
+            {"completions": [step(completion("a", 1), chosen=3)]},
+            {},
+            "column 'completions', step 1: there is no completion 3",
+        ),
+        (
+            {"completions": [completion("a", -1)], "labels": None},
+            {},
+            "column 'completions', step 1: the label is -1",
+        ),
+        (
+            {**SHEPHERD, "label": SHEPHERD["label"].replace("x=5", "x=4")},
+            SHEPHERD_SOURCE,
+            "column 'label' must be the text of column 'input' .* at step 2 it has",
+        ),
+        (SHEPHERD, {**SHEPHERD_SOURCE, "step_mark": "@"}, "column 'input' has no '@', .*set step_mark"),
+    ],
+)
+def test_what_is_at_fault_is_named(changes, source, words, tmp_path):
+    with pytest.raises(DataError, match=r"steps\.jsonl line 1: " + words):
+        read_steps_of(tmp_path, {**LISTS, **changes} if "input" not in changes else changes, **source)
+
+
+def test_two_labelled_steps_in_one_piece_are_refused():
+    steps = [("a", 1.0), ("b", 0.0)]
+    check_pieces("r", "a\nb", steps, "\n")
+    check_pieces("r", "a\nmore\nb", steps, "\n")
+    with pytest.raises(
+        DataError, match=r"row 'r': labelled steps 1 and 2 are one piece, as reward_model\.step_end=';'"
+    ):
+        check_pieces("r", "a\nb", steps, ";")

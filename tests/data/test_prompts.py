@@ -1,9 +1,7 @@
 """Prompts from files, generators and the hub, and every way a file can be wrong."""
 
 import json
-import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ from verizero.pipeline.data.prompts import (
     read_demonstrations,
     read_prompts,
 )
-from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
 
 PLAIN = [
@@ -29,7 +27,7 @@ PLAIN = [
 ]
 
 
-def test_own_format_in_three_file_types_gives_the_same_prompts(tmp_path: Path) -> None:
+def test_own_format_in_three_file_types_gives_the_same_prompts(tmp_path):
     rows = [{**r, "answer": str(r["answer"])} for r in PLAIN]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     expected = [
@@ -42,7 +40,7 @@ def test_own_format_in_three_file_types_gives_the_same_prompts(tmp_path: Path) -
     assert load(tmp_path, file=parquet(tmp_path, rows)) == expected
 
 
-def test_any_json_value_is_a_reference(tmp_path: Path) -> None:
+def test_any_json_value_is_a_reference(tmp_path):
     answers = [False, 0, 0.5, [1], {"tests": [1]}]
     rows = [{"question": "q", "answer": a, "verifier": "exact"} for a in answers]
     loaded = load(tmp_path, file=jsonl(tmp_path, rows))
@@ -50,7 +48,7 @@ def test_any_json_value_is_a_reference(tmp_path: Path) -> None:
     assert [p.id for p in loaded] == [f"rows.jsonl/{i}" for i in range(1, 6)]
 
 
-def test_generated_rows_written_to_a_file_load_as_the_same_prompts(tmp_path: Path) -> None:
+def test_generated_rows_written_to_a_file_load_as_the_same_prompts(tmp_path):
     params = {"num_train": 40, "num_evaluation": 10, "num_demonstrations": 50}
     for name in ("arithmetic", "induction"):
         source = {"name": name, "params": params, "split": "train"}
@@ -60,7 +58,7 @@ def test_generated_rows_written_to_a_file_load_as_the_same_prompts(tmp_path: Pat
         assert all(p.demonstration for p in made)
 
 
-def test_own_columns_paths_and_parts(tmp_path: Path) -> None:
+def test_own_columns_paths_and_parts(tmp_path):
     rows = [{"q.text": "Q: two? END", "meta": {"gold": [{"v": "=> 2 !"}]}, "hint": "Think.", "n": 5}]
     mapping = {
         "question": {"column": "q.text", "after": "Q:", "before": "END"},
@@ -72,7 +70,7 @@ def test_own_columns_paths_and_parts(tmp_path: Path) -> None:
     assert prompt == Prompt("5", "two?\n\nThink.", "exact", "2", "d")
 
 
-def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path: Path) -> None:
+def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path):
     rows = [{"q": "def f(x):\n    ", "answer": " 7\n", "d": " return 7"}]
     mapping = {"question": "q", "demonstration": "d"}
     (prompt,) = load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping, verifier="exact")
@@ -84,12 +82,12 @@ def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path: 
         load(tmp_path, file=jsonl(tmp_path, [{"q": "q", "n": 5}]), mapping=cut, verifier="exact")
 
 
-def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
+def test_escaped_surrogate_pairs_are_text(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "\\ud83d\\ude00", "answer": 1, "verifier": "exact"}')
     assert load(tmp_path, file="rows.jsonl")[0].question == "\N{GRINNING FACE}"
 
 
-def test_chat_questions(tmp_path: Path) -> None:
+def test_chat_questions(tmp_path):
     def chat(*messages: tuple[str, object]) -> dict:
         return {"question": [{"role": r, "content": c} for r, c in messages], "answer": "1"}
 
@@ -132,38 +130,23 @@ def test_chat_questions(tmp_path: Path) -> None:
             "line 1: no verifier is called 'exakt'; did you mean exact",
         ),
         (b'{"question": "q"', "line 1: not JSON"),
-        (b'{"question": "\xff"}', "line 1: not JSON"),
         (b"[" * 100_000, "line 1: not JSON"),
         (b'{"question": "\\ud83d q", "answer": 1}', "line 1: holds half of a surrogate pair"),
         (b"[1]", "line 1: must be a JSON object, got list"),
     ],
 )
-def test_bad_files_are_named_by_place_column_and_remedy(tmp_path: Path, content: bytes, said: str) -> None:
+def test_bad_files_are_named_by_place_column_and_remedy(tmp_path, content, said):
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=said):
         load(tmp_path, file="rows.jsonl")
 
 
-def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file at"):
-        load(tmp_path, file="absent.jsonl")
-    (tmp_path / "rows.json").write_text('{"question": "q"}')
-    with pytest.raises(DataError, match="dict"):
-        load(tmp_path, file="rows.json")
-    (tmp_path / "rows.json").write_text('{"question": "q"}\n{"question": "q"}')
-    with pytest.raises(DataError, match=r"\.jsonl"):
-        load(tmp_path, file="rows.json")
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match=r"rows\.parquet"):
-        load(tmp_path, file="rows.parquet")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(PLAIN[0]).encode())
     assert [p.id for p in load(tmp_path, file="rows.jsonl")] == ["a"]
 
 
-def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, logged: list[str]) -> None:
+def test_skipping_counts_and_says_the_first_of_each(tmp_path, logged):
     lines = [
         json.dumps(PLAIN[0]),
         "{",
@@ -181,19 +164,7 @@ def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, logged: list
     assert "skipped 2 bad rows (first: rows.jsonl line 2" in "\n".join(logged)
 
 
-def test_a_row_that_is_left_out_as_a_duplicate_is_named_by_its_id(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"question": "1+1=", "answer": "2", "verifier": "exact"}\n')
-    source = Source(file="rows.jsonl", on_duplicate_id="skip")
-    with pytest.raises(DataError, match=r"skipped 1 duplicate ids \(first: rows\.jsonl line 1: 'rows\.jsonl/1'\)"):
-        read_prompts([source, source], 0, tmp_path)
-
-
-def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows.jsonl.* 2 bad rows .*'question'"):
-        load(tmp_path, file=jsonl(tmp_path, [{"x": 1}, {"x": 2}]), on_bad_row="skip", verifier="exact")
-
-
-def test_ids_are_distinct_over_all_sources(tmp_path: Path) -> None:
+def test_ids_are_distinct_over_all_sources(tmp_path):
     one, two = jsonl(tmp_path, PLAIN, "one.jsonl"), jsonl(tmp_path, PLAIN[:1], "two.jsonl")
     with pytest.raises(DataError, match=r"two.jsonl line 1: .*'a'.* one.jsonl line 1"):
         load_prompts([Source(file=one), Source(file=two)], 0, tmp_path)
@@ -202,7 +173,7 @@ def test_ids_are_distinct_over_all_sources(tmp_path: Path) -> None:
     assert [p.id for p in loaded] == ["one.jsonl/1", "one.jsonl/2", "one.jsonl/3", "two.jsonl/1"]
 
 
-def test_shuffle_and_limit(tmp_path: Path) -> None:
+def test_shuffle_and_limit(tmp_path):
     rows = [{"id": i, "question": "q", "answer": 1, "verifier": "exact"} for i in range(50)]
     file = jsonl(tmp_path, rows)
     assert [p.id for p in load(tmp_path, file=file, limit=3)] == ["0", "1", "2"]
@@ -215,7 +186,7 @@ def test_shuffle_and_limit(tmp_path: Path) -> None:
     assert ids(1) != sorted(ids(1), key=int)
 
 
-def test_the_recipe_overrides_the_row_and_a_mapping_is_the_last_resort(tmp_path: Path) -> None:
+def test_the_recipe_overrides_the_row_and_a_mapping_is_the_last_resort(tmp_path):
     file = jsonl(tmp_path, [{"question": "q", "answer": "#### 1", "verifier": "numeric", "domain": "row"}])
     own = load(tmp_path, file=file, mapping="gsm8k")[0]
     assert (own.verifier, own.domain) == ("numeric", "row")
@@ -226,7 +197,7 @@ def test_the_recipe_overrides_the_row_and_a_mapping_is_the_last_resort(tmp_path:
     assert (told.verifier, told.domain) == ("exact", "recipe")
 
 
-def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path: Path) -> None:
+def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path):
     params = {"num_train": 40, "num_evaluation": 10, "num_demonstrations": 100}
     made = Source.model_validate({"generator": {"name": "induction", "params": params}})
     file = Source(file=jsonl(tmp_path, PLAIN))
@@ -240,7 +211,7 @@ def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path: Pa
         read_demonstrations([], [Source(file=jsonl(tmp_path, PLAIN[:1], "none.jsonl"))], 0, tmp_path)
 
 
-def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
+def test_text_comes_in_equal_shares(tmp_path):
     sources = [Source.model_validate({"generator": {"name": n}}) for n in ("arithmetic", "induction")]
     lines = load_text(sources, 0, 1001)
     assert len(lines) == 1001
@@ -251,7 +222,7 @@ def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
         load_text([Source(file="x.jsonl")], 0, 10)
 
 
-def test_lengths_are_checked_in_tokens_and_drops_are_counted(logged: list[str]) -> None:
+def test_lengths_are_checked_in_tokens_and_drops_are_counted(logged):
     prompts = [Prompt(str(i), "x" * i, "exact", "1") for i in range(1, 6)]
 
     def render(prompt: Prompt) -> list[int]:
@@ -268,9 +239,7 @@ def test_lengths_are_checked_in_tokens_and_drops_are_counted(logged: list[str]) 
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_hub_source_works_offline_with_a_local_folder(
-    tmp_path: Path, saved: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_source_works_offline_with_a_local_folder(tmp_path, saved, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets  # a second
 
@@ -289,25 +258,13 @@ def test_hub_source_works_offline_with_a_local_folder(
         load(tmp_path, hub={"id": "gsm", "split": "test"}, mapping="gsm8k")
 
 
-def test_without_datasets_the_hub_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_datasets_the_hub_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'verizero\[hub\]'"):
         load(tmp_path, hub={"id": "openai/gsm8k"}, mapping="gsm8k")
 
 
-def test_no_mapping_of_that_name() -> None:
-    with pytest.raises(ConfigError, match="gsm8k"):
-        Source(file="x.jsonl", mapping="gsm8")
-
-
-def test_row_order_of_a_file_is_kept_whatever_the_ids(tmp_path: Path) -> None:
-    ids = list(range(30))
-    random.Random(0).shuffle(ids)
-    rows = [{"id": i, "question": "q", "answer": 1, "verifier": "exact"} for i in ids]
-    assert [p.id for p in load(tmp_path, file=jsonl(tmp_path, rows))] == [str(i) for i in ids]
-
-
-def test_a_generator_makes_its_rows_once_for_all_that_read_them() -> None:
+def test_a_generator_makes_its_rows_once_for_all_that_read_them():
     params = {"num_train": 20, "num_evaluation": 4, "num_demonstrations": 30}
     train, held_out = (
         [Source.model_validate({"generator": {"name": "sql", "params": params, "split": split}})]

@@ -25,14 +25,14 @@ def _renderer(characters: str = ASCII, chat: str | None = None, **template: Any)
     return Renderer(tokenizer, Template(**template))
 
 
-def test_plain_is_the_question_and_nothing_else() -> None:
+def test_plain_is_the_question_and_nothing_else():
     render = _renderer(CHARACTERS)
     ids = render.prompt_ids(SUM)
     assert [render.tokenizer.decode([i]) for i in ids] == ["1", "+", "2", "="]
     assert render.text(SUM) == render.decode(ids) == "1+2="
 
 
-def test_a_demonstration_ends_with_the_end_token_which_decoding_leaves_out() -> None:
+def test_a_demonstration_ends_with_the_end_token_which_decoding_leaves_out():
     render = _renderer(CHARACTERS)
     ids = render.demonstration_ids(SUM)
     assert ids[-1] == render.tokenizer.eos_token_id
@@ -43,7 +43,7 @@ def test_a_demonstration_ends_with_the_end_token_which_decoding_leaves_out() -> 
         render.demonstration_ids(Prompt("x", "1", "math", "1"))
 
 
-def test_chat_is_what_the_tokenizers_template_writes() -> None:
+def test_chat_is_what_the_tokenizers_template_writes():
     render = _renderer(chat=CHAT, name="chat", system="Be brief.")
     expected = "<system>Be brief.</system><user>1+2=</user><assistant>"
     assert render.text(SUM) == expected
@@ -54,7 +54,7 @@ def test_chat_is_what_the_tokenizers_template_writes() -> None:
     assert bare.decode(bare.prompt_ids(SUM)) == "<user>1+2=</user><assistant>brief"
 
 
-def test_chat_needs_a_chat_template_that_takes_the_messages() -> None:
+def test_chat_needs_a_chat_template_that_takes_the_messages():
     with pytest.raises(DataError, match="chat template"):
         _renderer(name="chat")
     render = _renderer(chat="{{ raise_exception('no system role') }}", name="chat")
@@ -62,7 +62,7 @@ def test_chat_needs_a_chat_template_that_takes_the_messages() -> None:
         render.prompt_ids(SUM)
 
 
-def test_r1_zero_asks_for_thought_then_answer_and_leaves_the_turn_open() -> None:
+def test_r1_zero_asks_for_thought_then_answer_and_leaves_the_turn_open():
     text = _renderer(name="r1_zero").text(SUM)
     positions = [text.index(s) for s in ("<think>", "</think>", "<answer>", "</answer>", "User: 1+2=\n", "Assistant:")]
     assert positions == sorted(positions)
@@ -70,16 +70,12 @@ def test_r1_zero_asks_for_thought_then_answer_and_leaves_the_turn_open() -> None
     assert "{question}" not in text
 
 
-def test_custom_puts_the_question_in_whatever_braces_are_around() -> None:
+def test_custom_puts_the_question_in_whatever_braces_are_around():
     render = _renderer(name="custom", text="{x} Q: {question} {question}\nA:")
     assert render.text(Prompt("b", "{question}{y}", "math", "1")) == "{x} Q: {question}{y} {question}{y}\nA:"
 
 
-def test_a_system_message_is_not_lost_without_a_chat_template() -> None:
-    assert _renderer().text(Prompt("o", "1+2=", "math", "3", system="Own.")) == "Own.\n\n1+2="
-
-
-def test_unknown_characters_are_named_with_their_row() -> None:
+def test_unknown_characters_are_named_with_their_row():
     render = _renderer(CHARACTERS)
     with pytest.raises(DataError, match=r"^prompt 'p/7' .*'#', 'É'"):
         render.prompt_ids(Prompt("p/7", "1#2É#", "math", "1"))
@@ -89,12 +85,7 @@ def test_unknown_characters_are_named_with_their_row() -> None:
         render.text_ids("Z", "line 3")
 
 
-def test_a_prompt_without_tokens_is_an_error() -> None:
-    with pytest.raises(DataError, match="'e'"):
-        _renderer().prompt_ids(Prompt("e", "", "math", "1"))
-
-
-def test_start_token_is_kept_and_an_end_token_is_taken_off_prompts() -> None:
+def test_start_token_is_kept_and_an_end_token_is_taken_off_prompts():
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     backend = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?"))
@@ -108,7 +99,7 @@ def test_start_token_is_kept_and_an_end_token_is_taken_off_prompts() -> None:
     assert render.demonstration_ids(prompt) == (3, 2, 1)
 
 
-def test_each_prompt_is_tokenised_once() -> None:
+def test_each_prompt_is_tokenised_once():
     class Counting:
         eos_token_id, chat_template, init_kwargs = 1, None, {}
         calls = 0
@@ -127,15 +118,7 @@ def test_each_prompt_is_tokenised_once() -> None:
     assert render.prompt_ids(Prompt("s/1", "1+3=", "math", "4")) != first, "another question under the same id"
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verizero.pipeline.data.render.MAX_REMEMBERED", 3)
-    render = _renderer()
-    kept = {text: render.text_ids(text) for text in "abcd"}
-    assert [render.text_ids(text) is kept[text] for text in "dcba"] == [True, True, True, False]
-    assert render.text_ids("a") == kept["a"]
-
-
-def test_a_tokenizer_without_an_end_token_is_refused() -> None:
+def test_a_tokenizer_without_an_end_token_is_refused():
     tokenizer = character_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(DataError, match="eos_token"):

@@ -1,7 +1,5 @@
 """Turns without a chat template: the first prompt is today's, and nothing that was sampled is encoded again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.data.chat_templates import bare_tokenizer
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
@@ -23,6 +20,7 @@ EOS = TOKENIZER.eos_token_id
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 TOOLS = (ToolSchema("add", "Return a + b.", NUMBERS),)
 SUM = Prompt("s", "27+58=", "math", "85")
+ROLES: tuple[Role, ...] = ("user", "assistant", "user")
 TEXT = st.text(CHARACTERS, max_size=9)
 
 
@@ -38,7 +36,7 @@ def text_of(ids: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("template", [{}, {"name": "r1_zero"}, {"name": "custom", "text": "q: {question}?"}])
-def test_the_first_prompt_is_that_of_a_single_response(template: dict[str, Any]) -> None:
+def test_the_first_prompt_is_that_of_a_single_response(template):
     talk = plain("".join(map(chr, range(32, 127))) + "\n", **template)
     prompt = Prompt("s", "27+58=", "math", "85", system="Add.")
     assert talk.begin(prompt, (), TOOLS) == talk.renderer.prompt_ids(prompt)
@@ -46,7 +44,7 @@ def test_the_first_prompt_is_that_of_a_single_response(template: dict[str, Any])
     assert talk.begin(SUM, talk.opening(prompt, ()), TOOLS) == talk.renderer.prompt_ids(prompt)
 
 
-def test_an_episode_is_read_as_it_is_written() -> None:
+def test_an_episode_is_read_as_it_is_written():
     talk = plain()
     call = Message("assistant", "so ", (Call("0-0", "add", {"a": 27, "b": 58}),))
     words = talk.write(call, TOOLS)
@@ -61,7 +59,7 @@ def test_an_episode_is_read_as_it_is_written() -> None:
     assert EOS not in piece.ids
 
 
-def test_all_new_messages_are_one_observation() -> None:
+def test_all_new_messages_are_one_observation():
     talk = plain(observation="\n({text}): ")
     new = [Message("tool", "85"), Message("user", "<eos> sure?")]
     (piece,) = talk.extend([], new, TOOLS, [], "length").pieces
@@ -69,7 +67,7 @@ def test_all_new_messages_are_one_observation() -> None:
     assert EOS not in piece.ids, "a tool's text became the end token"
 
 
-def test_a_conversation_so_far_is_written_as_if_it_had_been_played() -> None:
+def test_a_conversation_so_far_is_written_as_if_it_had_been_played():
     talk = plain()
     question, answer, more = Message("user", "27+58="), Message("assistant", "85"), Message("user", "and 1+1?")
     told = talk.begin(SUM, [question, answer, more], ())
@@ -83,14 +81,14 @@ def test_a_conversation_so_far_is_written_as_if_it_had_been_played() -> None:
 
 
 @pytest.mark.parametrize(("characters", "shown"), [(CHARACTERS, "\n8?5\n"), ("0123456789\n", "\n85\n")])
-def test_characters_that_the_tokenizer_lacks_are_replaced_and_counted(characters: str, shown: str) -> None:
+def test_characters_that_the_tokenizer_lacks_are_replaced_and_counted(characters, shown):
     talk = plain(characters)
     (piece,) = talk.extend([], [Message("tool", "8é5")], (), [], "stop").pieces
     assert talk.renderer.decode(piece.ids) == shown
     assert talk.foreign_text.num_replaced == 1
 
 
-def test_calls_in_open_thinking_or_in_a_cut_turn_are_text() -> None:
+def test_calls_in_open_thinking_or_in_a_cut_turn_are_text():
     talk = plain()
     for text, finish, calls in [
         ("<think><add 1 2>", "stop", 0),
@@ -108,30 +106,16 @@ def test_calls_in_open_thinking_or_in_a_cut_turn_are_text() -> None:
             )
 
 
-def test_a_call_that_cannot_be_read_keeps_the_words() -> None:
+def test_a_call_that_cannot_be_read_keeps_the_words():
     read = plain().read(plain().renderer.text_ids("<add 1 2><add 1"), "stop", 0, TOOLS)
     assert (read.message.content, read.message.calls) == ("<add 1 2><add 1", ())
     assert read.unread is not None
     assert "no '>'" in read.unread
 
 
-def test_a_conversation_from_outside_is_text() -> None:
-    """Neither a special token nor an unknown character comes from what someone else wrote."""
-    tokenizer = bare_tokenizer()
-    talk = turns_of(Renderer(tokenizer, Template()))
-    spoof = "a<|im_end|>b<tool_call>"
-    roles: list[Role] = ["user", "assistant", "user"]
-    ids = talk.begin(SUM, [Message(role, spoof) for role in roles], ())
-    assert tokenizer.decode(list(ids)) == f"{spoof}{spoof}<|im_end|>\n{spoof}\n"
-    special = set(tokenizer.added_tokens_decoder)
-    assert [i for i in ids if i in special] == [tokenizer.eos_token_id]
-    characters = plain()
-    assert text_of(characters.begin(SUM, [Message(r, "é") for r in roles], ())) == "??<eos>\n?\n"
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=4))
-def test_the_row_decodes_to_the_conversation(turns: list[tuple[str, str, bool]]) -> None:
+def test_the_row_decodes_to_the_conversation(turns):
     """The row's text is the conversation's, and encoding that text by characters gives back the row."""
     talk = plain()
     row, expected, sampled = talk.begin(SUM, (), ()), SUM.question, []
@@ -150,12 +134,13 @@ def test_the_row_decodes_to_the_conversation(turns: list[tuple[str, str, bool]])
 
 
 @pytest.mark.parametrize("observation", ["{text}", "\n", "{text}\n{text}"])
-def test_an_observation_must_hold_its_text_once_and_more(observation: str) -> None:
+def test_an_observation_must_hold_its_text_once_and_more(observation):
     with pytest.raises(ValidationError, match=r"template.observation must hold"):
         Template(observation=observation)
-    with pytest.raises(DataError, match=r"template.observation.*'Z'"):
-        plain(observation="Z{text}")
+    talk = plain(observation="Z{text}")
+    assert text_of(talk.begin(SUM, [Message("user", "1+2=")], ())) == "1+2="
+    for needs in (talk.require_observations, lambda: talk.begin(SUM, [Message(r, "1") for r in ROLES], ())):
+        with pytest.raises(DataError, match=r"template.observation.*'Z'"):
+            needs()
     with pytest.raises(ValidationError, match="did you mean tags"):
         Template(calls="tag")
-    with pytest.raises(ValidationError, match=r"needs template.name: chat"):
-        Template(history="keep")

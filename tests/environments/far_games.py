@@ -17,7 +17,7 @@ class Echo:
 
     def start(self):
         print("a line on standard output, which is no answer")
-        return {"messages": [{"role": "user", "content": repr(self.facts)}], "state": "begun"}
+        return {"messages": [{"role": "user", "content": repr(self.facts)}]}
 
     def step(self, message):
         self.count += 1

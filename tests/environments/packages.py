@@ -1,7 +1,5 @@
 """Virtual environments with packages that would not fit into ours, made in seconds: they borrow what ours has."""
 
-from __future__ import annotations
-
 import site
 import subprocess
 import venv

@@ -1,7 +1,5 @@
 """Short words for messages, and plays of an environment by a list of moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,9 +1,6 @@
 """The calculator against Python's own fractions, and expressions that would cost too much."""
 
-from __future__ import annotations
-
 import random
-import time
 from fractions import Fraction
 
 import pytest
@@ -30,11 +27,11 @@ def _expression(rng: random.Random, depth: int) -> tuple[str, Fraction]:
     return f"({a}) {sign}({b})", value
 
 
-def test_random_expressions_have_the_value_of_exact_arithmetic() -> None:
+def test_random_expressions_have_the_value_of_exact_arithmetic():
     rng = random.Random(0)
     for _ in range(500):
         text, value = _expression(rng, 4)
-        assert evaluate(text, 10_000) == value, text
+        assert evaluate(text) == value, text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ def test_random_expressions_have_the_value_of_exact_arithmetic() -> None:
     ["1+2*3", "-2**2", "2**3**2", "2**-1", "7//2", "-7//2", "-7%3", "1-2-3", "8/4/2", "2*-3", "--4", "1+-1", "(1+2)*3",
      " 1 +  2 ", "2*3%4", "10-4//3*2"],
 )  # fmt: skip
-def test_the_order_of_signs_is_pythons(text: str) -> None:
+def test_the_order_of_signs_is_pythons(text):
     assert evaluate(text) == Fraction(eval(text))
 
 
@@ -52,7 +49,7 @@ def test_the_order_of_signs_is_pythons(text: str) -> None:
      ("10**400", "1" + "0" * 400), ("1/10**20", "1e-20"), ("0**0", "1"), ("(-1)**999999999", "-1"), ("1**(10**9)", "1"),
      ("0**(10**9)", "0"), (".5*4", "2")],
 )  # fmt: skip
-def test_results_as_they_are_shown(text: str, result: str) -> None:
+def test_results_as_they_are_shown(text, result):
     assert shown(evaluate(text)) == result
 
 
@@ -65,28 +62,27 @@ def test_results_as_they_are_shown(text: str, result: str) -> None:
         ("2**(1/2)", "an exponent must be an integer"),
         ("(" * 200 + "1" + ")" * 200, "more than 40 brackets"),
         ("-" * 400 + "1", "more than 40 brackets and signs"),
-        ("*".join(["9" * 90] * 50), "the number is too large"),
+        ("2^" * 249 + "1", "more than 40 brackets and signs"),
+        ("*".join(["(" + "9" * 9 + "^99)"] * 5), "the number is too large"),
         ("1" * 501, "501 characters, at most 500"),
         ("1/0", "division by zero"),
         ("0**-1", "division by zero"),
-        ("", "ends too early"),
-        ("1+", "ends too early"),
-        ("(1", "a bracket is not closed"),
-        ("1 2", "2 is not expected here"),
-        ("1)", r"\) is not expected here"),
+        *((text, "cannot be read: write numbers with") for text in ("", "1+", "(1", "1 2", "1)", "2(3)", "()")),
         ("__import__('os')", "cannot read __import__"),
         ("1e9", "cannot read e9"),
         ("٣+1", "cannot read"),
     ],
 )
-def test_what_is_refused(text: str, words: str) -> None:
-    begun = time.perf_counter()
+def test_what_is_refused(text, words):
     with pytest.raises((ValueError, ZeroDivisionError), match=words):
-        evaluate(text, 500 if len(text) < 600 else 5000)
-    assert time.perf_counter() - begun < 10
+        evaluate(text)
 
 
-def test_operations_take_two_numbers_of_any_size() -> None:
+def test_a_long_sum_is_no_deep_one():
+    assert evaluate("1" + "+1" * 249) == 250
+
+
+def test_operations_take_two_numbers_of_any_size():
     tools = calculator.tools(calculator.Params(form="operations"), PROMPT).tools
     assert list(tools) == ["add", "sub", "mul", "div"]
     assert tools["add"].schema.parameters["properties"]["b"] == {"type": "number"}
@@ -97,12 +93,9 @@ def test_operations_take_two_numbers_of_any_size() -> None:
     for arguments in ({"a": 1, "b": "1e9"}, {"a": "x", "b": 1}, {"a": 1, "b": "9" * 501}):
         with pytest.raises(WrongCall, match="is not a number"):
             tools["mul"].answer(arguments)
-    longer = calculator.tools(calculator.Params(form="operations", max_characters=1000), PROMPT).tools
-    with pytest.raises(WrongCall, match="too large"):
-        longer["mul"].answer({"a": "9" * 700, "b": "9" * 700})
 
 
-def test_the_environment_grades_the_last_message_exactly() -> None:
+def test_the_environment_grades_the_last_message_exactly():
     moves = [("mul", {"a": 27, "b": 58}), ("add", {"a": 1566, "b": 14}), " 1580\n"]
     replies = played(made("calculator", "1580"), moves)
     assert texts(replies) == ["1566", "1580"]

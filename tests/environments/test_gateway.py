@@ -1,22 +1,18 @@
-"""The gateway's APIs: requests read, answers written, refusals that name the field, retries, streams and keys."""
-
-from __future__ import annotations
+"""The gateway: requests read, answers written, refusals that name the field, retries, streams and keys."""
 
 import http.client
 import json
 import threading
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.processes import PATIENCE_S
 from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.gateway import chat, messages, responses, server
-from verizero.pipeline.environments.gateway.api import Answer, Refused, TurnRequest
+from verizero.pipeline.environments.gateway import chat, server
+from verizero.pipeline.environments.gateway.chat import Answer, Refused, TurnRequest
 from verizero.pipeline.environments.gateway.exchange import Exchange
 from verizero.pipeline.environments.gateway.server import Gateway
-from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Call, Message
 
 ADD = ToolSchema("add", "Return a + b.", {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -29,123 +25,62 @@ TALK = (
     Message("tool", "85", answers="0-0"),
     Message("user", "sure?"),
 )
-"""One conversation, as each API writes it below."""
-BODIES: dict[str, tuple[ModuleType, dict[str, Any]]] = {
-    "chat/completions": (
-        chat,
+"""The conversation of the request below."""
+BODY: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "27+58"}, {"type": "text", "text": "?"}]},
         {
-            "model": "m",
-            "messages": [
-                {"role": "developer", "content": "be brief"},
-                {"role": "user", "content": [{"type": "text", "text": "27+58"}, {"type": "text", "text": "?"}]},
-                {
-                    "role": "assistant",
-                    "content": "let me add",
-                    "tool_calls": [
-                        {"id": "0-0", "type": "function", "function": {"name": "add", "arguments": '{"b":58, "a":27}'}}
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "0-0", "content": "85"},
-                {"role": "user", "content": "sure?"},
+            "role": "assistant",
+            "content": "let me add",
+            "tool_calls": [
+                {"id": "0-0", "type": "function", "function": {"name": "add", "arguments": '{"b":58, "a":27}'}}
             ],
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {"name": "add", "description": ADD.description, "parameters": ADD.parameters},
-                }
-            ],
-            "temperature": 0.2,
         },
-    ),
-    "messages": (
-        messages,
+        {"role": "tool", "tool_call_id": "0-0", "content": "85"},
+        {"role": "user", "content": "sure?"},
+    ],
+    "tools": [
         {
-            "model": "m",
-            "max_tokens": 9,
-            "system": [{"type": "text", "text": "be brief"}],
-            "messages": [
-                {"role": "user", "content": "27+58?"},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "hm", "signature": "x"},
-                        {"type": "text", "text": "let me add"},
-                        {"type": "tool_use", "id": "0-0", "name": "add", "input": {"a": 27, "b": 58}},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "tool_result", "tool_use_id": "0-0", "content": [{"type": "text", "text": "85"}]},
-                        {"type": "text", "text": "sure?"},
-                    ],
-                },
-            ],
-            "tools": [{"name": "add", "description": ADD.description, "input_schema": ADD.parameters}],
-        },
-    ),
-    "responses": (
-        responses,
-        {
-            "model": "m",
-            "instructions": "be brief",
-            "input": [
-                {"role": "user", "content": "27+58?"},
-                {"type": "reasoning", "id": "r", "summary": []},
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me add"}]},
-                {"type": "function_call", "call_id": "0-0", "name": "add", "arguments": '{"a": 27, "b": 58}'},
-                {"type": "function_call_output", "call_id": "0-0", "output": "85"},
-                {"role": "user", "content": [{"type": "input_text", "text": "sure?"}]},
-            ],
-            "tools": [
-                {"type": "function", "name": "add", "description": ADD.description, "parameters": ADD.parameters}
-            ],
-            "max_output_tokens": 5,
-        },
-    ),
+            "type": "function",
+            "function": {"name": "add", "description": ADD.description, "parameters": ADD.parameters},
+        }
+    ],
+    "temperature": 0.2,
+    "logit_bias": {},
+    "logprobs": False,
 }
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_each_wire_reads_the_same_conversation(path: str) -> None:
-    api, body = BODIES[path]
-    request: TurnRequest = api.read(body)
+def test_a_conversation_is_read():
+    request = chat.read(BODY)
     assert request.messages == TALK
     assert request.tools == (ADD,)
-    names = {
-        "chat/completions": {"temperature": 0.2},
-        "messages": {"max_tokens": 9},
-        "responses": {"max_output_tokens": 5},
-    }
-    assert request.decided == names[path]
+    assert request.decided == ("temperature",)
 
 
 @pytest.mark.parametrize(
-    ("path", "change", "names"),
+    ("change", "names"),
     [
-        ("chat/completions", {"n": 2}, "n=2"),
-        ("chat/completions", {"logit_bias": {"1": 5}}, "logit_bias"),
-        ("chat/completions", {"presence_penalty": 0.5}, "presence_penalty=0.5"),
-        ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
-        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("chat/completions", {"messages": []}, "messages is empty"),
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
-        ("chat/completions", {"messages": [{"role": "judge", "content": "x"}]}, "judge"),
-        ("chat/completions", {"messages": "hi"}, "messages must be a list"),
-        ("chat/completions", {"model": None}, "model"),
-        ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
-        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
-        ("messages", {"betas": ["x"]}, "betas"),
-        ("responses", {"background": True}, "background"),
-        ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ("responses", {"tools": [{"type": "web_search"}]}, "web_search"),
-        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"n": 2}, "n=2"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "judge"),
+        ({"messages": "hi"}, "messages: Input should be a valid"),
+        ({"model": None}, "model"),
+        *(({"stream": v}, "stream") for v in ("yes", 1, [])),
+        ({"stop": [7]}, "stop"),
+        ({"top_k": 3}, "top_k"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(path: str, change: dict[str, Any], names: str) -> None:
-    api, body = BODIES[path]
+def test_what_is_wrong_or_not_supported_is_refused_by_name(change, names):
     with pytest.raises(Refused, match=names) as caught:
-        api.read(body | change)
+        chat.read(BODY | change)
     assert caught.value.status == 400
 
 
@@ -158,53 +93,28 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: a.id)
-@pytest.mark.parametrize("path", BODIES)
-def test_what_is_written_reads_as_what_the_policy_said(path: str, answer: Answer) -> None:
+def test_what_is_written_reads_as_what_the_policy_said(answer):
     """An agent puts the answer into its next request: that must be the same message."""
-    api, body = BODIES[path]
-    request = api.read(body)
-    for written in (api.write(request, answer), _assembled(api, request, answer)):
-        echo: list[Any] = (
-            [written["choices"][0]["message"]]
-            if api is chat
-            else [{"role": "assistant", "content": written["content"]}]
-            if api is messages
-            else written["output"]
-        )
-        key = "input" if api is responses else "messages"
-        again = api.read(body | {key: [*body[key], *echo]})
+    request = chat.read(BODY)
+    for written in (chat.write(request, answer), _assembled(request, answer)):
+        again = chat.read(BODY | {"messages": [*BODY["messages"], written["choices"][0]["message"]]})
         assert again.messages == (*TALK, answer.message)
 
 
-def _assembled(api: ModuleType, request: TurnRequest, answer: Answer) -> dict[str, Any]:
+def _assembled(request: TurnRequest, answer: Answer) -> dict[str, Any]:
     """Return the answer, put together from the events of a stream as its users do."""
-    events = list(api.events(request, answer))
-    if api is responses:
-        done = [data for _, data in events if data["type"] in ("response.completed", "response.incomplete")]
-        assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
-        return dict(done[0]["response"])
-    if api is messages:
-        parts: list[dict[str, Any]] = []
-        for name, data in events:
-            assert name == data["type"]
-            if name == "content_block_start":
-                parts.append(dict(data["content_block"]))
-            elif name == "content_block_delta" and data["delta"]["type"] == "text_delta":
-                parts[-1]["text"] += data["delta"]["text"]
-            elif name == "content_block_delta":
-                parts[-1]["input"] = json.loads(data["delta"]["partial_json"])
-        return {"content": parts}
+    *chunks, last = chat.events(request, answer)
     content, calls = "", []
-    for _, data in events[:-1]:
+    for data in chunks:
         delta = data["choices"][0]["delta"]
         content += delta.get("content") or ""
         calls += delta.get("tool_calls", [])
-    assert events[-1] == (None, "[DONE]")
+    assert last == "[DONE]"
     return {"choices": [{"message": {"role": "assistant", "content": content, "tool_calls": calls}}]}
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
+def gateway():
     gateway = Gateway()
     yield gateway
     gateway.close()
@@ -215,12 +125,15 @@ class Client:
 
     def __init__(self, exchange: Exchange, key: str | None = None) -> None:
         host = exchange.url.split("/")[2]
-        self.connection = http.client.HTTPConnection(host, timeout=30)
+        self.connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
         self.path, self.key = f"/e/{exchange.number}/v1/", exchange.key if key is None else key
 
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    def send(self, path: str, body: Any, **headers: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.connection.request("POST", self.path + path, data, {"Authorization": f"Bearer {self.key}"} | headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        self.send(path, body, **headers)
         answer = self.connection.getresponse()
         text = answer.read()
         is_json = answer.headers["Content-Type"] == "application/json"
@@ -232,7 +145,7 @@ def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threa
 
     def give() -> None:
         for answer in answers:
-            pending = exchange.requests.get(timeout=30)
+            pending = exchange.requests.get(timeout=PATIENCE_S)
             threading.Event().wait(wait_s)
             exchange.answer(pending, answer)
 
@@ -241,9 +154,9 @@ def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threa
     return thread
 
 
-def test_keys_open_their_own_episode_only(gateway: Gateway) -> None:
+def test_keys_open_their_own_episode_only(gateway):
     one, two = gateway.open(), gateway.open()
-    body = BODIES["chat/completions"][1]
+    body = BODY
     for key in ("", "x" * 32, two.key, "é"):
         status, answer = Client(one, key).post("chat/completions", body) if key.isascii() else (401, {"error": {}})
         assert (status, list(answer)) == (401, ["error"])
@@ -253,61 +166,34 @@ def test_keys_open_their_own_episode_only(gateway: Gateway) -> None:
     gateway.forget(two)
 
 
-def test_bad_requests_leave_the_connection_usable(gateway: Gateway) -> None:
-    exchange = gateway.open()
-    client = Client(exchange)
-    assert client.post("chat/completions", b"{no")[0] == 400
-    assert client.post("chat/completions", b"[1]")[0] == 400
-    assert client.post("nowhere", {})[0] == 404
-    assert client.post("messages", {"model": "m"})[1]["type"] == "error"
+def test_other_clients_are_answered_while_a_request_is_read(gateway, monkeypatch):
+    exchange, body = gateway.open(), BODY
+    begins, is_answered = threading.Event(), threading.Event()
+
+    def read_slowly(content: Any) -> TurnRequest:
+        begins.set()
+        assert is_answered.wait(30), "the other client waits for this one"
+        return read(content)
+
+    read = chat.read
+    monkeypatch.setattr(chat, "read", read_slowly)
     giving = answered(exchange, ANSWERS[1])
-    status, answer = client.post("chat/completions", BODIES["chat/completions"][1])
+    slow = threading.Thread(target=Client(exchange).post, args=("chat/completions", body))
+    slow.start()
+    assert begins.wait(30)
+    assert Client(exchange).post("nowhere", {})[0] == 404
+    is_answered.set()
+    slow.join()
     giving.join()
-    assert (status, answer["choices"][0]["message"]["content"]) == (200, "85")
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     gateway.forget(exchange)
 
 
-def test_the_size_of_a_prompt_is_told_and_is_no_turn(gateway: Gateway) -> None:
-    exchange = gateway.open()
-    seen: list[Any] = []
-
-    def count(messages: Any, tools: Any) -> int:
-        seen.append((messages, tools))
-        if len(seen) > 1:
-            raise DataError("the template refuses it")
-        return 17
-
-    def give() -> None:
-        for how in (count, count, None):
-            pending = exchange.requests.get(timeout=30)
-            assert pending.only_counts
-            exchange.answer_count(pending, how)
-
-    giving = threading.Thread(target=give)
-    giving.start()
-    client, body = Client(exchange), BODIES["messages"][1]
-    assert client.post("messages/count_tokens", body) == (200, {"input_tokens": 17})
-    assert seen == [(TALK, (ADD,))]
-    refused = client.post("messages/count_tokens", body)
-    assert (refused[0], refused[1]["error"]["message"]) == (400, "the template refuses it")
-    assert client.post("messages/count_tokens", body)[0] == 501
-    giving.join()
-    assert client.post("messages/count_tokens", {"model": "m", "messages": []})[0] == 400
-    assert exchange.requests.empty()
-    assert not exchange.counts
-    exchange.seal("a limit was reached")
-    status, answer = client.post("messages/count_tokens", body)
-    assert (status, answer["type"]) == (409, "error")
-    gateway.forget(exchange)
-
-
-def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway: Gateway) -> None:
-    exchange, body = gateway.open(), BODIES["messages"][1]
+def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway):
+    exchange, body = gateway.open(), BODY
     giving = answered(exchange, ANSWERS[1], ANSWERS[0])
-    first = Client(exchange).post("messages", body)
-    again = Client(exchange).post("messages", body, **{"x-stainless-retry-count": "1"})
-    other = Client(exchange).post("messages", body)
+    first = Client(exchange).post("chat/completions", body)
+    again = Client(exchange).post("chat/completions", body, **{"x-stainless-retry-count": "1"})
+    other = Client(exchange).post("chat/completions", body)
     giving.join()
     assert first == again != other
     assert exchange.counts["gateway/requests"] == 2
@@ -315,11 +201,11 @@ def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway: G
     gateway.forget(exchange)
 
 
-def test_a_stream_is_kept_open_while_it_waits(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_kept_open_while_it_waits(gateway, monkeypatch):
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
     exchange = gateway.open()
     giving = answered(exchange, ANSWERS[1], wait_s=0.2)
-    status, text = Client(exchange).post("chat/completions", BODIES["chat/completions"][1] | {"stream": True})
+    status, text = Client(exchange).post("chat/completions", BODY | {"stream": True})
     giving.join()
     assert status == 200
     assert text.count(": the policy is writing\n\n") >= 2
@@ -327,12 +213,12 @@ def test_a_stream_is_kept_open_while_it_waits(gateway: Gateway, monkeypatch: pyt
     gateway.forget(exchange)
 
 
-def test_the_end_refuses_what_waits_and_what_comes(gateway: Gateway) -> None:
+def test_the_end_refuses_what_waits_and_what_comes(gateway):
     exchange, seen = gateway.open(), []
-    body = BODIES["chat/completions"][1]
+    body = BODY
     waiting = threading.Thread(target=lambda: seen.append(Client(exchange).post("chat/completions", body)))
     waiting.start()
-    exchange.requests.get(timeout=30)
+    exchange.requests.get(timeout=PATIENCE_S)
     exchange.seal("a limit was reached")
     waiting.join()
     assert seen[0][0] == 400
@@ -341,30 +227,15 @@ def test_the_end_refuses_what_waits_and_what_comes(gateway: Gateway) -> None:
     gateway.forget(exchange)
 
 
-def test_a_stop_text_cuts_the_message_and_not_the_row(gateway: Gateway) -> None:
+def test_a_stop_text_cuts_the_message_and_not_the_row(gateway):
     """The agent's copy of the cut answer is read as the policy wrote it."""
     exchange, whole = gateway.open(), Message("assistant", "look\nObservation: made up")
     giving = answered(exchange, Answer("1", whole, 3, 9, False))
-    client, body = Client(exchange), BODIES["chat/completions"][1] | {"stop": ["\nObservation:"]}
+    client, body = Client(exchange), BODY | {"stop": ["\nObservation:"]}
     _, answer = client.post("chat/completions", body)
     giving.join()
     message = answer["choices"][0]["message"]
     assert message["content"] == "look"
-    pending = exchange.submit(
-        "chat/completions", {}, chat.read(body | {"messages": [*body["messages"], message]}), False
-    )
+    pending = exchange.submit({}, chat.read(body | {"messages": [*body["messages"], message]}), False)
     assert pending.request.messages == (*TALK, whole)
-    gateway.forget(exchange)
-
-
-def test_a_response_continues_an_earlier_one_by_its_id(gateway: Gateway) -> None:
-    exchange, body = gateway.open(), BODIES["responses"][1]
-    giving = answered(exchange, ANSWERS[0])
-    _, first = Client(exchange).post("responses", body)
-    giving.join()
-    more = {"model": "m", "input": [{"type": "function_call_output", "call_id": "0-0", "output": "85"}]}
-    pending = exchange.submit("responses", more | {"previous_response_id": first["id"]}, responses.read(more), False)
-    assert pending.request.messages == (*TALK, SAID, Message("tool", "85", answers="0-0"))
-    with pytest.raises(Refused, match="previous_response_id='resp_9'"):
-        exchange.submit("responses", more | {"previous_response_id": "resp_9"}, responses.read(more), False)
     gateway.forget(exchange)

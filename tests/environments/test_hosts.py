@@ -1,16 +1,12 @@
 """Environments in other processes: equal transcripts, deaths, stuck steps, broken lines, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 import venv
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -18,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.environments.talk import said
-from tests.processes import alive
-from verizero.pipeline.environments.hosts import FAR, EnvironmentHost, EnvironmentSpec, ProcessHost, open_host
+from tests.processes import alive, until
+from verizero.pipeline.environments.hosts import EnvironmentHost, EnvironmentSpec, ProcessHost, open_host
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.types import Prompt
 
@@ -28,7 +24,7 @@ PROMPT = Prompt("p", "q?", "environment", {"deep": [1, "é"]}, system="be kind")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     shutil.copy(Path(__file__).with_name("far_games.py"), tmp_path)
     return tmp_path
 
@@ -38,7 +34,7 @@ def chosen(folder: Path) -> EnvironmentSpec:
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[EnvironmentHost]:
+def place(folder):
     opened = open_host({"python": sys.executable}, chosen(folder), step_s=20)
     yield opened
     opened.close()
@@ -70,14 +66,11 @@ def is_alive(pid: int) -> bool:
 
 def ends(pid: int) -> bool:
     """Wait for the end of a process that was killed, or whose pipe was closed."""
-    until = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not is_alive(pid)
+    return until(lambda: not is_alive(pid), "its end", every_s=0.02)
 
 
 @pytest.mark.parametrize("name", ["guess", "calculator"])
-def test_a_process_gives_the_transcript_of_this_process(name: str) -> None:
+def test_a_process_gives_the_transcript_of_this_process(name):
     moves = {
         "guess": ["16", "\x00\ud800<think>", "8", "4"],
         "calculator": [("mul", {"a": 2, "b": "3"}), ("x", {}), "6"],
@@ -94,7 +87,7 @@ def test_a_process_gives_the_transcript_of_this_process(name: str) -> None:
     assert transcripts[0] == transcripts[1]
 
 
-def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path) -> None:
+def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder):
     # An environment of its own, with a package that has the name of one of ours.
     venv.create(folder / "venv", with_pip=False)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
@@ -116,7 +109,6 @@ def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path
             "prompt": prompt,
             "seeds": [1, 2],
         }
-        assert start.state == "begun"
         reply = environment.step(said("hello"))
         assert (reply.messages[0].content, reply.reward) == ("1 hello", 0.5)
         # Its own `verifiers`, none of our packages, and no standard input on which requests come.
@@ -131,7 +123,7 @@ def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path
 
 
 @pytest.mark.parametrize("wants", [True, False])
-def test_sizes_of_turns_are_told_to_those_who_ask(folder: Path, wants: bool) -> None:
+def test_sizes_of_turns_are_told_to_those_who_ask(folder, wants):
     which = EnvironmentSpec(path="far_games.py:Sized", params={"wants": wants}, base=folder)
     with closing(open_host({"python": sys.executable}, which)) as place:
         environment = place.make(Prompt("p", "q", "exact", 1), 1, 2)
@@ -144,7 +136,7 @@ def test_sizes_of_turns_are_told_to_those_who_ask(folder: Path, wants: bool) -> 
         environment.close()
 
 
-def test_many_episodes_share_a_process_and_are_kept_apart(place: EnvironmentHost) -> None:
+def test_many_episodes_share_a_process_and_are_kept_apart(place):
     def play(sample: int) -> list[str]:
         environment = begun(place, sample)
         heard = [tell(environment, f"{sample} {i}") for i in range(20)]
@@ -157,23 +149,17 @@ def test_many_episodes_share_a_process_and_are_kept_apart(place: EnvironmentHost
     assert len(pids(place)) == 1
 
 
-def test_a_killed_process_fails_its_episodes_alone(folder: Path) -> None:
-    place = open_host({"python": sys.executable}, chosen(folder), step_s=20, processes=2)
+def test_a_killed_process_fails_its_episodes_and_the_next_has_another(place):
     first, second = begun(place, 1), begun(place, 2)
-    victim, other = pids(place)
+    (victim,) = pids(place)
     child = int(tell(first, "child"))
     os.kill(victim, signal.SIGKILL)
-    with pytest.raises(EnvironmentFailed, match=r"environment 'far_games.py:echo': its process"):
-        tell(first, "hello")
+    for environment in (first, second):
+        with pytest.raises(EnvironmentFailed, match=r"environment 'far_games.py:echo': its process"):
+            tell(environment, "hello")
     assert ends(child), "what it began goes with it"
-    assert tell(second, "hello") == "1 hello"
-    first.close()
-    third = begun(place, 3)
-    assert tell(third, "hello") == "1 hello"
-    assert other in pids(place)
+    assert tell(begun(place, 3), "hello") == "1 hello"
     assert victim not in pids(place)
-    place.close()
-    assert not any(map(is_alive, (victim, other)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +173,7 @@ def test_a_killed_process_fails_its_episodes_alone(folder: Path) -> None:
         ("nan", "ValueError: Out of range float values"),
     ],
 )
-def test_what_breaks_is_named(place: EnvironmentHost, word: str, words: str) -> None:
+def test_what_breaks_is_named(place, word, words):
     environment = begun(place)
     with pytest.raises(EnvironmentFailed, match=words):
         list(map(environment.step, [said(word), said("after garbage")]))
@@ -195,14 +181,12 @@ def test_what_breaks_is_named(place: EnvironmentHost, word: str, words: str) -> 
     assert tell(begun(place), "again") == "1 again"
 
 
-def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folder: Path) -> None:
+def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folder):
     place = open_host({"python": sys.executable}, chosen(folder), step_s=1.0)
     stuck, other = begun(place, 1), begun(place, 2)
     (pid,) = pids(place)
-    begin = time.monotonic()
     with pytest.raises(EnvironmentFailed, match="took more than 1 s to step"):
         tell(stuck, "sleep 60")
-    assert time.monotonic() - begin < 30
     fresh = begun(place, 3)
     assert pids(place)[0] == pid
     assert len(pids(place)) == 2
@@ -215,13 +199,13 @@ def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folde
     place.close()
 
 
-def test_a_megabyte_crosses_both_ways(place: EnvironmentHost) -> None:
+def test_a_megabyte_crosses_both_ways(place):
     environment = begun(place)
     text = "ab\ud800\x00\n" * 200_000
     assert tell(environment, text) == f"1 {text}"
 
 
-def test_nothing_is_left_after_close(folder: Path) -> None:
+def test_nothing_is_left_after_close(folder):
     before = held()
     for _ in range(3):
         place = open_host({"python": sys.executable}, chosen(folder), step_s=20)
@@ -243,7 +227,7 @@ def test_nothing_is_left_after_close(folder: Path) -> None:
     assert sorted(closed) == sorted(f"closed {i}" for i in range(20) for _ in range(3)), "open ones too"
 
 
-def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
+def test_it_dies_with_the_process_that_began_it(folder):
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
         "from verizero.pipeline.environments.hosts import EnvironmentSpec, open_host\n"
@@ -261,45 +245,7 @@ def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
     assert ends(pid)
 
 
-def test_a_service_is_asked_over_http(folder: Path) -> None:
-    import json
-
-    choice = json.dumps({"path": "far_games.py:echo", "base": str(folder), "params": {"log": str(folder / "log")}})
-    command = [sys.executable, "-P", str(FAR), choice, "--serve", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        url = service.stdout.readline().strip()
-        place = open_host({"url": url}, EnvironmentSpec(name="echo"), step_s=1.0)
-        first, second = begun(place, 1), begun(place, 2)
-        assert [tell(e, "hello") for e in (first, second, first)] == ["1 hello", "1 hello", "2 hello"]
-        with pytest.raises(EnvironmentFailed, match="KeyError: 'broken'"):
-            tell(first, "raise")
-        with pytest.raises(EnvironmentFailed, match="does not answer: TimeoutError"):
-            tell(second, "sleep 5")
-        first.close()
-        second.close()
-        assert (folder / "log").read_text() == "closed 1\n"
-        service.kill()
-    with pytest.raises(EnvironmentFailed, match="does not answer: ConnectionRefusedError"):
-        begun(place)
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("there", "expected here, process"),
-        ({"venv": "x"}, "expected here, process"),
-        ({"python": "x", "url": "y"}, "expected here, process"),
-        ({"url": "localhost:80"}, "expected http://host:port"),
-        ({"python": "python3"}, "needs an environment by path"),
-    ],
-)
-def test_a_wrong_place_is_refused(where, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_host(where, EnvironmentSpec(name="guess"))
-
-
-def test_what_cannot_begin_says_why(folder: Path) -> None:
+def test_what_cannot_begin_says_why(folder):
     with pytest.raises(ConfigError, match="no parameter 'trys'"):
         open_host("process", EnvironmentSpec(name="guess", params={"trys": 1}))
     for choice, python, words in (

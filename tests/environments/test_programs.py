@@ -1,19 +1,25 @@
-"""Programs of the policy in the sandbox: repaired by failing tests, or run as tools."""
+"""Programs of the policy in the sandbox: on tests, as tools, in a session, and on services."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from tests.environments.talk import made, played, texts
 from verizero import sandbox
-from verizero.pipeline.environments.tools import _programs, python, shell
-from verizero.pipeline.environments.tools._programs import Output
-from verizero.pipeline.environments.tools.base import Toolbox
+from verizero.pipeline.config.choices import EnvironmentChoice
+from verizero.pipeline.environments.base import Reply
+from verizero.pipeline.environments.hosts import EnvironmentSpec, open_host
+from verizero.pipeline.environments.tool_use import Params, environment
+from verizero.pipeline.environments.tools import _programs, python, session, shell
 from verizero.pipeline.errors import DataError, EnvironmentFailed, IsolationError
-from verizero.pipeline.types import Prompt
+from verizero.pipeline.run.episodes import languages_of
+from verizero.pipeline.types import Call, Message, Prompt
+from verizero.sandbox import settings
 from verizero.sandbox.process import WorkerDied
+from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.settings import SandboxSettings, configure
 
 LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 6)]}
 STDIN = {"tests": [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8\n"}]}
@@ -36,7 +42,7 @@ pytestmark = pytest.mark.integration
         ("<think>def f(x): return 3*x+7", "wrong, try again"),
     ],
 )
-def test_the_first_failing_test_is_shown(program: str, shown: str) -> None:
+def test_the_first_failing_test_is_shown(program, shown):
     environment = made("repair", LINE, cpu_s=0.3)
     replies = played(environment, [program, f"<think>slope</think>\n```python\n{RIGHT}\n```\nOutput:\n```\n13\n```"])
     (text,) = texts(replies)
@@ -44,13 +50,13 @@ def test_the_first_failing_test_is_shown(program: str, shown: str) -> None:
     assert replies[-1].outcome.is_correct
 
 
-def test_programs_on_standard_input() -> None:
+def test_programs_on_standard_input():
     replies = played(made("repair", STDIN), ["print(int(input())+3)", "print(int(input())*2)"])
     assert texts(replies) == ["input:\n4\n\nexpected:\n8\n\ngot:\n7"]
     assert replies[-1].outcome.is_correct
 
 
-def test_the_tries_end_with_a_verdict_and_feedback_may_be_left_out() -> None:
+def test_the_tries_end_with_a_verdict_and_feedback_may_be_left_out():
     replies = played(made("repair", LINE, tries=2, feedback=False), ["def f(x): return x", "def f(x): return 10"])
     assert texts(replies) == ["wrong, try again"]
     assert (replies[-1].done, replies[-1].outcome.status, replies[-1].outcome.score) == (True, "graded", 0.0)
@@ -60,7 +66,7 @@ def test_the_tries_end_with_a_verdict_and_feedback_may_be_left_out() -> None:
     assert played(made("repair", LINE, tries=1), [" "])[-1].outcome.status == "no_answer"
 
 
-def test_brief_errors_have_the_characters_of_small_models() -> None:
+def test_brief_errors_have_the_characters_of_small_models():
     replies = played(made("repair", LINE, brief=True), ["def f(x): return Y", RIGHT])
     assert texts(replies) == ["f(1)=10 not error"]
 
@@ -68,12 +74,12 @@ def test_brief_errors_have_the_characters_of_small_models() -> None:
 @pytest.mark.parametrize(
     "reference", ["x", {}, {"tests": []}, {"tests": [{"args": [1]}]}, {"tests": [{"args": [1], "expected": 2}]}]
 )
-def test_a_malformed_row_is_refused(reference: object) -> None:
+def test_a_malformed_row_is_refused(reference):
     with pytest.raises(DataError, match=r"answer.tests"):
         made("repair", reference)
 
 
-def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch):
     class Broken(sandbox.Pool):
         isolation = SimpleNamespace(level=2)  # type: ignore[assignment]
 
@@ -83,14 +89,14 @@ def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) ->
             raise WorkerDied("killed")
 
     with Broken(workers=1) as pool:
-        monkeypatch.setattr("verizero.sandbox.api._pool", pool)
+        monkeypatch.setattr("verizero.sandbox.pool._default", pool)
         with pytest.raises(EnvironmentFailed, match="the sandbox failed: killed"):
-            _programs.SeparateProcesses(sandbox.Limits()).python("print(1)")
+            _programs.alone("print(1)", sandbox.Limits())
     with pytest.raises(EnvironmentFailed, match="the sandbox cannot run a program"):
-        _programs.SeparateProcesses(sandbox.Limits()).python("print(1)")
+        _programs.alone("print(1)", sandbox.Limits())
 
 
-def test_python_and_shell_print() -> None:
+def test_python_and_shell_print():
     prompt = Prompt("p", "q", "environment", None)
     run = python.tools(python.Params(cpu_s=0.5), prompt).tools["python"]
     assert run.answer({"code": "print(6*7)"}) == "42"
@@ -101,24 +107,133 @@ def test_python_and_shell_print() -> None:
     assert line.answer({"line": "echo $((6*7)); exit 3"}).startswith("42")
 
 
-def test_a_session_may_take_the_place_of_single_runs() -> None:
-    class Session:
-        def __init__(self) -> None:
-            self.total = 0
+PROMPT = Prompt("p", "?", "exact", "x")
 
-        def python(self, code: str) -> Output:
-            self.total += int(code)
-            return Output("passed", f"{self.total}\n")
 
-        def shell(self, line: str) -> Output:
-            return Output("timeout", "begun")
+def call(name: str, **arguments: str) -> Message:
+    return Message("assistant", "", (Call("0-0", name, arguments),))
 
-        def close(self) -> None:
-            self.total = -1
 
-    session = Session()
-    box = Toolbox([*python.over(session).tools.values(), *shell.over(session).tools.values()], [session.close])
-    assert [box.tools["python"].answer({"code": "2"}) for _ in range(2)] == ["2", "4"]
-    assert box.tools["shell"].answer({"line": "x"}) == "begun\ntimeout"
-    box.close()
-    assert session.total == -1
+@pytest.fixture
+def episodes():
+    made = [environment(Params.model_validate({"tools": ["session"]}), PROMPT, 0, i) for i in range(2)]
+    yield made
+    for episode in made:
+        episode.close()
+        episode.close()
+
+
+def text(reply: Reply) -> str:
+    (message,) = reply.messages
+    return message.content
+
+
+def test_calls_of_an_episode_share_a_session_and_episodes_do_not(episodes):
+    one, two = episodes
+    for episode in (one, two):
+        episode.start()  # type: ignore[attr-defined]
+
+    def said(episode: object, message: Message) -> str:
+        return text(episode.step(message))  # type: ignore[attr-defined]
+
+    assert said(one, call("python", code="x = 40\nopen('note', 'w').write('hi')")) == "no output"
+    assert said(one, call("python", code="print(x + 2)")) == "42"
+    assert said(one, call("shell", line="cat note; echo; echo more >> note; wc -l < note")).split() == ["hi", "1"]
+    assert "NameError" in said(two, call("python", code="print(x)"))
+    assert "No such file" in said(two, call("shell", line="cat note"))
+    assert "ZeroDivisionError" in said(one, call("python", code="1 / 0"))
+    assert said(one, call("python", code="print(x)")) == "40", "an exception ends the cell, not the session"
+
+
+def test_the_policys_own_mistakes_are_observations(episodes):
+    kept = session.SessionPrograms(session.Params(cpu_s=1, wall_s=3, calls=3))
+    try:
+        assert "limit" in kept.python("while True: pass").text or "timeout" in kept.python("1").text
+        assert kept.python("print('again')").text == "again"
+    finally:
+        kept.close()
+
+
+SHORT = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 4)]}
+EMPTY = Prompt("p", "q", "environment", None)
+
+
+@pytest.fixture(autouse=True)
+def back_to_default():
+    yield
+    configure(SandboxSettings())
+
+
+@contextmanager
+def served() -> Iterator[SandboxService]:
+    with sandbox.Pool(workers=1) as pool, SandboxService(pool) as server:
+        yield server
+
+
+def at(server: SandboxService, token: str | None = None) -> SandboxSettings:
+    return SandboxSettings(urls=(server.address,), token=token or server.token)
+
+
+def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch):
+    with served() as server:
+        monkeypatch.setattr(
+            "verizero.sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine")
+        )
+        configure(at(server))
+        run = python.tools(python.Params(), EMPTY).tools["python"]
+        assert run.answer({"code": "print(6*7)"}) == "42"
+        last = played(made("repair", SHORT), ["def f(x): return 3*x+8", "def f(x): return 3*x+7"])[-1]
+        assert (last.outcome.score, server.num_programs) == (1.0, 3)
+
+
+def test_no_session_is_opened_where_programs_run_on_services():
+    with served() as server:
+        configure(at(server))
+        with pytest.raises(EnvironmentFailed, match="the tool `session` keeps a state"):
+            session.tools(session.Params(), EMPTY).tools["python"].answer({"code": "1"})
+
+
+def test_a_service_that_refuses_is_no_mistake_of_the_policy():
+    with served() as server:
+        configure(at(server, "guess"))
+        with pytest.raises(EnvironmentFailed, match="401"):
+            python.tools(python.Params(), EMPTY).tools["python"].answer({"code": "1"})
+
+
+def test_a_process_that_plays_episodes_takes_the_settings_over():
+    with served() as server:
+        configure(at(server))
+        place = open_host("process", EnvironmentSpec("repair"), step_s=30)
+        try:
+            environment = place.make(Prompt("p", "f", "environment", SHORT), 0, 0)
+            environment.start()
+            reply = environment.step(Message("assistant", "def f(x): return 3*x+7"))
+            environment.close()
+        finally:
+            place.close()
+        assert reply.outcome is not None
+        assert (reply.outcome.score, server.num_programs) == (1.0, 1)
+
+
+def test_settings_cross_to_another_process_whole():
+    given = SandboxSettings(sandbox.Limits(cpu_s=0.5), 3, 1, ("http://a:1",), "secret")
+    configure(given)
+    variables = settings.variables()
+    configure(SandboxSettings())
+    settings.take_over(variables)
+    assert settings.current() == given
+
+
+@pytest.mark.parametrize(
+    ("choice", "languages"),
+    [
+        ({"name": "guess"}, set()),
+        ({"name": "repair"}, {"python"}),
+        ({"name": "tool_use", "params": {"tools": ["calculator", "shell"]}}, {"bash"}),
+        ({"name": "tool_use", "params": {"tools": ["session"]}}, {"python", "bash", "session"}),
+    ],
+)
+def test_languages_of_environments_are_known_before_training(choice, languages):
+    chosen = {"mine": EnvironmentChoice(**choice)}
+    rows = [SimpleNamespace(environment=key) for key in ("mine", None)]
+    assert languages_of(rows, chosen, None) == languages  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """Tasks of a package of the library `verifiers`, played by the library: known scores, failures, kills, nothing left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,7 +23,7 @@ TASKS = Path(__file__).with_name("verifiers_tasks")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+def python(tmp_path_factory):
     return str(venv_with(tmp_path_factory.mktemp("venv") / "library", "verifiers==0.4.0"))
 
 
@@ -55,7 +53,7 @@ def runners() -> list[int]:
     return [process for process, words, _ in others() if str(RUNNER) in words]
 
 
-def test_several_turns_and_the_known_score_of_the_last(python: str) -> None:
+def test_several_turns_and_the_known_score_of_the_last(python):
     """Of a right answer; that of a wrong one, in tests/test_wheel.py."""
     shown, verdict = play(made(python, "double_twice", "2"), "11", "10")
     assert shown == [
@@ -65,12 +63,12 @@ def test_several_turns_and_the_known_score_of_the_last(python: str) -> None:
     assert verdict == Verdict("graded", 1.0, "reward 2: user_closed")
 
 
-def test_an_error_in_the_trace_is_a_failure(python: str) -> None:
+def test_an_error_in_the_trace_is_a_failure(python):
     with pytest.raises(EnvironmentFailed, match=r"double_it: .*RuntimeError: the grader broke"):
         play(made(python), "break the grader")
 
 
-def test_a_killed_program_is_a_failure_and_nothing_is_left(python: str) -> None:
+def test_a_killed_program_is_a_failure_and_nothing_is_left(python):
     environment = made(python)
     environment.start()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -89,7 +87,7 @@ def _command(process: int) -> str:
     return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def test_what_cannot_begin_says_why(python: str, tmp_path: Path) -> None:
+def test_what_cannot_begin_says_why(python, tmp_path):
     with pytest.raises(EnvironmentFailed, match="double_it has no task 7"):
         play(made(python, index=7))
     with pytest.raises(DataError, match="expected the number of a task, got 'x'"):
@@ -98,7 +96,7 @@ def test_what_cannot_begin_says_why(python: str, tmp_path: Path) -> None:
         made(str(tmp_path / "none"))
 
 
-def test_rows_for_tasks(python: str) -> None:
+def test_rows_for_tasks(python):
     program = Path(python) / "bin" / "python"
     command = [program, "-P", RUNNER, '{"package": "double_it", "taskset": {"first": 8}}', "--rows", "9"]
     ended = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(TASKS)})
@@ -106,6 +104,6 @@ def test_rows_for_tasks(python: str) -> None:
     assert [(r["id"], r["answer"]) for r in rows] == [("double_it/0", 0), ("double_it/1", 1)], ended.stderr
 
 
-def test_without_an_interpreter_the_library_must_be_installed_here() -> None:
+def test_without_an_interpreter_the_library_must_be_installed_here():
     with pytest.raises(ConfigError, match=r"python: the library 'verifiers' is not installed here; .*virtual env"):
         load("verifiers_package").bind({"package": "double_it"})

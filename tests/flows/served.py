@@ -23,8 +23,8 @@ from tests.stages.tiny import tiny
 from tests.warm import FLOWS, FOLDER, MARK, ROOM, warm
 from verizero.flows.server import HEALTH, LOGIN, QUIET
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.files import locked
-from verizero.pipeline.listening import answers, free_port
+from verizero.pipeline.host.disk import locked
+from verizero.pipeline.host.network import answers, free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,11 +186,9 @@ class Served:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Served]:
-    """Serve two small recipes; at the end no process is left."""
+    """Serve a small recipe; at the end no process is left."""
     (folder / "recipes").mkdir()
     (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
-    other = {**SMALL, "name": "other", "rl": {**SMALL["rl"], "algorithm": {"name": "dr_grpo"}}}
-    (folder / "recipes" / "other.yaml").write_text(dump(tiny(other)))
     server = Served(folder)
     try:
         server.wait()
@@ -200,7 +198,7 @@ def serving(folder: Path) -> Iterator[Served]:
         yield server
     finally:
         server.stop()
-        until(lambda: not server.processes(), "the end of all processes", 60)
+        until(lambda: not server.processes(), "the end of all processes")
         print((folder / "home" / "runner.log").read_text()[-3000:])
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from verizero.flows.automations import SILENT_S, ready_automations
 from verizero.flows.deployments import FORMS, all_deployments, variables_for
 from verizero.pipeline.errors import ConfigError
 
@@ -59,9 +58,3 @@ def test_every_field_of_every_form_is_described() -> None:
         assert all(len(field["description"]) > 10 for field in schema.properties.values()), deployment.flow_name
         assert deployment.entrypoint is not None
         assert ":" not in deployment.entrypoint, "a module, not a path of this machine"
-
-
-def test_a_silent_run_is_the_only_automation_that_is_on() -> None:
-    on = [a for a in ready_automations() if a.enabled]
-    assert [a.name for a in on] == ["verizero: silent runs have crashed"]
-    assert on[0].trigger.within.total_seconds() == SILENT_S == 90  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verizero.flows.server import LOGIN, login_of
-from verizero.flows.server_patches import SameHostOnly
+from verizero.flows.server_patches import WITHIN_S, SameHostOnly
 from verizero.pipeline.errors import RunError
 
 
@@ -28,6 +28,7 @@ def test_answers_carry_the_policy() -> None:
     (_, (name, policy)), plain = (message["headers"] for message in sent)
     assert (name, plain) == (b"content-security-policy", [(b"a", b"b")])
     assert b"connect-src 'self'" in policy
+    assert b"frame-ancestors 'none'" in policy
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,40 @@ def test_other_names_and_pages_of_other_origins_are_refused(
         assert sent[0].get("status", sent[0].get("code")) in (421, 1008)
 
 
+@pytest.mark.parametrize(
+    ("kind", "first", "answer"),
+    [
+        ("http", {"type": "http.request", "body": b"{", "more_body": True}, {"status": 408}),
+        ("websocket", {"type": "websocket.connect"}, {"code": 1008}),
+    ],
+)
+def test_a_client_that_sends_no_more_is_sent_away(
+    kind: str, first: dict[str, Any], answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body of a request, or the login of a websocket. After a whole body, or a login, nothing need come."""
+    monkeypatch.setitem(WITHIN_S, kind, 0.0)
+    whole = {**first, "more_body": False} if kind == "http" else {"type": "websocket.receive"}
+    for messages, is_late in (([first], True), ([first, whole], False)):
+        seen: list[str] = []
+        sent: list[dict[str, Any]] = []
+
+        async def app(scope: Any, receive: Any, send: Any, seen: list[str] = seen, num: int = len(messages)) -> None:
+            seen.extend([(await receive())["type"] for _ in range(num)])
+            last = await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.05)
+            seen.extend(task.result()["type"] for task in last[0])
+
+        async def receive(left: list[dict[str, Any]] = messages) -> Any:
+            return left.pop(0) if left else await asyncio.Future()
+
+        async def send(message: dict[str, Any], sent: list[dict[str, Any]] = sent) -> None:
+            sent.append(message)
+
+        scope = {"type": kind, "headers": [(b"host", b"127.0.0.1:9")]}
+        asyncio.run(SameHostOnly(app, 9)(scope, receive, send))
+        assert (f"{kind}.disconnect" in seen) == is_late
+        assert (answer.items() <= sent[0].items()) if is_late else not sent
+
+
 def test_a_login_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LOGIN, raising=False)
     first, place = login_of(tmp_path)
@@ -76,6 +111,9 @@ def test_a_login_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: p
     assert [p.name for p in tmp_path.iterdir()] == ["login"]
     (tmp_path / "login").write_text("")
     with pytest.raises(RunError, match="login is empty; delete it"):
+        login_of(tmp_path)
+    monkeypatch.setenv(LOGIN, "me:é")
+    with pytest.raises(RunError, match=r"the variable .* has characters other than ASCII's"):
         login_of(tmp_path)
     monkeypatch.setenv(LOGIN, "me:mine")
     assert login_of(tmp_path) == ("me:mine", f"the variable {LOGIN}")

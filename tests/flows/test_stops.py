@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.flows.served import PICTURES, Served, serving, until
+from tests.flows.served import PICTURES, Served, page_of, serving, until
 from tests.processes import alive, commands, family
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import TREE
-from verizero.flows.automations import SILENT_S
+from verizero.flows.automations import HEARTBEAT, SILENT_S
 from verizero.flows.process_lifetime import END_WITHIN_S
 from verizero.flows.serve import FLOWS_GRACE_S, SETTINGS
-from verizero.pipeline.child import GRACE_S
 from verizero.pipeline.config.recipes import request_of
-from verizero.pipeline.files import iterate_jsonl
-from verizero.pipeline.listening import free_port
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.host.child import GRACE_S
+from verizero.pipeline.host.disk import numbered_jsonl
+from verizero.pipeline.host.network import free_port
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -45,6 +45,18 @@ ENDLESS = {
     "rl.steps_per_round": 100_000,
     "data.train": [{**TREE["data"]["train"][0], "verifier": {"path": "slow.py:slow"}}],
 }
+HELD = """
+import time
+from pathlib import Path
+
+
+def held(row):
+    folder = Path(__file__).parent
+    while row.stage == "rl" and row.kind == "step" and (folder / "hold").exists():
+        (folder / "holding").touch()
+        time.sleep(0.1)
+"""
+"""A step that takes as long as there is a file."""
 CANCELLED_WITHIN_S = 15.0
 
 
@@ -52,6 +64,7 @@ CANCELLED_WITHIN_S = 15.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("served")) as server:
         (server.folder / "recipes" / "slow.py").write_text(SLOW)
+        (server.folder / "recipes" / "held.py").write_text(HELD)
         yield server
 
 
@@ -62,8 +75,8 @@ def no_flow_is_left(served: Served) -> Iterator[None]:
     running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
     for run in served.post("/flow_runs/filter", flow_runs=running):
         served.cancel(run["id"])
-    until(lambda: not served.processes("prefect.engine"), "the end of every flow", 60)
-    until(lambda: not served.processes("verizero.pipeline.cli train"), "the end of every rank", 60)
+    until(lambda: not served.processes("prefect.engine"), "the end of every flow")
+    until(lambda: not served.processes("verizero.pipeline.cli train"), "the end of every rank")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +84,7 @@ def whole(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """The fingerprint of the run of LONG that nobody disturbs."""
     folder = tmp_path_factory.mktemp("whole")
     request = request_of("small", user_folder=served.folder / "recipes", run_name="whole", overrides=LONG)
-    train(request.config, request.base_dir, folder, "auto", Silent())
+    train(request.config, request.base_dir, folder, "auto", Progress())
     return fingerprint(folder)
 
 
@@ -101,7 +114,7 @@ def orphaned(served: Served) -> Killed:
     assert len(everyone) >= 4, "serve, the server, the runner, the flow"
     os.kill(served.process.pid, signal.SIGKILL)
     served.process.wait()
-    until(lambda: not alive(everyone), "the end of all that serve had started", 60)
+    until(lambda: not alive(everyone), "the end of all that serve had started")
     assert not served.processes()
     served.process = served.serve()
     served.wait()
@@ -117,9 +130,38 @@ def silenced(served: Served, endless: Callable[[], tuple[str, str]]) -> Killed:
     everyone = family(runner)
     assert process in everyone
     os.kill(runner, signal.SIGKILL)
-    until(lambda: not alive(everyone), "the end of the flow and all that it had started", 60)
+    until(lambda: not alive(everyone), "the end of the flow and all that it had started")
     until(lambda: re.search(r"runner ended .*-9", served.log.read_text()), "the new runner")
     return run, served.state(run), served.process_of(run) is None
+
+
+@pytest.fixture(scope="module")
+def suspended(served: Served, chromium: Any) -> str:
+    """A run of LONG that was suspended in the browser within a step, which took longer than a heartbeat after that."""
+    recipes = served.folder / "recipes"
+    (recipes / "hold").touch()
+    fields = {"folder": "suspended", "resume": "never", "overrides": {**LONG, "callbacks": ["held.py:held"]}}
+    run = served.start("train", recipe="small", **fields)
+    until((recipes / "holding").exists, "a step of RL")
+    process = served.process_of(run)
+    assert process is not None
+    everyone = family(process)
+    with page_of(chromium) as page:
+        page.goto(f"{served.address}/runs/flow-run/{run}")
+        page.get_by_role("button", name="Suspend").click()
+        page.locator("#p-modal-teleport-target input").fill("86400")
+        page.get_by_role("button", name="Submit").click()
+        until(lambda: served.state(run) == "Suspended", "the state")
+    beats = {
+        "event": {"name": [HEARTBEAT]},
+        "resource": {"id": [f"prefect.flow-run.{run}"]},
+        "occurred": {"since": served.run(run)["state"]["timestamp"]},
+    }
+    until(lambda: served.post("/events/filter", filter=beats)["events"], "a heartbeat of the suspended run")
+    assert alive(everyone), "the step goes on"
+    (recipes / "hold").unlink()
+    until(lambda: not alive(everyone), "the end of the process", 60)
+    return run
 
 
 def in_rl(served: Served, name: str, overrides: dict[str, Any]) -> str:
@@ -132,7 +174,9 @@ def in_rl(served: Served, name: str, overrides: dict[str, Any]) -> str:
 def num_steps(served: Served, name: str) -> int:
     """Lines of RL steps that the run has written so far."""
     path = served.folder / "runs" / name / "metrics.jsonl"
-    return sum(row["kind"] == "step" and row["stage"] == "rl" for row in iterate_jsonl(path)) if path.exists() else 0
+    return (
+        sum(row["kind"] == "step" and row["stage"] == "rl" for _, row in numbered_jsonl(path)) if path.exists() else 0
+    )
 
 
 def has_continued(served: Served, run: str) -> bool:
@@ -152,13 +196,23 @@ def test_a_killed_server_is_started_again_while_the_run_continues(
     process = served.process_of(run)
     (server,) = served.processes("verizero.flows.server ")
     os.kill(server, signal.SIGKILL)
-    until(lambda: re.search(r"server ended .*-9", served.log.read_text()), "the new server", 60)
-    until(lambda: served.processes("verizero.flows.server ") not in ([], [server]), "its process", 60)
+    until(lambda: re.search(r"server ended .*-9", served.log.read_text()), "the new server")
+    until(lambda: served.processes("verizero.flows.server ") not in ([], [server]), "its process")
     done = num_steps(served, name)
     until(lambda: num_steps(served, name) > done + 2, "further steps")
     until(served.answers, "its answer")
     assert served.process_of(run) == process is not None
     assert served.state(run) == "Running"
+
+
+def test_suspend_in_the_browser_ends_the_process_after_the_step(served: Served, suspended: str) -> None:
+    assert num_steps(served, "suspended") == 1
+    assert served.state(suspended) == "Suspended"
+    stages = served.post("/flow_runs/filter", flow_runs={"name": {"any_": ["suspended sft", "suspended rl"]}})
+    assert {stage["name"]: stage["state"]["name"] for stage in stages} == {
+        "suspended sft": "Completed",
+        "suspended rl": "Suspended",
+    }
 
 
 def test_a_killed_runner_takes_its_flows_along_and_is_started_again(silenced: Killed) -> None:
@@ -178,7 +232,7 @@ def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_b
     browser.get_by_role("button", name="Cancel").click()
     browser.get_by_role("button", name="Confirm").click()
     begin = time.monotonic()
-    until(lambda: not alive(everyone), "the end of every process", 120)
+    until(lambda: not alive(everyone), "the end of every process")
     print(f"{len(everyone)} processes ended {time.monotonic() - begin:.1f} s after the click on Cancel")
     end = served.ended(run)
     assert (end["name"], end["state"]["name"]) == ("cancelled", "Cancelled")
@@ -194,7 +248,7 @@ def assert_retried(served: Served, run: str, name: str, whole: dict[str, str]) -
     served.retry(run)
     end = served.ended(run)["state"]
     assert end["name"] == "Completed", end["message"]
-    until(lambda: has_continued(served, run), "the line that tells so", 60)
+    until(lambda: has_continued(served, run), "the line that tells so")
     assert fingerprint(served.folder / "runs" / name) == whole
 
 
@@ -209,7 +263,7 @@ def test_what_a_cancel_waits_for_is_less_than_what_is_promised() -> None:
 def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) -> None:
     two = {"launch.gpus_per_node": 2, "launch.kind": "torchrun", "launch.port": free_port()}
     run = in_rl(served, "two", {**ENDLESS, **two})
-    one = {**two, "launch.gpus_per_node": 1, "launch.kind": "local"}  # each rank imports torch again
+    one = {**two, "launch.gpus_per_node": 1, "launch.kind": "torchrun"}  # each rank imports torch again
     local = served.start("train", recipe="small", folder="one-local", overrides=one)
     process = served.process_of(run)
     assert process is not None
@@ -218,7 +272,7 @@ def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) 
     assert sum("verizero.pipeline.cli train" in w and "torch.distributed.run" not in w for w in words) >= 2, words
     served.cancel(run)
     begin = time.monotonic()
-    until(lambda: not alive(everyone), "the end of every rank", 120)
+    until(lambda: not alive(everyone), "the end of every rank")
     print(f"{len(everyone)} processes of a group ended {time.monotonic() - begin:.1f} s after the cancel")
     assert served.ended(run)["state"]["name"] == "Cancelled"
     assert served.ended(local)["state"]["name"] == "Completed"
@@ -228,28 +282,37 @@ def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) 
 
 
 def test_a_killed_flow_is_marked_crashed_and_what_it_had_started_is_gone(served: Served) -> None:
-    """Of the flow whose runs are processes of their own."""
-    endless = {"sft.steps": 100_000}
-    run = served.start("compare", recipes=["small", "other"], seeds=1, folder="runs/killed", overrides=endless)
-    until(lambda: (served.folder / "runs" / "killed" / "start-0" / "metrics.jsonl").exists(), "a run of its own")
+    """Of a flow whose ranks are processes of their own."""
+    own = {"launch.kind": "torchrun", "launch.gpus_per_node": 1, "launch.port": free_port()}
+    run = in_rl(served, "killed", {**ENDLESS, **own})
     process = served.process_of(run)
     assert process is not None
     everyone = family(process)
     assert any("verizero.pipeline.cli train" in words for words in commands(everyone))
     os.kill(process, signal.SIGKILL)
     assert served.ended(run)["state"]["name"] == "Crashed"
-    until(lambda: not alive(everyone), "the end of what it had started", 60)
+    until(lambda: not alive(everyone), "the end of what it had started")
 
 
 def test_silent_runs_are_marked_crashed_and_a_retry_gives_the_same_bytes(
-    served: Served, silenced: Killed, orphaned: Killed, whole: dict[str, str]
+    served: Served, suspended: str, silenced: Killed, orphaned: Killed, whole: dict[str, str], browser: Any
 ) -> None:
     """The automation sees both: one lost its runner, the other its server too, which was started again.
 
-    It takes SILENT_S; the test is the last of the file so that the others run in that time.
+    It takes SILENT_S; the test is the last of the file so that the others run in that time. The suspended run, whose
+    process ended before, is no silent one.
     """
     for run in (orphaned[0], silenced[0]):
         end = served.ended(run)["state"]
         assert end["name"] == "Crashed"
         assert f"{SILENT_S} s" in end["message"]
     assert_retried(served, orphaned[0], "orphaned", whole)
+    browser.goto(f"{served.address}/runs/flow-run/{suspended}")
+    browser.get_by_text("Suspended").first.wait_for()
+    browser.screenshot(path=PICTURES / "suspended.png")
+    browser.get_by_role("button", name="Resume").click()
+    browser.locator("#p-modal-teleport-target").get_by_role("button", name="Submit").click()
+    assert served.ended(suspended)["state"]["name"] == "Completed"
+    browser.get_by_text("Completed").first.wait_for()
+    browser.screenshot(path=PICTURES / "resumed.png")
+    assert fingerprint(served.folder / "runs" / "suspended") == whole

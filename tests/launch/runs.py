@@ -15,7 +15,7 @@ from tests.processes import marked
 from tests.warm import MARK, warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.launch import launch
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.whole_run import train
 
@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def by_one(recipe: Path, name: str, *more: str) -> Path:
     """The run's folder, trained by one process that nobody launched."""
     config = load_recipe(recipe, overrides(recipe, name, *more))
-    train(config, ROOT, folder_of(config), "auto", Silent())
+    train(config, ROOT, folder_of(config), "auto", Progress())
     return folder_of(config)
 
 
 def by_ranks(recipe: Path, name: str, *more: str) -> Path:
-    """The run's folder after two local ranks, or as many as asked for. Raises: RunError as `launch` does."""
-    changes = overrides(recipe, name, "launch.kind=local", *more)
+    """The run's folder after two ranks here, or as many as asked for. Raises: RunError as `launch` does."""
+    changes = overrides(recipe, name, "launch.kind=torchrun", *more)
     config = load_recipe(recipe, changes)
     warm().call(launch, config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")
     return folder_of(config)
@@ -58,7 +58,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         # what its prompts share.
         for name in ("publish/bytes", "tokens/prefilled"):
             assert mine.pop(name, 0) >= other.pop(name, 0)
-        assert mine == pytest.approx(other, abs=1e-5)
+        assert mine == pytest.approx(other, abs=3e-5)  # of two updates in float32, as in `test_stages`
 
 
 def assert_same_bytes(found: Path, wanted: Path) -> None:

@@ -11,7 +11,7 @@ from tests.launch.runs import assert_same_run, by_one, by_ranks
 
 GAMES = (
     "data.train=[{generator: {name: guess, params: {high: 6}}}]",
-    *("data.evaluation=[]", "data.overlap={on_overlap: report}", "rollout.max_response_tokens=8", "rl.group_size=4"),
+    *("data.evaluation=[]", "data.on_overlap=report", "rollout.max_response_tokens=8", "rl.group_size=4"),
     *("rl.select.keep=all", "rl.algorithm={name: dr_grpo, entropy_coef: 0.05}"),
     *("episodes.max_tokens=24", "episodes.cut_turn=answer"),
 )

@@ -1,4 +1,4 @@
-"""With FSDP, killed in an update, half-way through a checkpoint, or stopped: the run ends with the same bytes."""
+"""With FSDP and ZeRO 3, killed in an update, half-way through a checkpoint, or stopped: the run has the same bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, folders, processes_of
 from tests.processes import until
+from tests.train.rank_group import installed
 from verizero.pipeline.errors import RunError
 
 FSDP = ("train.backend=fsdp",)
@@ -20,7 +21,7 @@ DEATHS = [
     (
         "1|round 1 step 2: publish|1|stop",
         r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: publish'[\s\S]*"
-        r"\nrank 1 was in 'round 1 step 2: publish', stopped by a signal: ",
+        r"\nrank 1 was in 'round 1 step 2: publish': ",
     ),
     (
         "0|round 1 step 2: checkpoint, half|1|kill",
@@ -53,26 +54,40 @@ def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: st
     )
 
 
+ZERO = ("train.backend=deepspeed", "train.zero=3")
+ZERO_STOPPED = (
+    "1|round 1 step 2: publish|1|stop",
+    r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: checkpoint'[\s\S]*"
+    r"\nrank 1 was in 'round 1 step 2: publish': ",
+)
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "deaths"),
-    [((), DEATHS), ((LORA, "model.quantize=nf4"), [BEFORE_PUBLISH, DEATHS[2]])],
-    ids=["all weights", "adapters on four bits"],
+    [
+        (FSDP, DEATHS),
+        ((*FSDP, LORA, "model.quantize=nf4"), [BEFORE_PUBLISH, DEATHS[2]]),
+        pytest.param(ZERO, [DEATHS[0], ZERO_STOPPED, DEATHS[2]], marks=installed),
+    ],
+    ids=["all weights", "adapters on four bits", "ZeRO 3"],
 )
-def test_killed_or_stopped_with_fsdp_it_ends_with_the_bytes_of_a_run_unhurt(
+def test_killed_or_stopped_it_ends_with_the_bytes_of_a_run_unhurt(
     recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], deaths: list[tuple[str, str]]
 ) -> None:
-    hurt, unhurt = (f"{name}_{len(how)}" for name in ("hurt", "unhurt"))
+    hurt, unhurt = (f"{which}-{len(how)}-{len(deaths)}" for which in ("hurt", "unhurt"))
     checkpoints = recipe.parent / "runs" / hurt / "checkpoints"
     for fuse, said in deaths:
         monkeypatch.setenv("FUSE", fuse)
         with pytest.raises(RunError) as caught:
-            by_ranks(recipe, hurt, *FSDP, *SHORT, *how, LIMIT)
+            by_ranks(recipe, hurt, *how, *SHORT, LIMIT)
         assert re.match(said, str(caught.value)), fuse
         until(lambda: not processes_of(owner), "the end of all ranks")
         assert folders(checkpoints.parent / "logs") == ["rank1"]
+    if how == ZERO:
+        assert [*checkpoints.glob(".partial-*/*")], "the last death came before the checkpoint had a file"
     monkeypatch.delenv("FUSE")
-    assert_same_bytes(*(by_ranks(recipe, name, *FSDP, *SHORT, *how) for name in (hurt, unhurt)))
+    assert_same_bytes(*(by_ranks(recipe, name, *how, *SHORT) for name in (hurt, unhurt)))
     assert folders(checkpoints.parent / "logs") == []
     assert all(p.name.isdigit() for p in checkpoints.iterdir())

@@ -160,8 +160,8 @@ def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
     cut: tuple[dict[str, Ends], Path], phase: str, waits: str
 ) -> None:
     for rank, text in enumerate(cut[0][phase]):
-        assert "ended: launcher (process " in text
-        assert [f"rank {other} was in '{waits}': " in text for other in (0, 1)] == [True, True]
+        assert f"ended: rank {rank} (process " in text
+        assert f"rank {1 - rank} was in '{waits}': " in text
         why = rf"rank {rank} .*'{waits}' within {LIMIT_S} s \(launch\.phase_timeout_s={LIMIT_S}\)"
         if phase == "start":
             why = rf"rank {rank} of 2 .*{HOSTS[0]}:29500 \("
@@ -172,9 +172,8 @@ def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
 @pytest.mark.slow
 def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Ends], Path]) -> None:
     first, second = cut[0][KILLED_IN]
-    assert "exitcode  : -9 " in second
-    assert f"rank 1 was in '{KILLED_IN}': " in second
-    assert f"rank 0 was in '{KILLED_IN}': verizero: rank 0 " in first
+    assert re.match(rf"ended: rank 1 \(process \d+\) was ended by SIGKILL in '{KILLED_IN}'", second)
+    assert re.match(rf"ended: rank 0 \(process \d+\) ended with status \d+ in '{KILLED_IN}'", first)
 
 
 @pytest.mark.integration

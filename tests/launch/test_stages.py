@@ -11,12 +11,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from tests.stages.marks import MARKS
 from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
 from tests.warm import warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.launch import launch
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ SECTIONS: dict[str, Any] = {
     ],
     "sft": {"steps": 3, "batch_size": 16, "optimizer": CALM},
     "preference": {"loss": {"name": "kto"}, "steps": 3, "batch_size": 5, "sampled": SAMPLED, "optimizer": CALM},
-    "reward_model": {"steps": 3, "batch_size": 5, "sampled": SAMPLED},
+    "reward_model": {"steps": 3, "batch_size": 5, "sampled": SAMPLED, "held_out": 0.5},
     "sample": {"samples": 6},
     "rl": None,
     "evaluation": {"before_training": False},
@@ -44,11 +45,11 @@ def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     """The recipe, which begins with a model that has learned a little, and the folder of its run by one process."""
     folder = tmp_path_factory.mktemp("ranks")
     tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": tiny(overrides=[start()]).model.path}}
-    tree["data"] = {**TREE["data"], "evaluation": []}
+    tree["data"] = {"train": [{**TREE["data"]["train"][0], "verifier": MARKS}], "evaluation": []}
     tree["train"] = {**TREE["train"], "micro_batch_tokens": 256, "packing": "on"}  # several micro-batches on each rank
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
-    train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())
+    train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Progress())
     return path, folder / "one"
 
 
@@ -57,7 +58,7 @@ def runs(request: pytest.FixtureRequest, recipe_and_one: tuple[Path, Path]) -> t
     """The folders of the recipe's run by one process, and by two ranks."""
     path, one = recipe_and_one
     two = one.with_name(request.param)
-    changes = [f"name={two.name}", "launch.kind=local", "launch.gpus_per_node=2", f"train.backend={request.param}"]
+    changes = [f"name={two.name}", "launch.kind=torchrun", "launch.gpus_per_node=2", f"train.backend={request.param}"]
     words = ["train", str(path), "--no-prefect", *(word for change in changes for word in ("--set", change))]
     warm().call(launch, load_recipe(path, changes).launch, words, two, "tests.launch.rank")
     return one, two

@@ -12,12 +12,12 @@ from typing import Any
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.phases import Generated, Phases
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.stages.rl import select_groups
-from verizero.pipeline.train.prepare import Controllers
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, StepMetrics, Verdict
 
 Rewards = Callable[[int], Sequence[float | None]]
@@ -69,9 +69,9 @@ class Loop:
 
     @property
     def workers(self) -> Any:
-        """Workers whose source has nothing in flight, and which ask for no second opinion."""
+        """Workers whose source has nothing in flight."""
         source = SimpleNamespace(in_flight=(), generation=SimpleNamespace(episode_setup=None))
-        return SimpleNamespace(rollouts=source, graders=SimpleNamespace(second=None), backend=self.backend)
+        return SimpleNamespace(rollouts=source, backend=self.backend)
 
     @property
     def recorder(self) -> Any:
@@ -113,4 +113,4 @@ def loop_of(rewards: Rewards = mixed, length: int = 1, rl: dict[str, Any] | None
     config = tiny({"stages": ["rl"], "sft": None, "rl": rl or {}, **changes}).of_stage("rl")
     parts = resolve_parts(config)
     assert parts is not None
-    return Loop(StageSetup(config, parts, Controllers(parts), keeps_routing=False), rewards, length)
+    return Loop(StageSetup(config, parts, KlController(parts), keeps_routing=False), rewards, length)

@@ -1,10 +1,14 @@
-"""The batch of a step: filled, short or empty, its surplus carried over, and groups that are too old left out."""
+"""The batch of a step: filled, short or empty, its surplus carried over, old groups left out, within the budget."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from tests.loop.scripted import group_of, loop_of, mixed
+from tests.loop.scripted import Loop, group_of, loop_of, mixed
+from verizero.pipeline.loop.generation_ahead import affordable_groups, is_out_of_tokens
 
 WANT = 3
 """Prompts of a step of the tiny recipe."""
@@ -57,3 +61,49 @@ def test_groups_that_are_too_old_are_left_out_and_counted() -> None:
     without = loop_of()
     without.state.policy_version, without.state.stage.carried = 3, [old]
     assert without.fill().groups[0] is old
+
+
+LONGEST = 30
+GROUP = 6 * LONGEST
+"""Tokens of a group at most: six responses of the tiny recipe."""
+ALONE: Any = SimpleNamespace(episode_setup=None)
+NOTHING: Any = SimpleNamespace(in_flight=(), generation=ALONE)
+"""A source of rollouts that generates nothing for later steps."""
+
+
+def wrong(number: int) -> list[float]:
+    """The rewards of a group that teaches nothing."""
+    return [0.0] * 6
+
+
+def is_out(loop: Loop) -> bool:
+    return is_out_of_tokens(NOTHING, loop.setup, loop.state)
+
+
+@pytest.mark.parametrize("budget", [3 * GROUP, 4 * GROUP, 1000, 1619])
+@pytest.mark.parametrize("length", [1, 11, LONGEST])
+@pytest.mark.parametrize("keep", ["all", "informative"])
+def test_a_budget_is_never_passed_and_used_while_a_step_surely_fits(budget: int, length: int, keep: str) -> None:
+    loop = loop_of(wrong, length, rl={"max_tokens": budget, "select": {"keep": keep}})
+    for _ in range(60):
+        used = loop.state.stage.num_tokens
+        assert is_out(loop) == (used + 3 * GROUP > budget)
+        if is_out(loop):
+            break
+        loop.fill()
+        assert used < loop.state.stage.num_tokens <= budget
+
+
+def test_refills_stop_where_the_budget_does() -> None:
+    """All answers are wrong: a step refills as often as it may."""
+    loop = loop_of(wrong, LONGEST, rl={"max_tokens": 5 * GROUP, "select": {"keep": "informative", "max_refills": 9}})
+    assert len(loop.fill().sampled) == 5
+    assert loop.state.stage.num_tokens == 5 * GROUP
+    assert affordable_groups(NOTHING, loop.setup, loop.state) == 0
+
+
+def test_a_greedy_baseline_and_batches_in_flight_count() -> None:
+    loop = loop_of(rl={"max_tokens": 3 * 7 * LONGEST, "algorithm": {"name": "remax"}})
+    assert affordable_groups(NOTHING, loop.setup, loop.state) == 3
+    ahead: Any = SimpleNamespace(in_flight=[SimpleNamespace(prompts=[None] * 2)], generation=ALONE)
+    assert affordable_groups(ahead, loop.setup, loop.state) == 1

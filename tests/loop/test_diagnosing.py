@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.diagnose.recorded import RECORDED, unpack
+from tests.checks.recorded import OWN, unpack
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
-from verizero.pipeline.diagnosis import length_cap
-from verizero.pipeline.diagnosis.run_facts import read
+from verizero.pipeline.checks.cause import CAUSES
+from verizero.pipeline.checks.run_facts import read
 from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.schedule import Item
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.whole_run import finish
 
 ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
@@ -37,7 +38,7 @@ def recorder_of(folder: Path) -> tuple[Recorder, Heard, list[tuple[str, dict[str
 
 
 def recorded(name: str, folder: Path) -> Path:
-    return unpack(RECORDED / f"{name}-0.tar.xz", folder / "run")
+    return unpack(OWN / f"{name}-0.tar.xz", folder / "run")
 
 
 def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
@@ -69,7 +70,7 @@ def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
     def broken(run: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(length_cap, "look", broken)
+    monkeypatch.setitem(CAUSES, "length_cap", replace(CAUSES["length_cap"], rules=(broken,)))
     said, _ = run(tmp_path / "broken")
     warnings = [line for line in said if "the rule length_cap of the diagnosis failed: ZeroDivision" in line]
     assert len(warnings) == 2, "once while it ran, and once for the page"

@@ -17,11 +17,11 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.parity import check_parity
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import InBits
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.run.algorithm import sampling, temperature
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.run.sampling import sampling, temperature
 from verizero.pipeline.run.session import Session
 
 
@@ -63,7 +63,7 @@ class TestTheGate:
 
     def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
         config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})
-        with open_run(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+        with open_run(config, tmp_path, tmp_path / "run", "auto", Progress()) as session:
             gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
@@ -141,7 +141,7 @@ class TestAMergeIntoABaseInFourBits:
 
 def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:
     config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
-    with open_run(config, tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(config, tmp_path, tmp_path, "auto", Progress()) as session:
         gap = check_parity(
             session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup, 1.0)
         )

@@ -1,10 +1,10 @@
-"""Rounds of RL with scripted answers: full, short and empty batches, refused updates, graders that fail."""
+"""Rounds of RL with scripted answers: short batches, refused updates, graders that fail, the reference's schedule."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +12,15 @@ import pytest
 import torch
 
 from tests.loop.scripted import group_of, loop_of, mixed
-from tests.stages.sessions import lines, rows, session_of, train_round, weights
+from tests.stages.sessions import lines, round_of, rows, session_of, train_round, weights
 from verizero.pipeline.errors import NonFiniteError, RunError
-from verizero.pipeline.loop.rounds import update_if_enough_groups
+from verizero.pipeline.loop.reference import move_reference
+from verizero.pipeline.loop.rounds import begin_round, update_if_enough_groups
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import Item
 from verizero.pipeline.types import Attempt, Group, StepMetrics, Verdict
-
-
-def test_a_batch_is_filled_and_the_surplus_is_trained_on_next(tmp_path: Path) -> None:
-    with session_of(tmp_path) as session:
-        session.state.stage.acceptance = 0.4  # oversamples
-        train_round(session)
-        metrics = [r["metrics"] for r in rows(session)]
-    assert [m["groups/trained"] for m in metrics] == [3.0, 3.0, 3.0]
-    assert metrics[0]["groups/carried_out"] > 0
-    for before, after in itertools.pairwise(metrics):
-        assert after["groups/carried_in"] == before["groups/carried_out"]
-    for m in metrics:
-        assert m["groups/trained"] + m["groups/carried_out"] == m["groups/kept"] + m["groups/carried_in"]
-    assert metrics[1]["rows/off_policy"] == 6 * min(3, metrics[1]["groups/carried_in"])
-    assert metrics[-1]["policy/version"] == 3.0
-
-
-def test_a_batch_that_no_group_survives_is_skipped_and_reported(tmp_path: Path) -> None:
-    with session_of(tmp_path, "none") as session:
-        before = weights(session)
-        train_round(session)
-        metrics = [r["metrics"] for r in rows(session)]
-        shown = lines(session)
-        assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
-    assert [m["update/skipped"] for m in metrics] == [1.0, 1.0, 1.0]
-    assert all(m["groups/all_wrong"] == m["groups/sampled"] > 0 for m in metrics)
-    assert any("0 of 3 groups" in line for line in shown)
 
 
 def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) -> None:
@@ -150,20 +125,9 @@ def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(
         assert all(torch.equal(a, b) for a, b in zip(undisturbed, weights(session), strict=True))
 
 
-SHORT = [
-    ({}, 0, False),
-    ({}, 1, True),
-    ({}, 3, True),
-    ({"fallback": "skip"}, 2, False),
-    ({"fallback": "skip"}, 3, True),
-    ({"min_groups": 2}, 1, False),
-    ({"min_groups": 2}, 2, True),
-]
-
-
-@pytest.mark.parametrize(("select", "num", "trains"), SHORT, ids=str)
-def test_a_short_batch_trains_unless_the_recipe_wants_more(select: dict[str, Any], num: int, trains: bool) -> None:
-    loop = loop_of(rl={"select": select})
+@pytest.mark.parametrize(("num", "trains"), [(0, False), (1, True), (3, True)])
+def test_a_short_batch_trains_and_an_empty_one_does_not(num: int, trains: bool) -> None:
+    loop = loop_of()
     updates: list[int] = []
     groups = [group_of(n, mixed(n)) for n in range(num)]
     phases = loop.phases(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
@@ -173,7 +137,7 @@ def test_a_short_batch_trains_unless_the_recipe_wants_more(select: dict[str, Any
 
 
 def test_refused_updates_end_the_run_only_in_a_row() -> None:
-    loop = loop_of(rl={"max_bad_steps": 3})
+    loop = loop_of()
     refused = iter([True, True, False, True, True, True])
 
     def update(groups: Sequence[Group]) -> StepMetrics:
@@ -194,7 +158,7 @@ def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Pa
     def refuse(groups: Any) -> Any:
         raise NonFiniteError("the loss is nan")
 
-    with session_of(tmp_path, rl={"steps_per_round": 5, "max_bad_steps": 3}) as session:
+    with session_of(tmp_path, rl={"steps_per_round": 5}) as session:
         save(session)
         before = weights(session)
         with pytest.raises(RunError):
@@ -205,3 +169,51 @@ def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Pa
         assert [r["metrics"]["update/skipped"] for r in rows(session)] == [1.0, 1.0]
     assert path is not None
     assert not refused
+
+
+SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
+    ({"schedule": "frozen"}, [1, 1, 1, 1, 1, 1]),
+    ({"schedule": "every_round"}, [1, 1, 1, 2, 2, 2]),
+    ({"schedule": "every_n_steps", "every": 2}, [1, 1, 2, 2, 3, 3]),
+    ({"schedule": "ema", "alpha": 0.5}, [1, 2, 3, 4, 5, 6]),
+    ({"schedule": "ema", "alpha": 0.5, "every": 2}, [1, 1, 2, 2, 3, 3]),
+]
+
+
+@pytest.mark.parametrize(("reference", "versions"), SCHEDULES, ids=str)
+def test_the_reference_moves_when_its_schedule_says(reference: dict[str, Any], versions: list[int]) -> None:
+    loop = loop_of(rl={"reference": reference})
+    seen: list[int] = []
+    for number in (1, 2):
+        loop.state.step = 0
+        begin_round(loop.session, Item("rl", "rl", f"round {number}", number, 3))
+        for _ in range(3):
+            seen.append(loop.state.reference_version)
+            loop.state.step, loop.state.rl_step = loop.state.step + 1, loop.state.rl_step + 1
+            move_reference(loop.backend, loop.setup, loop.state)  # type: ignore[arg-type]
+    assert seen == versions
+    assert len(loop.backend.moves) == loop.state.reference_version
+    assert set(loop.backend.moves[1:]) <= {reference.get("alpha", 1.0)}
+
+
+@pytest.mark.integration
+def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> None:
+    with session_of(tmp_path, rl={"reference": {"schedule": "every_n_steps", "every": 2}}) as session:
+        for number in (1, 2):
+            train_round(session, round_of(session, number))
+            session.state.step = 0
+        metrics = [r["metrics"] for r in rows(session)]
+    assert [m["reference/version"] for m in metrics] == [1, 1, 2, 2, 3, 3]
+    for before, after in pairwise(metrics):
+        moved = after["reference/version"] > before["reference/version"]
+        assert (after["kl/k3"] < 1e-9) == moved
+
+
+def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> None:
+    algorithm = {"name": "dapo", "kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
+    with session_of(tmp_path, rl={"algorithm": algorithm, "reference": {"schedule": "none"}}) as session:
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+        assert session.workers.backend.reference is None  # type: ignore[attr-defined]
+    assert not any(m["update/skipped"] for m in metrics)
+    assert all("kl/k3" not in m and m["reference/version"] == 0.0 for m in metrics)

@@ -128,26 +128,6 @@ PAIRS: tuple[Case, ...] = (
         why="the paper takes the mean reward of both sides off; TRL on pairs and ours do not",
     ),
     _margin("DiscoPOP", "2406.08414", "discopop", as_ours="discopop"),
-    _margin("AOT", "2406.05882", "aot", as_ours="aot"),
-    _margin(
-        "LD-DPO", "2409.06411", "sigmoid", {"ld_alpha": 0.5}, as_ours="dpo", asked={"ld_alpha": 0.5},
-        why="by name there is none: it is an option of DPO",
-    ),
-    _margin(
-        "f-DPO (Jensen-Shannon)", "2309.16240", "sigmoid", {"f_divergence": "js_divergence"}, as_ours="dpo",
-        asked={"f_divergence_type": "js_divergence"}, why="by name there is none: it is an option of DPO",
-    ),
-    _margin(
-        "WPO", "2406.11827", "sigmoid", {"wpo": True}, as_ours="dpo", asked={"use_weighting": True},
-        why="by name there is none: it is an option of DPO",
-    ),
-    Case(
-        "MPO", "2411.10442", ("mpo", {}), {"loss_type": ["sigmoid", "bco_pair", "sft"]},
-        {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
-        "by name TRL's weights are 1; its `sft` is a mean over all tokens, ours and the paper's by response; "
-        "`nll_coef: 0` and TRL's `loss_weights` without `sft` are equal",
-        paper={"shifted": True}, trainer="DPO",
-    ),
     Case(
         "KTO", "2402.01306", ("kto", {}), {"loss_type": "kto"}, {"loss_type": "kto"}, "", trainer="KTO",
     ),

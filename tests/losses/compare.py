@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,20 +12,22 @@ import torch
 import transformers
 from torch import Tensor
 
-from tests.library.trl.test_equal_batches import GENERATIONS, LONGEST, OPTIMIZER, Rows, move, scored
 from tests.losses.cases import Arguments, Case
+from tests.losses.policy_rows import GENERATIONS, LONGEST, OPTIMIZER, Rows, move, scored
 from tests.oracles import advantages as advantage_oracle
 from tests.oracles import rl as oracle
 from tests.oracles.preferences import mean_loss
 from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
+from tests.train.batches import frozen
 from verizero.pipeline.algorithms.base import load_algorithm, weighted
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.loss import LossInputs, policy_loss
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import step
-from verizero.pipeline.train.micros import micros_of
-from verizero.pipeline.train.prepare import Controllers, Settings, prepare
-from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import micros_of
+from verizero.pipeline.train.prepare import Settings, prepare
 
 DRIFT = 0.4
 """KTO's mean log-ratio of responses to other prompts."""
@@ -89,17 +90,15 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
     name, params = case.ours
     # a second minibatch would compare to the log-probs from before the policy moved
     parts = weighted(load_algorithm(name, {**params, **changes, "num_minibatches": 2})[1], ()).resolve(LONGEST)
-    backend = TorchBackend(load.from_pretrained(folder, dtype=torch.float64))
+    backend = Backend(load.from_pretrained(folder, dtype=torch.float64))
     backend.start(OPTIMIZER, 2)
     if parts.needs_reference:
-        backend.reference = load.from_pretrained(folder, dtype=torch.float64).requires_grad_(False)
-        move(backend.reference)
-    both = "normalize_then_sum" if parts.needs_components else ""
-    args: Any = SimpleNamespace(multi_objective_aggregation=both, reward_weights=[1.0, 1.0] if both else None)
-    settings = Settings(0, 1.0, 10_000, 0, LONGEST, Controllers(parts))
-    prepared = prepare(backend, parts, rows.groups(args), settings)
+        backend.reference = frozen(load.from_pretrained(folder, dtype=torch.float64))
+        move(backend.reference.model)
+    settings = Settings(0, 1.0, 10_000, 0, LONGEST, KlController(parts))
+    prepared = prepare(backend, parts, rows.groups(parts.needs_components), settings)
     move(backend.model, 5, 0.02)
-    micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks.row_ranks)
+    micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks)
     given: list[LossInputs] = []
 
     def recorded(parts: Parts, inputs: LossInputs, *rest: Any, **coefs: Any) -> Any:
@@ -138,9 +137,9 @@ def _advantages(parts: Parts, rows: Rows, groups: list[int]) -> list[float]:
     if parts.advantage.name == "normalize_then_sum":
         return advantage_oracle.normalize_then_sum(rows.rewards, groups, [1.0, 1.0], int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
     if parts.advantage.name == "group_mean":
-        return advantage_oracle.group_norm(first, groups, "mean", "none", 0, 0.0)
+        return advantage_oracle.group_norm(first, groups, "none", 0, 0.0)
     assert parts.advantage.name == "group_norm"
-    return advantage_oracle.group_norm(first, groups, "mean", "group", int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
+    return advantage_oracle.group_norm(first, groups, "group", int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
 
 
 def _pairs(case: Case) -> Result:

@@ -23,11 +23,9 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import compiled
 from verizero.pipeline.models.compiled import Compiling, compile_blocks
 from verizero.pipeline.models.load import recompute_activations
-from verizero.pipeline.train.backend import compiling_of
-from verizero.pipeline.train.fsdp_backend import FsdpBackend
+from verizero.pipeline.train.backend import Backend, compiling_of
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.step import update
-from verizero.pipeline.train.torch_backend import TorchBackend
 
 SHAPE = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}
 AS_PACKED = {"packing": "on", "micro_batch_tokens": 600}
@@ -80,7 +78,7 @@ def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.Mon
     ends = []
     for mode in ("on", "off"):
         config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
-        backend = TorchBackend(model_of(), ALONE, config)
+        backend = Backend(model_of(), ranks=ALONE, config=config)
         ends.append((*trained(backend), len(calls)))
         calls.clear()
     assert ends[0][2] > 1
@@ -90,17 +88,6 @@ def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.Mon
     assert distance(ends[0][0], model_of().state_dict()) > 1e-3
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4, abs=1e-5)
     assert "compile/fallbacks" not in ends[0][1]
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_fsdp_divides_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "_compiled", traced)
-    ends = []
-    for mode in ("on", "off"):
-        ends.append(trained(FsdpBackend(model_of(), TrainConfig(backend="fsdp", compile=mode, **AS_PACKED))))  # type: ignore[arg-type]
-    assert ends[0][0].keys() == ends[1][0].keys()
-    assert distance(ends[0][0], ends[1][0]) < 1e-5
 
 
 @pytest.mark.integration
@@ -149,7 +136,7 @@ def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, m
     )  # as packed rows on a GPU
     ends = []
     for auto in (True, False):
-        backend = TorchBackend(model_of(), ALONE, TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
+        backend = Backend(model_of(), ranks=ALONE, config=TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
         if auto:
             backend.compiling = Compiling("auto")
             compile_blocks(backend.model, backend.compiling)
@@ -169,9 +156,8 @@ def test_on_is_an_error_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) 
     compile_blocks(model, Compiling("on"))
     with pytest.raises(ConfigError, match=r"train\.compile=on: OSError.*set train\.compile: auto"):
         model(input_ids=torch.arange(2, 12)[None], use_cache=False)
-    for changes in ({"backend": "deepspeed"}, {"sequence_parallel": 2}):
-        with pytest.raises(ValueError, match=r"train\.compile=on with train\.(backend|sequence_parallel)"):
-            TrainConfig(compile="on", **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"train\.compile=on with train\.backend=deepspeed"):
+        TrainConfig(compile="on", backend="deepspeed", zero=1)
 
 
 def test_where_blocks_are_compiled() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.families import build
-from verizero.pipeline.models.flops import peak_flops, update_flops
+from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.models.lora import Adapted
 
@@ -57,11 +57,3 @@ def test_a_token_uses_some_of_the_experts() -> None:
     experts = 3 * 32 * 16 * 2  # three matrices in each of two layers
     gap = update_flops(dense, [(11, 5)]) - update_flops(sparse, [(11, 5)])
     assert gap == 6 * experts * (8 - 2) * 10
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L40S", 362e12), ("Unheard 9", None)],
-)
-def test_the_data_sheet_is_found_by_the_gpus_name(name: str, wanted: float | None) -> None:
-    assert peak_flops(name, 2) == wanted

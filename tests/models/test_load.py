@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from tests.models.families import SHAPE, next_logits, tiny
+from tests.models.families import SHAPE, next_logits
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models.load import create_model, eos_ids, frozen_copy, load_model, load_tokenizer, save_folder
+from verizero.pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer, save_folder
 
 CONFIG = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "vocab_size"}
 
@@ -94,20 +94,6 @@ def test_a_tokenizer_without_an_end_is_refused_and_one_without_padding_pads_with
     bare.save_pretrained(tmp_path / "ended")
     loaded = load_tokenizer(str(tmp_path / "ended"))
     assert loaded.pad_token_id == loaded.eos_token_id == tokenizer.eos_token_id
-
-
-def test_a_frozen_copy_shares_nothing() -> None:
-    model = tiny("llama").train()
-    copy = frozen_copy(model)
-    before = next_logits(copy, [3, 4, 5])
-    with torch.no_grad():
-        for p in model.parameters():
-            p.zero_()
-    assert torch.equal(next_logits(copy, [3, 4, 5]), before)
-    assert not any(p.requires_grad for p in copy.parameters())
-    assert all(p.requires_grad for p in model.parameters())
-    assert model.training
-    assert not copy.training
 
 
 @pytest.mark.parametrize(("named", "wanted"), [(None, [7]), (3, [3, 7]), ([9, 7, 3], [3, 7, 9])])

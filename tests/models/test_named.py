@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from verizero.pipeline.cli import main
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import named
 from verizero.pipeline.models.named import is_path, model_named
@@ -112,24 +111,3 @@ def test_a_model_that_the_hub_left_here_is_found_without_it(
     with pytest.raises(ConfigError, match="because HF_HUB_OFFLINE is set"):
         model_named("org/other")
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize("words", ["chat ./nomodl", "endpoint ./nomodl", "chat nomodl"])
-def test_commands_that_talk_say_what_is_near(
-    words: str, asked: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "nomodel").mkdir()
-    assert main(words.split()) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"verizero: model='{words.split()[1]}': nothing is there; did you mean nomodel?")
-    assert not asked
-
-
-@pytest.mark.parametrize("words", ["train {}", "evaluate {}", "plan {}", "try {}", "diagnose --before {}"])
-def test_commands_that_read_a_recipe_name_its_field(
-    words: str, asked: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = ["--set", "model.create=null", "--set", "model.path=./nomodel"]
-    assert main([*words.format("demo_short").split(), *changes]) == 1
-    assert "model.path='./nomodel': nothing is there; give a folder" in capsys.readouterr().err
-    assert not asked

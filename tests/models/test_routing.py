@@ -100,35 +100,12 @@ def test_the_gradient_reaches_the_router_and_the_asked_experts_only() -> None:
         assert touched.nonzero()[:, 0].tolist() == [2, 5]
 
 
-def test_a_load_balancing_loss_is_the_routers_own() -> None:
-    """In the first layer, whose input depends on no choice, to the bit, whatever is replayed."""
-    model = model_of("qwen3_moe")
-    with torch.no_grad():
-        plain = model(input_ids=IDS, use_cache=False, output_router_logits=True)
-        with replaying(model, others(model)):
-            forced = model(input_ids=IDS, use_cache=False, output_router_logits=True)
-        with recording(model) as choices:
-            logits_of(model)
-            own = choices.take(2)
-        with replaying(model, own):
-            same = model(input_ids=IDS, use_cache=False, output_router_logits=True)
-    assert torch.equal(plain.router_logits[0], forced.router_logits[0])
-    assert not torch.equal(plain.router_logits[1], forced.router_logits[1])
-    torch.testing.assert_close(same.aux_loss, plain.aux_loss)
-
-
 @pytest.mark.parametrize("name", EXPERTS)
 def test_routers_of_the_known_kind_are_proved(name: str) -> None:
     model = model_of(name).train()
     assert num_experts(model.config) == routers(model)[0].num_experts
     assert unreplayable(model) is None
     assert model.training
-
-
-def test_dense_models_have_none() -> None:
-    model = tiny("qwen2 tied")
-    assert num_experts(model.config) is None
-    assert routers(model) == []
 
 
 def test_what_is_not_of_the_known_kind_is_told_why() -> None:

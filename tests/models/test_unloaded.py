@@ -1,4 +1,4 @@
-"""A policy whose weights stay in files has the buffers of a loaded one, and every row of its weights can be read."""
+"""Models without their weights: read in rows, written block by block, filled; and names of weights, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from tests.models.families import FAST, SLOW, build, tiny
-from verizero.pipeline.errors import ConfigError
+from tests.models.families import FAST, SLOW, build, next_logits, tiny
+from verizero.pipeline.models.saved_names import filled, pieces, without_memory
 from verizero.pipeline.models.streamed import Streamed
 from verizero.pipeline.models.unloaded import model_on_meta, weights_of
 
@@ -61,11 +61,6 @@ def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_pa
     assert model_on_meta(str(tmp_path / "quantised"), torch.float32) is None
 
 
-def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"model.path '{tmp_path}' does not load"):
-        model_on_meta(str(tmp_path), torch.float32)
-
-
 @pytest.mark.parametrize("most", [1, 1 << 30])
 def test_a_folder_written_block_by_block_loads_as_any_other(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,3 +90,32 @@ def test_a_rank_that_does_not_write_takes_part_alone(tmp_path: Path) -> None:
     Streamed(None, blocks, False).save_pretrained(tmp_path / "model")
     assert seen == [0, 1, 2]
     assert not (tmp_path / "model").exists()
+
+
+OF_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES = [
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("llama", {"tie_word_embeddings": False}),
+    ("qwen3_moe", {**OF_EXPERTS, "tie_word_embeddings": False}),
+]
+
+
+def test_a_layer_is_one_piece_and_so_is_each_weight_outside() -> None:
+    names = ["embed.weight", "layers.0.a", "layers.0.experts.3.b", "layers.1.a", "norm.weight", "head.weight"]
+    assert pieces(names) == [names[:1], names[1:3], names[3:4], names[4:5], names[5:]]
+    assert pieces([]) == []
+
+
+@pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=["tied", "untied", "experts"])
+def test_an_empty_module_takes_no_memory_and_is_the_model_once_filled(family: str, changes: dict[str, object]) -> None:
+    model = build(family, changes)
+    empty = without_memory(model)
+    assert all(p.is_meta for p in empty.parameters())
+    made = filled(empty, model.named_parameters(), torch.device("cpu"))
+    assert [n for n, _ in made.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert torch.equal(next_logits(made, [3, 4, 5]), next_logits(model, [3, 4, 5]))
+    assert all(p.is_meta for p in empty.parameters())
+    with torch.no_grad():
+        for p in made.parameters():
+            p.zero_()
+    assert any(bool(p.any()) for p in model.parameters())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.oracles.varlen import varlen_attn
-from verizero.pipeline.models import varlen
+from verizero.pipeline.models import kernels, varlen
 from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.models.varlen import Ends, Piece, gap, kernel_for
 from verizero.pipeline.models.widths import packed_width
@@ -42,6 +42,26 @@ def test_the_proof_accepts_the_double_and_refuses_another_kernel() -> None:
 def test_no_kernel_is_tried_where_none_runs() -> None:
     assert kernel_for(torch.device("cpu"), torch.bfloat16, 64) is None
     assert kernel_for(torch.device("cuda"), torch.float32, 64) is None
+
+
+def test_torchs_is_taken_where_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried on a GPU in half precision is tried here in float32, with doubles."""
+    real, cuda = varlen.gap, torch.device("cuda")
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(
+        varlen, "gap", lambda _, __, size, kernel: real(torch.device("cpu"), torch.float32, size, kernel)
+    )
+    try:
+        for kernel in (varlen_attn, wrong):
+            varlen._kernel_for.cache_clear()
+            monkeypatch.setattr(varlen, "of_torch", lambda kernel=kernel: kernel)
+            if kernel is varlen_attn:
+                assert kernel_for(cuda, torch.bfloat16, 64) is varlen_attn
+            else:
+                with pytest.warns(UserWarning, match="attention of different lengths .* it differs from torch by"):
+                    assert kernel_for(cuda, torch.bfloat16, 64) is None
+    finally:
+        varlen._kernel_for.cache_clear()
 
 
 def test_torch_takes_the_call() -> None:
@@ -90,16 +110,13 @@ def test_the_kernel_attends_as_calls_do(
 
 def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
     layout = Runs.of(PATHS, WIDTH, ends=True, most=64, device="cuda")
-    longer = layout.in_longer_rows(WIDTH)
     ids = torch.arange(len(PATHS) * WIDTH).view(len(PATHS), WIDTH)
-    more = torch.cat([ids, torch.full((len(PATHS), 1), -1)], 1)
     for i, row in enumerate(PATHS):
         for t in range(row[-1].end):
-            for rows, own in ((ids, layout), (more, longer)):
-                token = rows.flatten()[own.source[own.place[i, t]]]
-                shared = [k for k, other in enumerate(PATHS) if any(t < run.end and run in other for run in row)]
-                assert int(token) in {int(ids[k, t]) for k in [i, *shared]}
-                assert int(own.positions[own.place[i, t]]) == t
+            token = ids.flatten()[layout.source[layout.place[i, t]]]
+            shared = [k for k, other in enumerate(PATHS) if any(t < run.end and run in other for run in row)]
+            assert int(token) in {int(ids[k, t]) for k in [i, *shared]}
+            assert int(layout.positions[layout.place[i, t]]) == t
 
 
 def test_a_micro_batch_has_few_widths() -> None:

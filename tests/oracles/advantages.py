@@ -12,22 +12,15 @@ def members(groups: Sequence[int], i: int) -> list[int]:
     return [j for j, g in enumerate(groups) if g == groups[i]]
 
 
-def group_norm(
-    rewards: Sequence[float], groups: Sequence[int], baseline: str, spread: str, ddof: int, eps: float
-) -> list[float]:
+def group_norm(rewards: Sequence[float], groups: Sequence[int], spread: str, ddof: int, eps: float) -> list[float]:
     out = []
     for i, reward in enumerate(rewards):
         own = [rewards[j] for j in members(groups, i)]
-        others = [rewards[j] for j in members(groups, i) if j != i]
-        centred = reward - (mean(own) if baseline == "mean" else mean(others))
+        centred = reward - mean(own)
         if max(own) == min(own):
             out.append(0.0)
         elif spread == "none":
             out.append(centred)
-        elif spread == "leave_one_out":
-            # undivided where the others are equal, to a millionth of the whole group's spread
-            flat = std(others, 0) ** 2 * len(others) <= 1e-12 * std(own, 0) ** 2 * len(own)
-            out.append(centred if flat or len(others) <= ddof else centred / (std(others, ddof) + eps))
         else:
             out.append(centred / (std(own if spread == "group" else list(rewards), ddof) + eps))
     return out
@@ -65,7 +58,7 @@ def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: S
 
 
 def optimal_token_baseline(
-    to_go: Sequence[Sequence[float]], norms: Sequence[Sequence[float]], groups: Sequence[int], leaves_out: bool
+    to_go: Sequence[Sequence[float]], norms: Sequence[Sequence[float]], groups: Sequence[int]
 ) -> list[list[float]]:
     """By token of each response; `to_go` starts with the whole reward, which a tail has as baseline from the others."""
     out = []
@@ -76,7 +69,7 @@ def optimal_token_baseline(
             if reach == [i]:
                 row.append(value - mean([to_go[j][0] for j in members(groups, i) if j != i]))
                 continue
-            weights = {j: sum(norms[j][: t + 1]) for j in reach if j != i or not leaves_out}
+            weights = {j: sum(norms[j][: t + 1]) for j in reach if j != i}
             row.append(value - sum(w * to_go[j][t] for j, w in weights.items()) / sum(weights.values()))
         out.append(row)
     return out
@@ -88,7 +81,7 @@ def normalize_then_sum(
     total = [0.0] * len(components)
     for k, weight in enumerate(weights):
         column = [row[k] for row in components]
-        for i, value in enumerate(group_norm(column, groups, "mean", "group", ddof, eps)):
+        for i, value in enumerate(group_norm(column, groups, "group", ddof, eps)):
             total[i] += weight * value
     return whiten(total, ddof, eps)
 

@@ -18,16 +18,9 @@ def kl(a: Floats, b: Floats) -> float:
     return sum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x > 0)
 
 
-def divergence(name: str, p: Floats, q: Floats, beta: float = 0.5) -> float:
+def divergence(name: str, p: Floats, q: Floats) -> float:
     """D of the policy p from the teacher q."""
-    if name == "reverse_kl":
-        return kl(p, q)
-    if name == "forward_kl":
-        return kl(q, p)
-    if name == "mixed":
-        return beta * kl(q, p) + (1 - beta) * kl(p, q)
-    m = [beta * b + (1 - beta) * a for a, b in zip(p, q, strict=True)]
-    return beta * kl(q, m) + (1 - beta) * kl(p, m)
+    return kl(p, q) if name == "reverse_kl" else kl(q, p)
 
 
 def coarse(p: Floats, ids: Sequence[int]) -> list[float]:
@@ -40,50 +33,13 @@ def most_likely(q: Floats, k: int) -> list[int]:
     return sorted(range(len(q)), key=lambda i: -q[i])[:k]
 
 
-def zero_outside(p: Floats, q: Floats, name: str, ids: Sequence[int], beta: float) -> float:
-    """D as NeMo-RL writes it: the teacher's tokens `ids` by themselves, then a correction for all others."""
-    own = {i: q[i] / sum(q[j] for j in ids) for i in ids}
-    forward = sum(own[i] * math.log(own[i] / p[i]) for i in ids)
-    rest = [x for i, x in enumerate(p) if i not in ids]
-    correction = sum(x * math.log(x) for x in rest) + 100 * sum(rest)
-    reverse = sum(p[i] * math.log(p[i] / own[i]) for i in ids) + correction
-    return {"forward_kl": forward, "reverse_kl": reverse, "mixed": beta * forward + (1 - beta) * reverse}[name]
-
-
-def token_loss(
-    logits: Floats,
-    teacher: Floats,
-    name: str,
-    *,
-    top_k: int | None,
-    beta: float,
-    temperature: float,
-    zero: bool = False,
-) -> float:
+def token_loss(logits: Floats, teacher: Floats, name: str, *, top_k: int | None, temperature: float) -> float:
     """D at one token, over the vocabulary or over the teacher's `top_k` tokens and the rest."""
     p, q = softmax(logits, temperature), softmax(teacher, temperature)
-    if top_k is not None and zero:
-        return zero_outside(p, q, name, most_likely(q, top_k), beta)
     if top_k is not None:
         ids = most_likely(q, top_k)
         p, q = coarse(p, ids), coarse(q, ids)
-    return divergence(name, p, q, beta)
-
-
-def importance(ratios: Floats, level: str, sampled: bool, cap: float) -> list[float]:
-    """The weight of each token of a stale response, from pi / pi_gen of its tokens."""
-    out = []
-    for t in range(len(ratios)):
-        until = t + 1 if sampled else t
-        weight = ratios[t] if level == "token" else math.prod(ratios[:until])
-        out.append(min(weight, cap))
-    return out
-
-
-def drift(divergences: Floats, gamma: float) -> list[float]:
-    """The weight of each token of a response by the divergence before it (IW-OPD)."""
-    total = sum(abs(d) for d in divergences)
-    return [1 + gamma * (1 - sum(abs(d) for d in divergences[:t]) / total) for t in range(len(divergences))]
+    return divergence(name, p, q)
 
 
 def slopes(value: Callable[[list[float]], float], at: Floats, step: float = 1e-5) -> list[float]:

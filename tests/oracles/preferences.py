@@ -14,8 +14,6 @@ class Side:
 
     lp: list[float]
     ref: list[float]
-    weight: float = 1.0
-    """Of WPO: it has no gradient, so that it stays where a test moves `lp`."""
 
     @property
     def h(self) -> float:
@@ -30,65 +28,42 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def wpo_weight(lp: Sequence[float], distributions: Sequence[Sequence[float]]) -> float:
-    """WPO's weight of a response, from its log-probs and the probabilities of the whole vocabulary at each token."""
-    product = 1.0
-    for x, p in zip(lp, distributions, strict=True):
-        product *= math.exp(x) / sum(q * q for q in p)
-    return float(product ** (1 / len(lp)))
-
-
-def slope(h: float, f_divergence: str = "reverse_kl", f_alpha: float | None = None) -> float:
-    """f'(u) of the ratio u = exp(h), shifted to be 0 at u = 1."""
-    u = math.exp(h)
-    if f_divergence == "forward_kl":
-        return 1 - 1 / u
-    if f_divergence == "js_divergence":
-        return math.log(2 * u / (1 + u))
-    if f_divergence == "alpha_divergence" and f_alpha != 1:
-        assert f_alpha is not None
-        return float(u ** (f_alpha - 1) - 1) / (f_alpha - 1)
-    return math.log(u)
-
-
-def shortened(side: Side, other: Side, ld_alpha: float) -> float:
-    """h of the side, in which its tokens beyond the length of the other one count `ld_alpha`."""
-    each = [a - b for a, b in zip(side.lp, side.ref, strict=True)]
-    return sum(each[: len(other.lp)]) + ld_alpha * sum(each[len(other.lp) :])
-
-
-def apart(w: Side, r: Side, length_average: bool = False, ld_alpha: float = 1.0, **divergence: Any) -> float:
-    """The chosen side's slope less the rejected one's."""
+def apart(w: Side, r: Side, length_average: bool = False) -> float:
+    """The chosen side's log-ratio less the rejected one's."""
     n_w, n_l = (len(w.lp), len(r.lp)) if length_average else (1, 1)
-    h_w, h_l = shortened(w, r, ld_alpha), shortened(r, w, ld_alpha)
-    return slope(h_w, **divergence) / n_w - slope(h_l, **divergence) / n_l
+    return w.h / n_w - r.h / n_l
 
 
 def dpo(
-    w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 0.0, **given: Any
+    w: Side,
+    r: Side,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    nll_coef: float = 0.0,
+    length_average: bool = False,
 ) -> float:
-    p = sigmoid(beta * apart(w, r, **given))
+    p = sigmoid(beta * apart(w, r, length_average))
     return -(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) - nll_coef * w.mean
 
 
-def robust(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.1, **given: Any) -> float:
-    right, wrong = dpo(w, r, beta, **given), dpo(r, w, beta, **given)
+def robust(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.1) -> float:
+    right, wrong = dpo(w, r, beta), dpo(r, w, beta)
     return ((1 - label_smoothing) * right - label_smoothing * wrong) / (1 - 2 * label_smoothing)
 
 
-def hinge(w: Side, r: Side, beta: float = 0.1, **given: Any) -> float:
-    return max(0.0, 1 - beta * apart(w, r, **given))
+def hinge(w: Side, r: Side, beta: float = 0.1) -> float:
+    return max(0.0, 1 - beta * apart(w, r))
 
 
-def exo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 1e-3, **given: Any) -> float:
+def exo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 1e-3) -> float:
     """KL(q || p) of the choice between the two responses."""
-    q = sigmoid(beta * apart(w, r, **given))
+    q = sigmoid(beta * apart(w, r))
     target = [1 - label_smoothing, label_smoothing]
     return sum(a * math.log(a / b) for a, b in zip([q, 1 - q], target, strict=True))
 
 
-def ipo(w: Side, r: Side, beta: float = 0.1, length_average: bool = True, **given: Any) -> float:
-    return (apart(w, r, length_average, **given) - 1 / (2 * beta)) ** 2
+def ipo(w: Side, r: Side, beta: float = 0.1, length_average: bool = True) -> float:
+    return (apart(w, r, length_average) - 1 / (2 * beta)) ** 2
 
 
 def apo_zero(w: Side, r: Side, beta: float = 0.1) -> float:
@@ -108,30 +83,10 @@ def bco(w: Side, r: Side, beta: float = 0.1, shift: float = 0.0) -> float:
     return -math.log(sigmoid(beta * w.h - shift)) - math.log(1 - sigmoid(beta * r.h - shift))
 
 
-def discopop(w: Side, r: Side, beta: float = 0.1, tau: float = 0.05, **given: Any) -> float:
-    m = beta * apart(w, r, **given)
+def discopop(w: Side, r: Side, beta: float = 0.1, tau: float = 0.05) -> float:
+    m = beta * apart(w, r)
     mix = sigmoid(m / tau)
     return -(1 - mix) * math.log(sigmoid(m)) + mix * math.exp(-m)
-
-
-def mpo(
-    w: Side, r: Side, losses: Sequence[dict[str, Any]] | None = None, nll_coef: float = 1.0, shift: float = 0.0
-) -> float:
-    total = 0.0
-    for term in losses or [{"name": "dpo", "weight": 0.8}, {"name": "bco", "weight": 0.2}]:
-        rest = {k: v for k, v in term.items() if k not in ("name", "weight")}
-        rest |= {"shift": shift} if term["name"] == "bco" else {}
-        total += term.get("weight", 1.0) * PAIRWISE[term["name"]](w, r, **rest)
-    return total - nll_coef * w.mean
-
-
-def aot(chosen: Sequence[Side], rejected: Sequence[Side], beta: float = 0.1, label_smoothing: float = 0.0) -> float:
-    """The k-th smallest margin of the policy against the k-th smallest of the reference, for all k."""
-    pairs = list(zip(chosen, rejected, strict=True))
-    ours = sorted(sum(w.lp) - sum(r.lp) for w, r in pairs)
-    theirs = sorted(sum(w.ref) - sum(r.ref) for w, r in pairs)
-    each = [sigmoid(beta * (a - b)) for a, b in zip(ours, theirs, strict=True)]
-    return sum(-(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) for p in each) / len(each)
 
 
 def nca(w: Side, r: Side, beta: float = 0.1) -> float:
@@ -194,7 +149,6 @@ PAIRWISE: dict[str, Callable[..., float]] = {
     "exo": exo,
     "hinge": hinge,
     "ipo": ipo,
-    "mpo": mpo,
     "nca": nca,
     "orpo": orpo,
     "robust": robust,
@@ -213,10 +167,5 @@ def mean_loss(name: str, chosen: Sequence[Side], rejected: Sequence[Side], z: fl
         return kto(chosen, rejected, z, **params)
     if name == "apo_zero_unpaired":
         return kto(chosen, rejected, 0.0, **params)
-    if name == "aot":
-        return aot(chosen, rejected, **params)
-    rest = {k: v for k, v in params.items() if k != "wpo"}
-    each = [PAIRWISE[name](w, r, **rest) for w, r in zip(chosen, rejected, strict=True)]
-    if params.get("wpo"):
-        each = [value * w.weight * r.weight for value, w, r in zip(each, chosen, rejected, strict=True)]
+    each = [PAIRWISE[name](w, r, **params) for w, r in zip(chosen, rejected, strict=True)]
     return sum(each) / len(each)

@@ -25,20 +25,14 @@ class Row:
     truncated: bool = False
     high_entropy: list[bool] = field(default_factory=list)
     selected: list[bool] = field(default_factory=list)
-    low_moment: list[bool] = field(default_factory=list)
     stale: bool = False
     trainer: list[float] = field(default_factory=list)
     """`old` as the trainer computed it, where the ratio compares to another policy."""
     still: list[float] = field(default_factory=list)
-    right: bool = False
-    prompt: int | None = None
-    prompt_tokens: int = 0
-    """Tokens of all responses to the prompt, as training is told."""
 
     def __post_init__(self) -> None:
         self.still = self.still or list(self.lp)
         self.trainer = self.trainer or list(self.old)
-        self.low_moment = self.low_moment or [True] * len(self.lp)
         self.high_entropy = self.high_entropy or [True] * len(self.lp)
         self.selected = self.selected or [False] * len(self.lp)
 
@@ -175,14 +169,7 @@ def beyond(o: dict[str, Any], lp: float, old: float, a: float) -> bool:
     return a < 0 and p < q and distance > o["threshold_low"]
 
 
-def aggregate(
-    name: str, rows: Sequence[Sequence[float]], norm_length: int | None, prompts: Sequence[int | None] = ()
-) -> float:
-    if name == "prompt_mean":
-        of_prompts: dict[int | None, list[float]] = {}
-        for prompt, row in zip(prompts, rows, strict=True):
-            of_prompts.setdefault(prompt, []).extend(row)
-        return aggregate("sequence_mean_token_mean", list(of_prompts.values()), None)
+def aggregate(name: str, rows: Sequence[Sequence[float]], norm_length: int | None) -> float:
     rows = [row for row in rows if row]
     if not rows:
         return 0.0
@@ -230,16 +217,14 @@ def rejected(criteria: Sequence[tuple[str, float, float]], row: Row) -> list[boo
 
 def token_weights(p: Any, row: Row) -> list[float]:
     """The weight of each token, 0 if it is dropped."""
-    m, weights = p.mismatch, [1.0] * len(row.lp)
-    if m.level != "none":
-        weights = mismatch_weights(m.level, m.action, m.floor, m.cap, row)
-    keeps = [[not r for r in rejected(m.reject, row)]]
-    if p.masks.off_policy_delta is not None:
-        keeps.append([w > 0 for w in off_policy_keep(p.masks.off_policy_delta, row)])
-    if p.masks.high_entropy_share is not None:
+    m, weights = p.params, [1.0] * len(row.lp)
+    if m.mismatch_level != "none":
+        weights = mismatch_weights(m.mismatch_level, m.mismatch_action, m.mismatch_floor, m.mismatch_cap, row)
+    keeps = [[not r for r in rejected(m.criteria, row)]]
+    if p.params.off_policy_delta is not None:
+        keeps.append([w > 0 for w in off_policy_keep(p.params.off_policy_delta, row)])
+    if p.params.high_entropy_share is not None:
         keeps.append(row.high_entropy)
-    if m.m2 is not None:
-        keeps.append(row.low_moment)
     return [w if all(keep) else 0.0 for w, *keep in zip(weights, *keeps, strict=True)]
 
 
@@ -267,31 +252,25 @@ def weighted(p: Any, row: Row) -> list[float]:
 def loss(parts: Any, rows: Sequence[Row]) -> float:
     """The loss of a whole batch for `Parts` (only its plain fields are read)."""
     p = parts
-    elements, kls, entropies, prompts = [], [], [], []
+    elements, kls, entropies = [], [], []
     for row in rows:
-        if not row.lp or (p.masks.overlong_filter and row.truncated):
-            elements += [[0.0]] if row.lp and p.masks.overlong_counts else []  # under a mean over responses
-            kls += [[0.0]] if row.lp and p.masks.overlong_counts else []
+        if not row.lp or (p.params.overlong_filter and row.truncated):
             continue
-        if row.stale and p.mismatch.stale != "decoupled":
+        if row.stale and p.params.mismatch_stale != "decoupled":
             row = replace(row, old=row.gen)
-        prompts.append(row.prompt)
         elements.append(weighted(p, row))
         spots = zip(row.lp, row.ref, row.old, row.still, strict=True)
-        if p.kl.form == "k3_ratio":
+        if p.params.kl_form == "k3_ratio":
             weighted_k3 = [
                 r * kl("k3", lp, ref, lp) for r, lp, ref in zip(ratios(p.ratio, row), row.lp, row.ref, strict=True)
             ]
-            kls.append([k3 if p.kl.cap is None else min(k3, p.kl.cap) for k3 in weighted_k3])
+            kls.append([k3 if p.params.kl_cap is None else min(k3, p.params.kl_cap) for k3 in weighted_k3])
         else:
-            kls.append([kl(p.kl.form, lp, ref, old, p.kl.cap, still) for lp, ref, old, still in spots])
+            kls.append([kl(p.params.kl_form, lp, ref, old, p.params.kl_cap, still) for lp, ref, old, still in spots])
         entropies.append(row.entropy)
-    total = -aggregate(p.aggregate, elements, p.norm_length, prompts)
-    if p.kl.where == "loss":
-        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length, prompts)
-    if p.terms.nll_coef:
-        trained = [row for row in rows if row.lp and not (p.masks.overlong_filter and row.truncated)]
-        total -= p.terms.nll_coef * aggregate("token_mean", [row.lp for row in trained if row.right], None)
-    if p.terms.entropy_coef:
-        total -= p.terms.entropy_coef * aggregate("token_mean", entropies, None)
+    total = -aggregate(p.aggregate, elements, p.norm_length)
+    if p.params.kl_place == "loss":
+        total += p.params.kl_coef * aggregate(p.aggregate, kls, p.norm_length)
+    if p.params.entropy_coef:
+        total -= p.params.entropy_coef * aggregate("token_mean", entropies, None)
     return total

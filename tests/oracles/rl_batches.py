@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tests.oracles.rl import Row
-from verizero.pipeline.rl.episodes import Shares
 from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss, summarize
 from verizero.pipeline.rl.parts import Parts
 
@@ -27,12 +26,8 @@ def random_rows(
     per_token: bool = False,
     on_policy: bool = False,
     stale: bool = False,
-    prompts: bool = False,
 ) -> list[Row]:
-    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink); with `stale` some are old.
-
-    With `prompts` they answer two prompts; else no row knows of the others.
-    """
+    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink); with `stale` some are old."""
     r, chosen = random.Random(seed), random.Random(f"chosen {seed}")
     rows: list[Row] = []
     for _ in range(num):
@@ -50,14 +45,9 @@ def random_rows(
                 truncated=r.random() < 0.3,
                 high_entropy=[r.random() < 0.5 for _ in lp],
                 selected=[r.random() < 0.4 for _ in lp],
-                low_moment=[chosen.random() < 0.7 for _ in lp],
                 stale=stale and chosen.random() < 0.5,
-                right=len(rows) % 2 == 0,
-                prompt=len(rows) % 4 // 2 if prompts else None,
             )
         )
-    for row in rows:
-        row.prompt_tokens = sum(len(other.lp) for other in rows if other.prompt == row.prompt)
     return rows
 
 
@@ -76,7 +66,7 @@ class Padded:
 
 def count_of(parts: Parts, *inputs: LossInputs) -> Counts:
     """Return the counts of these micro-batches together."""
-    counts = [count_denominators(parts, x.response_mask, x.truncated, x.right, x.shares) for x in inputs]
+    counts = [count_denominators(parts, x.response_mask, x.truncated, x.shares) for x in inputs]
     return Counts(*torch.stack(counts).sum(0).tolist())
 
 
@@ -126,11 +116,6 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
     mask = torch.zeros(len(rows), width)
     for i, places in enumerate(where):
         mask[i, places] = 1.0
-    shares = None
-    if any(row.prompt is not None for row in rows):
-        lengths, tokens = ([len(r.lp) for r in rows], [r.prompt_tokens for r in rows])
-        every = torch.ones(len(rows), dtype=torch.bool)
-        shares = Shares(torch.tensor(lengths).double(), every, torch.tensor(tokens).double())
     inputs = LossInputs(
         logprobs=tensor("lp"),
         advantages=tensor("adv"),
@@ -142,9 +127,6 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
         truncated=torch.tensor([row.truncated for row in rows]),
         high_entropy=flags("high_entropy"),
         selected=flags("selected"),
-        low_moment=flags("low_moment"),
         stale=torch.tensor([row.stale for row in rows]) if any(row.stale for row in rows) else None,
-        right=torch.tensor([row.right for row in rows]),
-        shares=shares,
     )
     return Padded(inputs, where)

@@ -41,28 +41,3 @@ def varlen_attn(
         scores = size * torch.einsum("ihd,jhd->hij", query[q_begin:q_end], keys)
         out.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values))
     return torch.cat(out)
-
-
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-) -> Tensor:
-    """What flash-attn 2.8's function of this name returns: it is causal, so a window ends at the query itself."""
-    assert causal
-    assert (dropout_p, softcap, alibi_slopes, return_attn_probs, block_table) == (0.0, 0.0, None, False, None)
-    ends = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    return varlen_attn(q, k, v, *ends, scale=softmax_scale, window_size=(window_size[0], 0), enable_gqa=True)

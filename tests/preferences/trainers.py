@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.preferences.sides import LONGEST, Random
 from tests.trl_classes import trl_class
-from verizero.pipeline.preferences.base import load_preference, weighed
+from verizero.pipeline.preferences.base import load_preference
 
 
 def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:
@@ -24,11 +24,7 @@ def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:
 def our_loss(name: str, batch: Random, z: float = 0.0, **params: Any) -> tuple[float, Tensor]:
     checked, loss = load_preference(name, params)
 
-    def mean(lp: Tensor) -> Tensor:
-        sides = batch.sides(checked, lp, z)
-        return weighed(loss(checked, sides), sides).values.mean()
-
-    return gradient_of(batch, mean)
+    return gradient_of(batch, lambda lp: loss(checked, batch.sides(lp, z)).values.mean())
 
 
 def trainer_of(kind: str, **attributes: Any) -> Any:
@@ -47,17 +43,17 @@ def trainer_of(kind: str, **attributes: Any) -> Any:
 
 
 class Scripted:
-    """A model whose log-probs are given: `rows` [B, T], masked; `collision` [B, T] is log sum_v p(v)^2."""
+    """A model whose log-probs are given: `rows` [B, T], masked."""
 
     training, is_gradient_checkpointing = True, False
 
-    def __init__(self, rows: Tensor, collision: Tensor | None = None) -> None:
-        self.rows, self.collision = rows, collision
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
         self._modules: dict[str, Any] = {}  # none is compiled, as accelerate asks
 
     def __call__(self, **_: Any) -> Any:
         still = torch.zeros_like(self.rows.detach())
-        told = {"entropy": still, "mean_logits": still, "is_top1": still.bool(), "log_sum_sq_probs": self.collision}
+        told = {"entropy": still, "mean_logits": still, "is_top1": still.bool(), "log_sum_sq_probs": None}
         return SimpleNamespace(log_probs=self.rows, **told)
 
 
@@ -67,16 +63,14 @@ def with_prompt(mask: Tensor) -> Tensor:
 
 
 def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
-    settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl"}
-    settings |= {"loss_weights": [1.0], "label_smoothing": 0.0, "use_weighting": False, **given}
+    settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
+    settings |= {"loss_weights": [1.0], "label_smoothing": 0.0, **given}
     mask = with_prompt(batch.mask)
     n = batch.num_chosen
     trainer = trainer_of("DPOTrainer", **settings)
     trainer.args.discopop_tau = 0.05
-    # With ld_alpha the reference's sums are TRL's own too.
-    trainer.precompute_ref_logps = settings["ld_alpha"] is None
-    trainer.ref_model = Scripted(batch.ref * batch.mask, batch.collision)
-    trainer.model = Scripted(lp * batch.mask, batch.collision)
+    trainer.precompute_ref_logps = True
+    trainer.model = Scripted(lp * batch.mask)
     refs = (batch.ref * batch.mask).sum(1).to(lp.dtype)
     inputs = {
         "input_ids": mask,

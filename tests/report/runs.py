@@ -1,7 +1,5 @@
 """Run folders as a run leaves them, made up but whole: a model that learns two domains, with a seed."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

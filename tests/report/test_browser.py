@@ -1,20 +1,17 @@
 """The page in a real browser: it renders without an error, hovers, filters, compares, and fits a narrow screen."""
 
-from __future__ import annotations
-
 import functools
+import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.diagnose.recorded import RECORDED, unpack
 from tests.report.runs import HOSTILE, make_run, read_rows
-from verizero.pipeline.diagnosis.cards import cards_of
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.shown import visible
 
@@ -37,14 +34,14 @@ CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory):
     run_dir = make_run(tmp_path_factory.mktemp("runs") / "demo")
     build_page(run_dir)
     return run_dir
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -54,7 +51,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def open_contexts(browser: Any) -> Callable[[str, int], Any]:
+def open_contexts(browser):
     """Contexts by scheme and width, made once: to start a renderer costs much, and the report stores nothing."""
 
     @functools.cache
@@ -76,7 +73,7 @@ def name_of(look: tuple[str, int]) -> str:
 
 
 @pytest.fixture(params=BOTH, ids=name_of)
-def page(request: pytest.FixtureRequest, open_contexts: Callable[[str, int], Any], run_dir: Path) -> Iterator[Any]:
+def page(request, open_contexts, run_dir):
     """The report, open."""
     with shown(open_contexts(*request.param), run_dir) as page:
         yield page
@@ -103,7 +100,7 @@ def count(page: Any) -> int:
 
 
 @pytest.mark.parametrize("page", LOOKS, ids=name_of, indirect=True)
-def test_it_renders_in_light_and_dark_and_fits(page: Any) -> None:
+def test_it_renders_in_light_and_dark_and_fits(page):
     assert page.title() == "demo"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator(".plot svg").count() == page.evaluate("JSON.parse(data.textContent).charts.length") == 9
@@ -113,7 +110,7 @@ def test_it_renders_in_light_and_dark_and_fits(page: Any) -> None:
     assert min(ratios) >= 4.5
 
 
-def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
+def test_filters_show_what_the_files_hold(page, run_dir):
     from playwright.sync_api import expect
 
     rows = read_rows(run_dir / "rollouts.jsonl")
@@ -147,17 +144,7 @@ def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
     assert page.locator(".answer").count() == 0
 
 
-def test_pages_turn(page: Any) -> None:
-    first = page.locator(".answer").first.inner_text()
-    assert page.locator("#previous").is_disabled()
-    page.click("#next")
-    assert page.locator("#page").inner_text().startswith("2 of")
-    assert page.locator(".answer").first.inner_text() != first
-    page.click("#previous")
-    assert page.locator(".answer").first.inner_text() == first
-
-
-def test_two_answers_to_one_prompt_are_compared(page: Any) -> None:
+def test_two_answers_to_one_prompt_are_compared(page):
     """The diff read without what is new is this answer, and without what is gone the other."""
     page.fill("[name=text]", "arithmetic/20+31")
     answer = page.locator(".answer").filter(has=page.locator(".verdict.right")).first
@@ -178,7 +165,7 @@ def test_two_answers_to_one_prompt_are_compared(page: Any) -> None:
     assert answer.locator(".diff, .legend").count() == 0
 
 
-def test_a_curve_shows_its_values_under_the_pointer(page: Any, run_dir: Path) -> None:
+def test_a_curve_shows_its_values_under_the_pointer(page, run_dir):
     rows = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
     plot = page.locator(".plot[data-chart=entropy]")
     plot.scroll_into_view_if_needed()
@@ -195,32 +182,7 @@ def test_a_curve_shows_its_values_under_the_pointer(page: Any, run_dir: Path) ->
     assert tip.is_hidden()
 
 
-def test_a_curve_is_read_with_the_keyboard(page: Any, run_dir: Path) -> None:
-    rows = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
-    plot = page.locator(".plot[data-chart=entropy]")
-    tip = plot.locator(".tip")
-    plot.focus()
-    assert "arrow keys" in plot.get_attribute("aria-label")
-    for key, step in (
-        ("ArrowLeft", 60),
-        ("ArrowLeft", 59),
-        ("Home", 1),
-        ("ArrowLeft", 1),
-        ("ArrowRight", 2),
-        ("End", 60),
-    ):
-        page.keyboard.press(key)
-        assert tip.locator("b").inner_text() == f"RL step {step}"
-        assert float(tip.inner_text().split()[-1]) == pytest.approx(rows[step - 1]["metrics"]["entropy"], rel=1e-3)
-    page.keyboard.press("Escape")
-    assert tip.is_hidden()
-    page.keyboard.press("End")
-    page.keyboard.press("Tab")
-    assert tip.is_hidden()
-    assert page.evaluate("document.activeElement.dataset.chart") not in (None, "entropy")
-
-
-def test_everything_that_is_touched_is_large_enough_on_a_phone(page: Any) -> None:
+def test_everything_that_is_touched_is_large_enough_on_a_phone(page):
     """44 pixels high, as phones' own guidelines ask; the narrow page is a phone's."""
     if page.viewport_size["width"] > 520:
         least = 24  # WCAG 2.2, 2.5.8, for pointers
@@ -235,30 +197,62 @@ def test_everything_that_is_touched_is_large_enough_on_a_phone(page: Any) -> Non
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.fixture(scope="module")
-def ill(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose learning rate was ten times too high."""
-    run = unpack(RECORDED / "rate_times_ten-0.tar.xz", tmp_path_factory.mktemp("ill") / "run")
-    build_page(run, cards_of(run, pytest.fail))
-    return run
+LONG = "row of a table\n" * 60
+PLAYS: list[tuple[str, int, list[tuple[str, str, list[dict[str, Any]]]]]] = [
+    ("done", 1, [("sum", LONG, [{"a": 27, "b": 58}]), ("", "", [])]),
+    ("turns", 2, [("look", HOSTILE, [{"at": "shelf"}]), ("look", "nothing", [{"at": "door"}]), ("", "", [])]),
+]
+"""(ending, rows, (tool, result, arguments) of each turn)."""
 
 
-@pytest.mark.parametrize("look", BOTH, ids=name_of)
-def test_a_cause_is_shown_with_its_curve_and_a_line_to_copy(
-    open_contexts: Callable[[str, int], Any], ill: Path, look: tuple[str, int]
-) -> None:
-    with shown(open_contexts(*look), ill) as page:
-        page.click("nav a[href='#diagnosis']")
-        card = page.locator(".finding").first
-        assert card.locator("h3").inner_text().startswith("problem learning_rate_high")
-        assert "metrics.jsonl:" in card.locator("li").first.inner_text()
-        plot = card.locator(".plot")
-        plot.focus()
-        page.keyboard.press("Home")
-        steps = [r for r in read_rows(ill / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
-        title = card.locator(".curve p").inner_text()
-        value = float(plot.locator(".tip").inner_text().split()[-1])
-        assert value == pytest.approx(next(r["metrics"][title] for r in steps if title in r["metrics"]), rel=1e-3)
-        card.locator(".remedy").click()
-        assert page.evaluate("getSelection().toString().trim()") == "--set rl.optimizer.learning_rate=3e-04"
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+def episode(row: dict[str, Any], number: int) -> dict[str, Any]:
+    ending, rows, turns = PLAYS[number]
+    messages: list[dict[str, Any]] = [{"role": "user", "text": row["prompt"]}]
+    for k, (tool, result, calls) in enumerate(turns):
+        turn = {"role": "assistant", "text": f"turn {k} of {number}", "tokens": 4 + k, "reward": k / 2, "version": 9}
+        messages.append(turn | ({"calls": [{"name": tool, "arguments": c} for c in calls]} if calls else {}))
+        messages += [{"role": "tool", "name": tool, "text": result}] if calls else []
+    return row | {"sample": number, "ending": ending, "rows": rows, "messages": messages, "prompt_id": "played"}
+
+
+@pytest.fixture
+def played(open_contexts, tmp_path):
+    """A report with episodes, open on a phone."""
+    run_dir = make_run(tmp_path / "demo")
+    path = run_dir / "rollouts.jsonl"
+    last = read_rows(path)[-1]
+    with path.open("a", encoding="utf-8", errors="surrogatepass") as file:
+        file.writelines(json.dumps(episode(last, i), ensure_ascii=False) + "\n" for i in range(len(PLAYS)))
+    build_page(run_dir)
+    with shown(open_contexts("light", 390), run_dir) as page:
+        yield page
+
+
+def test_a_conversation_is_shown_whole_and_hostile_text_stays_text(played):
+    played.click("button[type=reset]")
+    played.fill("[name=text]", "played")
+    played.select_option("[name=ending]", "turns")
+    assert count(played) == 1
+    card = played.locator(".answer")
+    assert "3 turns, ended: turns, 2 rows" in card.locator(".answer-head").inner_text()
+    notes = card.locator(".conversation .own > .note").all_inner_texts()
+    assert notes == [f"turn {k + 1} · {4 + k} tokens · reward {k / 2:g} · weights 9" for k in range(3)]
+    assert card.locator(".call").all_inner_texts() == ['look(at: "shelf")', 'look(at: "door")']
+    said = card.locator(".conversation .prompt").all_inner_texts()
+    assert any("window.hacked" in text for text in said)
+    assert played.evaluate("window.hacked") is None
+    assert played.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_episodes_are_found_by_turns_and_compared_as_conversations(played):
+    played.click("button[type=reset]")
+    played.fill("[name=turns_from]", "2")
+    assert count(played) == 2
+    played.fill("[name=turns_to]", "2")
+    assert count(played) == 1
+    select = played.locator(".answer .compare select")
+    select.select_option(index=1)
+    gone = "".join(played.locator(".answer .diff del").all_inner_texts())
+    new = "".join(played.locator(".answer .diff ins").all_inner_texts())
+    assert "27" in gone
+    assert "shelf" in new

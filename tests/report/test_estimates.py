@@ -1,10 +1,5 @@
 """Estimates against enumeration of every subset, and the properties that they must have."""
 
-from __future__ import annotations
-
-import random
-import subprocess
-import sys
 from collections import Counter
 from itertools import combinations
 from statistics import fmean
@@ -51,34 +46,22 @@ def make(prompt_id: str, correct: str, answers: str = "", greedy: bool | None = 
     return PromptSamples(prompt_id, right, given_answers, tuple(range(len(right))), (False,) * len(right), greedy)
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_mean_over_every_subset(correct: list[bool], data: st.DataObject) -> None:
+def test_pass_at_k_is_the_mean_over_every_subset(correct, data):
     k = data.draw(st.integers(1, len(correct)))
     assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(slow_pass(correct, k))
 
 
 @pytest.mark.integration
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SAMPLES, st.data())
-def test_majority_is_the_mean_over_every_subset(samples: list[tuple[bool, str | None]], data: st.DataObject) -> None:
+def test_majority_is_the_mean_over_every_subset(samples, data):
     k = data.draw(st.integers(1, len(samples)))
     correct, answers = zip(*samples, strict=True)
     assert maj_at_k(correct, answers, k) == pytest.approx(slow_majority(samples, k))
 
 
-@settings(deadline=None)
-@given(SAMPLES, st.randoms(use_true_random=False), st.data())
-def test_the_order_of_samples_does_not_matter(
-    samples: list[tuple[bool, str | None]], shuffler: random.Random, data: st.DataObject
-) -> None:
-    k = data.draw(st.integers(1, len(samples)))
-    shuffled = list(samples)
-    shuffler.shuffle(shuffled)
-    assert maj_at_k(*zip(*samples, strict=True), k) == maj_at_k(*zip(*shuffled, strict=True), k)
-
-
-def test_pass_at_k_is_unbiased_where_the_plug_in_is_not() -> None:
+def test_pass_at_k_is_unbiased_where_the_plug_in_is_not():
     """With true rate p, E[estimate] over binomial draws is 1 - (1 - p)^k; 1 - (1 - c/n)^k is too low."""
     p, n, k = 0.2, 10, 5
     chance = [float(np.prod([(n - i) / (i + 1) for i in range(c)]) * p**c * (1 - p) ** (n - c)) for c in range(n + 1)]
@@ -89,13 +72,13 @@ def test_pass_at_k_is_unbiased_where_the_plug_in_is_not() -> None:
     assert truth - plug_in > 0.02
 
 
-def test_pass_at_k_holds_for_more_samples_than_a_float_can_count() -> None:
+def test_pass_at_k_holds_for_more_samples_than_a_float_can_count():
     assert pass_at_k(5000, 0, 2500) == 0
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
     assert pass_at_k(5000, 5000, 2500) == 1
 
 
-def test_ties_share_and_blanks_do_not_vote() -> None:
+def test_ties_share_and_blanks_do_not_vote():
     assert maj_at_k([True, False], ["1", "2"], 2) == 0.5
     assert maj_at_k([True, False, False], ["1", "2", "3"], 3) == pytest.approx(1 / 3)
     assert maj_at_k([True, False, False, False], ["1", None, None, None], 4) == 1
@@ -104,7 +87,7 @@ def test_ties_share_and_blanks_do_not_vote() -> None:
 
 
 @pytest.mark.parametrize("k", [0, -1, 4])
-def test_a_k_that_the_samples_cannot_give_is_refused(k: int) -> None:
+def test_a_k_that_the_samples_cannot_give_is_refused(k):
     with pytest.raises(DataError, match=rf"\[1, 3\].* {k}\b"):
         pass_at_k(3, 1, k)
     with pytest.raises(DataError, match=rf" {k}\b"):
@@ -114,9 +97,8 @@ def test_a_k_that_the_samples_cannot_give_is_refused(k: int) -> None:
 UNIT = st.floats(0, 1)
 
 
-@settings(deadline=None)
 @given(UNIT, UNIT, UNIT, UNIT)
-def test_the_parts_of_a_gain_sum_to_it(a: float, b: float, c: float, d: float) -> None:
+def test_the_parts_of_a_gain_sum_to_it(a, b, c, d):
     (p0, k0), (p1, k1) = sorted((a, b)), sorted((c, d))
     gain = decompose_gain(p0, k0, p1, k1)
     assert gain.sharpening + gain.new == pytest.approx(p1 - p0, abs=1e-12)
@@ -124,7 +106,7 @@ def test_the_parts_of_a_gain_sum_to_it(a: float, b: float, c: float, d: float) -
     assert gain.new * (k1 - k0) >= 0
 
 
-def test_a_gain_at_equal_reach_is_all_sharpening_and_at_equal_sharpness_all_new() -> None:
+def test_a_gain_at_equal_reach_is_all_sharpening_and_at_equal_sharpness_all_new():
     assert decompose_gain(0.4, 0.8, 0.6, 0.8).new == 0
     assert decompose_gain(0.4, 0.8, 0.5, 1.0).sharpening == pytest.approx(0)
     assert decompose_gain(0, 0, 0.5, 0.7).new == pytest.approx(0.5)
@@ -132,12 +114,12 @@ def test_a_gain_at_equal_reach_is_all_sharpening_and_at_equal_sharpness_all_new(
 
 
 @pytest.mark.parametrize("wrong", [(0.9, 0.5, 0.1, 0.2), (0.1, 0.2, -0.1, 0.2), (0.1, 0.2, 0.5, 1.5)])
-def test_a_gain_of_impossible_rates_is_refused(wrong: tuple[float, float, float, float]) -> None:
+def test_a_gain_of_impossible_rates_is_refused(wrong):
     with pytest.raises(DataError, match=r"pass@1=.* pass@k="):
         decompose_gain(*wrong)
 
 
-def test_a_domain_is_the_mean_over_its_prompts() -> None:
+def test_a_domain_is_the_mean_over_its_prompts():
     samples = [make("a", "1100", greedy=True), make("b", "0000", greedy=False), make("c", "1111", greedy=True)]
     summary = summarize_domain(samples, 2)
     assert summary["pass@1"]["value"] == pytest.approx(0.5)
@@ -152,7 +134,7 @@ def test_a_domain_is_the_mean_over_its_prompts() -> None:
     assert summarize_domain(samples, 2) == summary
 
 
-def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
+def test_prompts_that_lost_samples_are_counted_not_guessed():
     samples = [make("a", "11", greedy=True), make("b", "1"), make("c", "")]
     summary = summarize_domain(samples, 2)
     assert summary["num_short"] == 2
@@ -164,7 +146,7 @@ def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
     assert "greedy" not in alone
 
 
-def test_no_majority_is_told_where_right_answers_cannot_vote() -> None:
+def test_no_majority_is_told_where_right_answers_cannot_vote():
     def sampled(right: str, answers: list[str | None]) -> PromptSamples:
         return PromptSamples("p", tuple(r == "1" for r in right), tuple(answers), (1, 1), (False, False))
 
@@ -174,7 +156,7 @@ def test_no_majority_is_told_where_right_answers_cannot_vote() -> None:
     assert summarize_domain([sampled("00", [None, None])], 2)["maj@k"]["value"] == 0
 
 
-def test_bad_samples_are_refused_by_name() -> None:
+def test_bad_samples_are_refused_by_name():
     with pytest.raises(DataError, match="'p'"):
         PromptSamples("p", (True,), (), (1,), (False,))
     with pytest.raises(DataError, match=r"data\.evaluation"):
@@ -185,13 +167,7 @@ def test_bad_samples_are_refused_by_name() -> None:
         summarize_domain([make("a", "1"), make("a", "0")], 1)
 
 
-def test_estimates_load_without_torch() -> None:
-    heavy = "any(m in sys.modules for m in ('torch', 'matplotlib'))"
-    code = f"import sys; from verizero.pipeline.report import estimates; sys.exit({heavy})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_mean_reward_is_of_all_prompts_also_of_those_whose_rewards_are_shares() -> None:
+def test_the_mean_reward_is_of_all_prompts_also_of_those_whose_rewards_are_shares():
     def rewarded(prompt_id: str, *rewards: float) -> PromptSamples:
         scores = tuple(min(1.0, max(0.0, r)) for r in rewards)
         right, none = tuple(r >= 1 for r in rewards), (None,) * len(rewards)

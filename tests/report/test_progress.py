@@ -1,17 +1,19 @@
 """What a run shows while it goes: lines with a clock of their own, the thread's lines, and a bar's last row."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
+from contextlib import closing
+from importlib.machinery import ModuleSpec
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.processes import until
-from verizero.pipeline.report.progress import Bars, Lines, Logged, Silent, for_terminal
+from verizero.pipeline.report import progress
+from verizero.pipeline.report.progress import Bars, Lines, Logged, Progress, for_terminal
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.recorder import Recorder
@@ -36,7 +38,7 @@ def shown(out: StringIO) -> list[str]:
     return [line.split("] ", 1)[1] for line in out.getvalue().splitlines()]
 
 
-def test_what_is_under_way_is_shown_after_3_seconds_at_first_and_every_10_later() -> None:
+def test_what_is_under_way_is_shown_after_3_seconds_at_first_and_every_10_later():
     lines, clock, out = lines_at()
     lines.say("demo_short: starts")
     lines.under_way("loads the model")
@@ -52,7 +54,7 @@ def test_what_is_under_way_is_shown_after_3_seconds_at_first_and_every_10_later(
     assert at == [0, 3, 6, 12, 22, 32, 42, 52]
 
 
-def test_counts_are_shown_with_the_seconds_that_are_left() -> None:
+def test_counts_are_shown_with_the_seconds_that_are_left():
     lines, clock, out = lines_at()
     what = "evaluate before training: generate"
     lines.under_way(what)
@@ -67,7 +69,7 @@ def test_counts_are_shown_with_the_seconds_that_are_left() -> None:
     ]
 
 
-def test_the_time_of_an_activity_begins_anew_with_each() -> None:
+def test_the_time_of_an_activity_begins_anew_with_each():
     lines, clock, out = lines_at()
     for what in ("round 1 step 1: generate", "round 1 step 1", "round 1 step 1: generate"):
         clock.now += 20
@@ -81,7 +83,7 @@ def test_the_time_of_an_activity_begins_anew_with_each() -> None:
     assert shown(out)[1:] == ["rl: 3 steps", "rl, 10 s"]
 
 
-def test_steps_that_are_short_leave_no_room_for_lines_without_numbers() -> None:
+def test_steps_that_are_short_leave_no_room_for_lines_without_numbers():
     lines, clock, out = lines_at()
     clock.now += 60
     lines.begin("sft", 0, 100)
@@ -94,11 +96,11 @@ def test_steps_that_are_short_leave_no_room_for_lines_without_numbers() -> None:
     assert len(shown(out)) == 7, "one line after each three steps of 2.5 s"
 
 
-def test_the_thread_breaks_the_silence_until_close() -> None:
+def test_the_thread_breaks_the_silence_until_close():
     out = StringIO()
     lines = Lines(out, beats=True, every_s=0.05)
     lines.under_way("loads the model")
-    until(lambda: len(shown(out)) > 3, "lines that nobody asked for", 20)
+    until(lambda: len(shown(out)) > 3, "lines that nobody asked for")
     lines.close()
     written = out.getvalue()
     assert all(line.startswith("loads the model, ") for line in shown(out))
@@ -107,28 +109,46 @@ def test_the_thread_breaks_the_silence_until_close() -> None:
     assert not [t for t in threading.enumerate() if t.name == "progress"]
 
 
-def test_a_thread_whose_log_is_closed_ends() -> None:
+def test_a_thread_whose_log_is_closed_ends():
     out = StringIO()
     lines = Lines(out, beats=True, every_s=0.05)
     out.close()
     lines.under_way("loads the model")
-    until(lambda: not [t for t in threading.enumerate() if t.name == "progress"], "the end of the thread", 20)
+    until(lambda: not [t for t in threading.enumerate() if t.name == "progress"], "the end of the thread")
     lines.close()
 
 
-def test_threads_are_for_the_lines_that_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_for_the_lines_that_people_read(monkeypatch):
     monkeypatch.setattr(sys, "stderr", StringIO())
     before = threading.active_count()
     Lines()
     for_terminal(beats=False)
     assert threading.active_count() == before
-    progress = for_terminal()
+    lines = for_terminal()
     assert threading.active_count() == before + 1
-    progress.close()
+    lines.close()
     assert threading.active_count() == before
 
 
-def test_phases_are_under_way_and_their_responses_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shell", "widgets", "expected"),
+    [
+        (None, True, Lines),
+        (SimpleNamespace(), True, Lines),
+        (SimpleNamespace(kernel=1), False, Lines),
+        (SimpleNamespace(kernel=1), True, Bars),
+    ],
+)
+def test_bars_are_for_notebooks_with_widgets(shell, widgets, expected, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(progress, "find_spec", lambda name: ModuleSpec(name, None) if widgets else None)
+    shown = for_terminal(beats=False)
+    shown.close()
+    assert type(shown) is expected
+
+
+def test_phases_are_under_way_and_their_responses_are_counted(tmp_path):
     lines, clock, out = lines_at()
     recorder = Recorder(Store(tmp_path), Trackers((), tmp_path, "x", {}), lines)
     recorder.step_label = "round 1 step 2"
@@ -152,9 +172,9 @@ def test_phases_are_under_way_and_their_responses_are_counted(tmp_path: Path) ->
     ]
 
 
-def test_a_terminal_shows_what_is_under_way_in_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_what_is_under_way_in_the_last_row(monkeypatch):
     monkeypatch.setattr(sys, "stderr", StringIO())
-    with Bars() as bars:
+    with closing(Bars()) as bars:
         bars.under_way("[b]loads[/b]")
         bars.begin("rl", 0, 20)
         assert [t.description for t in bars.rich.tasks] == ["rl"]
@@ -167,7 +187,7 @@ def test_a_terminal_shows_what_is_under_way_in_the_last_row(monkeypatch: pytest.
     assert [t.description for t in bars.rich.tasks] == ["rl"]
 
 
-def test_a_log_has_every_line_and_a_full_disk_is_no_error(tmp_path: Path) -> None:
+def test_a_log_has_every_line_and_a_full_disk_is_no_error(tmp_path):
     shown = Lines(StringIO())
     log = Logged(shown, tmp_path / "run.log", "mine")
     log.begin("round 1", 0, 4)
@@ -178,6 +198,6 @@ def test_a_log_has_every_line_and_a_full_disk_is_no_error(tmp_path: Path) -> Non
     lines = [line.partition("] ")[2] for line in (tmp_path / "run.log").read_text().splitlines()]
     assert lines[0].startswith("mine starts as process ")
     assert lines[1:] == ["round 1: 4 steps", "round 1 4/4  reward 0.5", "a\\nb"]
-    full = Logged(Silent(), Path("/dev/full"), "mine")
+    full = Logged(Progress(), Path("/dev/full"), "mine")
     full.say("a line that no disk takes")
     full.close()

@@ -1,11 +1,8 @@
 """What a round shows in short: pictures that need no other file, a table that adds up, answers of that round only."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
-from pathlib import Path
 from statistics import fmean
 from xml.etree import ElementTree
 
@@ -17,12 +14,12 @@ from verizero.pipeline.report.round import MAX_ANSWERS, round_markdown, round_sa
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("round") / "demo")
 
 
 @pytest.mark.integration
-def test_its_pictures_are_whole_in_themselves(run_dir: Path) -> None:
+def test_its_pictures_are_whole_in_themselves(run_dir):
     text = round_markdown(run_dir)
     pictures = re.findall(r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", text)
     assert {"Reward", "Held-out pass@1"} <= {title for title, _ in pictures}
@@ -35,7 +32,7 @@ def test_its_pictures_are_whole_in_themselves(run_dir: Path) -> None:
     assert str(run_dir.resolve() / "report.html") in text
 
 
-def test_its_table_has_a_line_for_each_round(run_dir: Path) -> None:
+def test_its_table_has_a_line_for_each_round(run_dir):
     steps = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
     lines = [line for line in round_markdown(run_dir).splitlines() if re.match(r"\| \d+ \|", line)]
     assert [line.split("|")[2].strip() for line in lines] == ["20", "20", "20"]
@@ -46,22 +43,22 @@ def test_its_table_has_a_line_for_each_round(run_dir: Path) -> None:
     assert [line.split("|")[7].strip() for line in lines] == [f"{rate:.3f}" for rate in rates]
 
 
-def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir: Path, tmp_path: Path) -> None:
+def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir, tmp_path):
     rows = read_rows(run_dir / "metrics.jsonl")
     more = [{**r, "stage": "rl_again", "stage_kind": "rl"} for r in rows if r["stage"] == "rl" and r.get("round") == 1]
-    sign = {"measure": "KL", "value": 2.0, "limit": 1.0, "said": "KL rose to 2 (guard.max_kl: 1)"}
+    sign = {"measure": "KL", "value": 2.0, "limit": 1.0, "said": "KL rose to 2 (guard.limits.max_kl: 1)"}
     alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "round": 3, "step": 60, "action": "warn"}
     alarm["signs"] = [sign]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, alarm, *more]))
     text = round_markdown(tmp_path)
     assert text.startswith(
-        "**Alarm.** rl step 60: RL may be collapsing: KL rose to 2 (guard.max_kl: 1). The run went on"
+        "**Alarm.** rl step 60: RL may be collapsing: KL rose to 2 (guard.limits.max_kl: 1). The run went on"
     )
     names = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][2:]
     assert names == ["1", "2", "3", "rl_again 1"]
 
 
-def test_answers_are_those_of_the_stage_and_round(run_dir: Path) -> None:
+def test_answers_are_those_of_the_stage_and_round(run_dir):
     rows = read_rows(run_dir / "rollouts.jsonl")
     own = [r for r in rows if r["stage"] == "rl" and r["round"] == 2][-MAX_ANSWERS:]
     found = round_samples(run_dir, "rl", 2)
@@ -72,7 +69,7 @@ def test_answers_are_those_of_the_stage_and_round(run_dir: Path) -> None:
     assert round_samples(run_dir, "rl_again", 2) == []
 
 
-def test_runs_are_found_by_name_model_and_algorithms() -> None:
+def test_runs_are_found_by_name_model_and_algorithms():
     assert run_tags(tiny()) == ["tiny", "qwen2", "grpo"]
     again = {"name": "rl_again", "kind": "rl", "with": {"algorithm": {"name": "dapo"}}}
     assert run_tags(tiny({"stages": ["sft", "rl", again]})) == ["tiny", "qwen2", "grpo", "dapo"]

@@ -1,20 +1,17 @@
 """Rows of metrics.jsonl and rollouts.jsonl are written in one form, and a line of any other form is refused by name."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.report.runs import ROLLOUT
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.report.files import read_metrics, read_rollouts
 from verizero.pipeline.report.row_types import metrics_row, rollout_row, to_json
+from verizero.pipeline.report.run_files import read_metrics, read_rollouts
 
 PLACE: dict[str, Any] = {"stage": "rl", "stage_kind": "rl", "round": 1, "step": 2}
-SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "said": "entropy fell to 0.003"}
+SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "text": "entropy fell to 0.003"}
 LINES: dict[str, dict[str, Any]] = {
     "step": {"kind": "step", **PLACE, "metrics": {"loss": 1, "kl/k3": 0.5}, "time": {"update": 0.1}},
     "sample": {"kind": "sample", **PLACE, "metrics": {}, "time": {}},
@@ -29,29 +26,30 @@ LINES: dict[str, dict[str, Any]] = {
     | {"where": "round 1 step 2", "first": "First: timeout", "time": {}},
 }
 """A line of each form that runs have written, its keys in order."""
-SECOND = {"status": "graded", "score": 0.0, "reason": "other", "disagrees": True}
 ROLLOUTS = [
     ROLLOUT,
     ROLLOUT | {"reward": None, "extracted": None},
     {**{k: v for k, v in ROLLOUT.items() if k != "kept"}, "kept_sizes": [0, 3], "kept": False}
-    | {"steps": [["7+8=15", 1.0], ["so 15", 0.5]], "second": SECOND, "roll_backs": 2},
+    | {"steps": [["7+8=15", 1.0], ["so 15", 0.5]], "roll_backs": 2},
 ]
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_a_line_of_each_kind_keeps_its_bytes(line: dict[str, Any]) -> None:
+def test_a_line_of_each_kind_keeps_its_bytes(line):
     assert json.dumps(to_json(metrics_row(line, "here"))) == json.dumps(line)
 
 
 @pytest.mark.parametrize("line", ROLLOUTS)
-def test_a_rollout_keeps_its_bytes(line: dict[str, Any]) -> None:
+def test_a_rollout_keeps_its_bytes(line):
     assert json.dumps(to_json(rollout_row(line, "here"))) == json.dumps(line)
 
 
-def test_keys_that_older_runs_lack_may_be_missing() -> None:
+def test_keys_that_older_runs_lack_may_be_missing():
     for name, missing in (("step", ["stage_kind"]), ("evaluation", ["stage_kind", "verdicts", "retried"])):
         old = {key: value for key, value in LINES[name].items() if key not in missing}
         assert metrics_row(old, "here").stage == "rl"
+    sign = {"said" if key == "text" else key: value for key, value in SIGN.items()}
+    assert metrics_row(LINES["warning"] | {"signs": [sign, sign]}, "here") == metrics_row(LINES["warning"], "here")
 
 
 @pytest.mark.parametrize(
@@ -65,12 +63,11 @@ def test_keys_that_older_runs_lack_may_be_missing() -> None:
         (LINES["step"] | {"time": None}, "time"),
         (LINES["warning"] | {"signs": [SIGN | {"limit": "low"}]}, "limit"),
         (LINES["warning"] | {"signs": ["entropy"]}, "signs"),
+        (LINES["warning"] | {"signs": [SIGN | {"colour": "red"}]}, "signs.0.colour'$"),
         ({}, "kind"),
     ],
 )
-def test_a_line_of_another_form_is_refused_with_its_number_and_key(
-    damaged: dict[str, Any], key: str, tmp_path: Path
-) -> None:
+def test_a_line_of_another_form_is_refused_with_its_number_and_key(damaged, key, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(LINES["sample"]) + "\n" + json.dumps(damaged) + "\n")
     with pytest.raises(DataError, match=rf"row 2 of .*metrics\.jsonl.*{key}"):
@@ -78,7 +75,7 @@ def test_a_line_of_another_form_is_refused_with_its_number_and_key(
 
 
 @pytest.mark.parametrize("damaged", [ROLLOUT | {"reward": "1"}, {k: v for k, v in ROLLOUT.items() if k != "reward"}])
-def test_a_rollout_of_another_form_is_refused_with_its_number_and_key(damaged: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rollout_of_another_form_is_refused_with_its_number_and_key(damaged, tmp_path):
     (tmp_path / "rollouts.jsonl").write_text(json.dumps(damaged) + "\n")
     with pytest.raises(DataError, match=r"row 1 of .*rollouts\.jsonl.*reward"):
         list(read_rollouts(tmp_path))

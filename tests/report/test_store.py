@@ -1,7 +1,5 @@
 """The append-only files of a run."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -13,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.report.runs import ROLLOUT
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.report.files import read_metrics, read_rollouts
+from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.row_types import StepRow, rollout_row
+from verizero.pipeline.report.run_files import read_metrics, read_rollouts
 from verizero.pipeline.report.store import FILES, Store
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates, newlines and all
@@ -35,9 +33,25 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
+@pytest.mark.parametrize("gone", ["renamed", "made again", "one file deleted"])
+def test_a_folder_that_is_taken_away_is_named_at_the_next_write(gone, tmp_path):
+    folder = tmp_path / "run"
+    store = Store(folder)
+    fill(store, range(2))
+    if gone == "one file deleted":
+        (folder / "metrics.jsonl").unlink()
+    else:
+        folder.rename(tmp_path / "other")
+    if gone == "made again":
+        Store(folder).close()
+    for write in (lambda: store.metrics(step_row(2)), store.sync):
+        with pytest.raises(RunError, match=f"{folder}: somebody has deleted or renamed .* give it its name back"):
+            write()
+
+
 @pytest.mark.parametrize("torn", [b"", b'{"step": 9', b"\x00\x00\x00", b'{"step": 9}\n'])
 @pytest.mark.parametrize("cut_at", [0, 1, 3])
-def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at: int, torn: bytes, tmp_path: Path) -> None:
+def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at, torn, tmp_path):
     """As a run that was killed after its last checkpoint, in the middle of a line or not."""
     straight = Store(tmp_path / "straight")
     fill(straight, range(6))
@@ -61,7 +75,7 @@ def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at: int, t
 
 
 @pytest.mark.parametrize("short", FILES)
-def test_a_shorter_file_is_refused_by_name_and_none_is_cut(short: str, tmp_path: Path) -> None:
+def test_a_shorter_file_is_refused_by_name_and_none_is_cut(short, tmp_path):
     store = Store(tmp_path)
     fill(store, range(4))
     lengths = store.sync()
@@ -105,7 +119,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], int]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("case", list(DAMAGED))
-def test_a_changed_line_is_named_and_nothing_is_cut(case: str, name: str, tmp_path: Path) -> None:
+def test_a_changed_line_is_named_and_nothing_is_cut(case, name, tmp_path):
     store = Store(tmp_path)
     if name == "metrics.jsonl":
         fill(store, range(4))
@@ -128,7 +142,7 @@ def test_a_changed_line_is_named_and_nothing_is_cut(case: str, name: str, tmp_pa
     again.close()
 
 
-def test_a_run_that_begins_anew_cuts_all(tmp_path: Path) -> None:
+def test_a_run_that_begins_anew_cuts_all(tmp_path):
     store = Store(tmp_path)
     fill(store, range(3))
     store.cut({}, {})
@@ -137,7 +151,7 @@ def test_a_run_that_begins_anew_cuts_all(tmp_path: Path) -> None:
     assert set(bytes_of(tmp_path).values()) == {b""}
 
 
-def test_rows_are_readable_as_soon_as_they_are_appended(tmp_path: Path) -> None:
+def test_rows_are_readable_as_soon_as_they_are_appended(tmp_path):
     store = Store(tmp_path)
     for i in range(3):
         store.metrics(step_row(i))
@@ -146,11 +160,9 @@ def test_rows_are_readable_as_soon_as_they_are_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(st.tuples(TEXT, st.floats(allow_nan=False, allow_infinity=False), st.none() | TEXT)))
-def test_rows_read_back_as_they_were_written(
-    rows: list[tuple[str, float, str | None]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_rows_read_back_as_they_were_written(rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     store = Store(folder)
     written = [rollout_row(ROLLOUT | {"response": r, "score": s, "extracted": e}, "") for r, s, e in rows]
@@ -161,7 +173,7 @@ def test_rows_read_back_as_they_were_written(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_number_that_json_has_not_is_refused_and_nothing_written(value: float, tmp_path: Path) -> None:
+def test_a_number_that_json_has_not_is_refused_and_nothing_written(value, tmp_path):
     store = Store(tmp_path)
     with pytest.raises(ValueError, match="JSON compliant"):
         store.rollouts(rollout_row(ROLLOUT | {"reward": reward}, "") for reward in (1.0, value))
@@ -169,7 +181,7 @@ def test_a_number_that_json_has_not_is_refused_and_nothing_written(value: float,
     assert (tmp_path / "rollouts.jsonl").read_bytes() == b""
 
 
-def test_a_torn_last_line_is_left_out_wherever_it_tore(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_wherever_it_tore(tmp_path):
     whole = '{"step": 1, "text": "é\\ud800"}\n'.encode()
     path = tmp_path / "x.jsonl"
     for end in range(len(whole) - 2):
@@ -180,12 +192,8 @@ def test_a_torn_last_line_is_left_out_wherever_it_tore(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff\xff", b"[1]", b"3"])
-def test_a_damaged_line_before_the_last_is_named(damage: bytes, tmp_path: Path) -> None:
+def test_a_damaged_line_before_the_last_is_named(damage, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + damage + b'\n{"a": 2}\n')
     with pytest.raises(DataError, match=r"line 3 of .*x\.jsonl"):
         read_jsonl(path)
-
-
-def test_no_file_is_no_rows(tmp_path: Path) -> None:
-    assert read_jsonl(tmp_path / "nowhere.jsonl") == []

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
@@ -20,7 +17,7 @@ from tests.rl.rewarded import batches, inputs_of, parts_of, per_response, solve
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.parts import Part, Parts
+from verizero.pipeline.rl.parts import Part
 
 NORM = {"name": "group_norm"}
 
@@ -31,11 +28,9 @@ NORM = {"name": "group_norm"}
         ({**NORM, "ddof": 1, "eps": 1e-6}, 1.499997, -0.499999),
         ({**NORM, "ddof": 1, "eps": 1e-4}, 1.499700, -0.499900),
         ({**NORM, "ddof": 0, "eps": 1e-8}, 1.732051, -0.577350),
-        ({**NORM, "baseline": "leave_one_out", "std": "leave_one_out", "ddof": 1, "eps": 1e-6}, 1.0, -0.577349),
         ("group_mean", 0.75, -0.25),
         ({**NORM, "std": "none"}, 0.75, -0.25),
         ("leave_one_out", 1.0, -0.333333),
-        ({**NORM, "baseline": "leave_one_out", "std": "none"}, 1.0, -0.333333),
         ("max_rl", 3.0, -1.0),
     ],
 )
@@ -44,22 +39,21 @@ def test_the_published_conventions_for_one_success_in_four(advantage: Any, first
 
 
 @pytest.mark.integration
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     batches(),
-    st.sampled_from(["mean", "leave_one_out"]),
-    st.sampled_from(["group", "batch", "leave_one_out", "none"]),
+    st.sampled_from(["group", "batch", "none"]),
     st.integers(0, 1),
 )
-def test_group_norm(batch: tuple[list[float], list[int], list[int]], baseline: str, std: str, ddof: int) -> None:
+def test_group_norm(batch: tuple[list[float], list[int], list[int]], std: str, ddof: int) -> None:
     rewards, groups, lengths = batch
-    options = {"name": "group_norm", "baseline": baseline, "std": std, "ddof": ddof, "eps": 1e-4}
-    expected = advantages_oracle.group_norm(rewards, groups, baseline, std, ddof, 1e-4)
+    options = {"name": "group_norm", "std": std, "ddof": ddof, "eps": 1e-4}
+    expected = advantages_oracle.group_norm(rewards, groups, std, ddof, 1e-4)
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.integration
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(batches())
 def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[int]]) -> None:
     rewards, groups, lengths = batch
@@ -68,11 +62,11 @@ def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[in
         name: solve(name, rewards, groups, lengths=lengths)
         for name in ("group_mean", "leave_one_out", "optimal_baseline", "none")
     }
-    centred = advantages_oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
+    centred = advantages_oracle.group_norm(rewards, groups, "none", 0, 0)
     assert got["group_mean"] == pytest.approx(centred, **near)
-    assert got["leave_one_out"] == pytest.approx(
-        advantages_oracle.group_norm(rewards, groups, "leave_one_out", "none", 0, 0), **near
-    )
+    sizes = [groups.count(g) for g in groups]
+    others = [c * n / (n - 1) for c, n in zip(centred, sizes, strict=True)]  # R_i - mean of the others
+    assert got["leave_one_out"] == pytest.approx(others, **near)
     assert got["optimal_baseline"] == pytest.approx(
         advantages_oracle.optimal_baseline(rewards, groups, lengths), **near
     )
@@ -93,31 +87,26 @@ def test_a_mean_of_rewards_below_0_divides_nothing(rewards: list[float]) -> None
     assert max(map(abs, solve("max_rl", [1.0, 0.0, 1e-9, 0.0], [0] * 4))) < 4
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(batches(), st.integers(0, 1), st.sampled_from(["tokens", "responses"]))
-def test_group_mean_batch_norm(batch: tuple[list[float], list[int], list[int]], ddof: int, over: str) -> None:
+@settings(max_examples=40, derandomize=True)
+@given(batches(), st.integers(0, 1))
+def test_group_mean_batch_norm(batch: tuple[list[float], list[int], list[int]], ddof: int) -> None:
     rewards, groups, lengths = batch
-    centred = advantages_oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
-    times = lengths if over == "tokens" else [1] * len(rewards)
-    everything = oracle.whiten([c for c, n in zip(centred, times, strict=True) for _ in range(n)], ddof, 1e-4)
-    firsts = [sum(times[:i]) for i in range(len(times))]
-    options = {"name": "group_mean_batch_norm", "over": over, "ddof": ddof, "eps": 1e-4}
+    centred = advantages_oracle.group_norm(rewards, groups, "none", 0, 0)
+    everything = oracle.whiten([c for c, n in zip(centred, lengths, strict=True) for _ in range(n)], ddof, 1e-4)
+    firsts = [sum(lengths[:i]) for i in range(len(lengths))]
+    options = {"name": "group_mean_batch_norm", "ddof": ddof, "eps": 1e-4}
     found = solve(options, rewards, groups, lengths=lengths)
     assert found == pytest.approx([everything[i] for i in firsts], rel=1e-7, abs=1e-7)
 
 
 def test_whitening_over_tokens_leaves_no_pull_where_wrong_answers_are_longer() -> None:
     """The numbers of the method's own code: the mean over all 50 tokens is 0, where it was -0.6."""
-
-    def of(**params: Any) -> list[float]:
-        inputs = inputs_of([1.0, 0.0], [0, 0], [10, 40])
-        return per_response(compute_advantages(load_algorithm("reinforce_pp_baseline", params)[1], inputs), inputs)
-
-    assert of() == pytest.approx([2.0, -0.5], abs=1e-7)
-    assert of(over="responses") == pytest.approx([1.0, -1.0], abs=1e-7)
+    inputs = inputs_of([1.0, 0.0], [0, 0], [10, 40])
+    found = per_response(compute_advantages(load_algorithm("reinforce_pp_baseline")[1], inputs), inputs)
+    assert found == pytest.approx([2.0, -0.5], abs=1e-7)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(batches(), st.integers(0, 10**6))
 def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int], list[int]], seed: int) -> None:
     rewards, groups, _ = batch
@@ -128,6 +117,23 @@ def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int
     parts = parts_of({"name": "normalize_then_sum", "weights": list(weights), "eps": 1e-4})
     expected = advantages_oracle.normalize_then_sum(components, groups, weights, 1, 1e-4)
     assert per_response(compute_advantages(parts, inputs), inputs) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.integration
+@settings(max_examples=40, derandomize=True)
+@given(batches(), st.sampled_from([None, 2, 3, 4, 9]))
+def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | None) -> None:
+    rewards, groups, lengths = batch
+    options: dict[str, Any] = {"name": "best_of_k", "k": k}
+    expected = advantages_oracle.best_of_k(rewards, groups, k)
+    assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_only_the_best_of_a_whole_group_has_an_advantage_and_two_best_have_none() -> None:
+    assert solve("best_of_k", [0.2, 1.0, 0.7, 0.0], [0] * 4) == pytest.approx([0, 0.3, 0, 0], abs=1e-12)
+    assert solve("best_of_k", [1.0, 1.0, 0.7, 0.0], [0] * 4) == [0.0] * 4
+    # with pairs, a right answer counts for each wrong one that it is compared with: 3 of 6
+    assert solve({"name": "best_of_k", "k": 2}, [1.0, 0.0, 0.0, 0.0], [0] * 4) == pytest.approx([0.5, 0, 0, 0])
 
 
 def test_the_greedy_response_is_the_baseline() -> None:
@@ -148,22 +154,13 @@ def test_equal_rewards_give_exactly_nothing(name: str, value: float) -> None:
     assert solve(name, [value] * 7, [5] * 7) == [0.0] * 7
 
 
-@pytest.mark.parametrize("size", [4, 7, 10, 64])
-@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 0.7])
-def test_the_spread_of_equal_others_is_no_residue(size: int, value: float) -> None:
-    """One success among equal failures: its others do not differ, so nothing divides it."""
-    options = {**NORM, "baseline": "leave_one_out", "std": "leave_one_out", "eps": 0.0}
-    found = solve(options, [1.0, *[value] * (size - 1)], [0] * size)
-    assert found[0] == pytest.approx(1 - value, rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["reward_to_go_norm", "group_mean_batch_norm"])
 def test_whitening_without_spread_gives_exactly_nothing_though_eps_is_0(name: str) -> None:
     assert solve({"name": name, "eps": 0.0}, [0.1] * 7, [5] * 7, lengths=[1] * 7) == [0.0] * 7
 
 
 @pytest.mark.integration
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(batches(), st.sampled_from(GROUPED), st.randoms(use_true_random=False))
 def test_order_in_the_batch_does_not_matter(batch: Any, name: str, shuffle: random.Random) -> None:
     rewards, groups, lengths = batch
@@ -175,7 +172,7 @@ def test_order_in_the_batch_does_not_matter(batch: Any, name: str, shuffle: rand
     assert moved == pytest.approx([straight[i] for i in order], rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(batches(), st.sampled_from([n for n in GROUPED if n != "max_rl"]), st.sampled_from([-3.0, 0.5, 16.0]))
 def test_a_shift_of_all_rewards_changes_nothing(batch: Any, name: str, shift: float) -> None:
     rewards, groups, lengths = batch
@@ -214,47 +211,3 @@ def test_what_cannot_be_is_refused() -> None:
     wrong = inputs_of([1.0, 0.0], [0, 0], reward_components=torch.ones(2, 3))
     with pytest.raises(DataError, match="2 numbers for 3"):
         compute_advantages(parts_of({"name": "normalize_then_sum", "weights": [1.0, 2.0]}), wrong)
-
-
-def on_two_ranks(parts: Parts, halves: list[AdvantageInputs]) -> list[Tensor]:
-    """Each half in a thread of its own; a sum waits for both, as that of real ranks does."""
-    barrier, slots = threading.Barrier(2, timeout=20), [torch.zeros(0), torch.zeros(0)]
-
-    def rank(at: int) -> Tensor:
-        def all_reduce(x: Tensor) -> Tensor:
-            slots[at] = x
-            barrier.wait()
-            total = slots[0] + slots[1]
-            barrier.wait()
-            return total
-
-        return compute_advantages(parts, halves[at], all_reduce=all_reduce).advantages
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(rank, (0, 1)))
-
-
-@pytest.mark.parametrize(
-    "advantage",
-    [
-        {**NORM, "std": "batch"},
-        "group_mean_batch_norm",
-        {"name": "group_mean_batch_norm", "over": "responses"},
-        "reward_to_go_norm",
-        "group_mean",
-    ],
-)
-def test_two_ranks_agree_with_one(advantage: Any) -> None:
-    r = random.Random(2)
-    rewards = [r.gauss(0, 1) for _ in range(8)]
-    groups, lengths = [0, 0, 1, 1, 1, 2, 2, 2], [1, 5, 2, 3, 3, 1, 4, 2]
-    whole = inputs_of(rewards, groups, lengths)
-    parts = parts_of(advantage)
-    halves = [
-        dataclasses.replace(
-            whole, rewards=whole.rewards[s], group_ids=whole.group_ids[s], response_mask=whole.response_mask[s]
-        )
-        for s in (slice(0, 2), slice(2, 8))
-    ]
-    one = compute_advantages(parts, whole).advantages
-    assert torch.allclose(torch.cat(on_two_ranks(parts, halves)), one, rtol=1e-12, atol=1e-12)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.trl_classes import trl_class
-from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
+from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error
 
 
 def rewards(seed: int, count: int = 7) -> tuple[Tensor, Tensor]:
@@ -27,33 +23,6 @@ def test_the_formula_and_its_gradient(seed: int) -> None:
     slow = sum(math.log1p(math.exp(-(w - r))) for w, r in zip(chosen.tolist(), rejected.tolist(), strict=True)) / 7
     assert float(loss.detach()) == pytest.approx(slow, rel=1e-12)
     assert torch.autograd.gradcheck(lambda w, r: bradley_terry_loss(w, r, 7), (chosen, rejected))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_trl_computes_the_same(seed: int) -> None:
-    chosen, rejected = rewards(seed)
-    logits = torch.cat([chosen, rejected])[:, None].requires_grad_()
-    trainer: Any = object.__new__(trl_class("RewardTrainer"))
-    trainer.accelerator = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x)
-    trainer.args = SimpleNamespace(center_rewards_coefficient=None)
-    trainer._metrics, trainer._total_train_tokens, trainer._tp_size = {"train": defaultdict(list)}, 0, 1
-
-    class Model:
-        training = True
-
-        def __call__(self, **_: Any) -> Any:
-            return SimpleNamespace(logits=logits)
-
-    trainer.model = Model()
-    theirs = trl_class("RewardTrainer").compute_loss(trainer, trainer.model, {"attention_mask": torch.ones(14, 2)})
-    theirs.backward()
-    ours = [x.clone().requires_grad_() for x in (chosen, rejected)]
-    loss = bradley_terry_loss(*ours, 7)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(float(theirs.detach()), rel=1e-9)
-    torch.testing.assert_close(torch.cat([x.grad for x in ours if x.grad is not None]), logits.grad[:, 0])
-    found = pair_accuracy(chosen - rejected)
-    assert found == pytest.approx(trainer._metrics["train"]["accuracy"][0])
 
 
 def test_parts_of_a_step_add_up_to_it() -> None:
@@ -87,9 +56,3 @@ def test_calibration_of_models_that_are_right_as_often_as_they_say() -> None:
     assert calibration_error(torch.tensor([margin, margin, margin, -margin])) == pytest.approx(0, abs=1e-7)
     assert calibration_error(torch.full((4,), 50.0)) == pytest.approx(0, abs=1e-9)
     assert calibration_error(torch.full((4,), -50.0)) == pytest.approx(1)
-
-
-def test_of_no_pairs_nothing_is_known() -> None:
-    assert math.isnan(calibration_error(torch.empty(0)))
-    assert math.isnan(pair_accuracy(torch.empty(0)))
-    assert pair_accuracy(torch.zeros(3)) == 0.5

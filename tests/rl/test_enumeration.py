@@ -86,9 +86,6 @@ def test_the_optimal_token_baseline_changes_no_expected_gradient(size: int) -> N
         return expected(load_algorithm(name, params)[1], policy, GRADED, size, fill).mean
 
     assert torch.allclose(of("otb"), exact, **NEAR)
-    # over all responses, the own one included, it points elsewhere: not even along the gradient
-    biased = of("otb", baseline="mean")
-    assert float(torch.nn.functional.cosine_similarity(biased, exact, dim=0)) < 0.999
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -50,13 +50,6 @@ def test_the_gradient_is_the_papers_on_fresh_and_on_stale_rows(seed: int, stale:
     assert solved.metrics["sequences/trained"] == len(rows)
 
 
-def test_no_weight_is_bounded_but_for_the_range_of_numbers() -> None:
-    row = Row([-1.0], [-1.0], [-1.0], [-16.0], [1.0], [0.0])
-    open_gate = dataclasses.replace(PARTS, mismatch=dataclasses.replace(PARTS.mismatch, reject=()))
-    solved = solve(open_gate, dataclasses.replace(pad([row]).inputs, old_logprobs=None))
-    assert float(solved.gradient.sum()) == pytest.approx(-math.exp(15.0))
-
-
 def test_the_baseline_is_the_mean_of_the_batch_with_one_response_a_prompt() -> None:
     rewards = [1.0, 0.0, 0.25, 1.0]
     inputs = inputs_of(rewards, [0, 1, 2, 3], [2, 1, 3, 4])

@@ -36,8 +36,6 @@ def scene(seed: int, num: int = 5) -> tuple[AdvantageInputs, list[list[int]], li
         torch.arange(num),
         mask,
         values=grid,
-        final_values=torch.tensor([r.gauss(0, 1) for _ in range(num)], dtype=torch.float64),
-        truncated=torch.tensor([i % 2 == 0 for i in range(num)]),
     )
     return inputs, where, values
 
@@ -54,15 +52,13 @@ def token_rewards(inputs: AdvantageInputs, where: list[list[int]]) -> list[list[
     return [[0.0] * (len(w) - 1) + [float(r)] for w, r in zip(where, inputs.rewards, strict=True)]
 
 
-@pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
-def test_gae_equals_its_definition(gamma: float, lam: float, bootstrap: bool) -> None:
+def test_gae_equals_its_definition(gamma: float, lam: float) -> None:
     inputs, where, values = scene(1)
-    found = compute_advantages(ppo(gamma=gamma, lam=lam, whiten=False, bootstrap_truncated=bootstrap), inputs)
+    found = compute_advantages(ppo(gamma=gamma, lam=lam, whiten=False), inputs)
     advantages, returns = [], []
-    for i, (rs, vs) in enumerate(zip(token_rewards(inputs, where), values, strict=True)):
-        final = float(inputs.final_values[i]) if bootstrap and bool(inputs.truncated[i]) else 0.0
-        a, g = advantages_oracle.gae(rs, vs, final, gamma, lam)
+    for rs, vs in zip(token_rewards(inputs, where), values, strict=True):
+        a, g = advantages_oracle.gae(rs, vs, 0.0, gamma, lam)
         advantages += a
         returns += g
     assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
@@ -100,20 +96,10 @@ def test_the_adaptive_lambda_stays_a_lambda() -> None:
     )
 
 
-def test_lambda_and_gamma_1_without_values_is_the_return_of_reinforce() -> None:
-    inputs, _, _ = scene(4)
-    blank = dataclasses.replace(inputs, values=torch.zeros_like(inputs.values))
-    found = compute_advantages(ppo(gamma=1.0, lam=1.0, whiten=False), blank).advantages
-    plain = compute_advantages(load_algorithm("reinforce", {"kl_coef": 0})[1], inputs).advantages
-    assert torch.allclose(found, plain, rtol=1e-12)
-
-
 def test_gae_without_its_inputs_says_which() -> None:
     inputs, _, _ = scene(5)
     with pytest.raises(DataError, match="values"):
         compute_advantages(ppo(), dataclasses.replace(inputs, values=None))
-    with pytest.raises(DataError, match="final_values"):
-        compute_advantages(ppo(bootstrap_truncated=True), dataclasses.replace(inputs, final_values=None))
 
 
 def test_reward_to_go_steps_over_gaps() -> None:
@@ -162,26 +148,3 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
     explained = 1 - oracle.std(residual, 0) ** 2 / oracle.std(flat_g, 0) ** 2
     assert metrics["critic/explained_variance"] == pytest.approx(explained, rel=1e-9)
     assert (metrics["critic/clip_fraction"] > 0) == (clip is not None)
-
-
-def test_value_loss_adds_over_micro_batches() -> None:
-    inputs, _, _ = scene(7)
-    target = torch.randn(inputs.values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    total = float(inputs.response_mask.sum())
-    whole, stats = value_loss(inputs.values, inputs.values + 0.1, target, inputs.response_mask, total, 0.05)
-    pieces = [
-        value_loss(inputs.values[s], inputs.values[s] + 0.1, target[s], inputs.response_mask[s], total, 0.05)
-        for s in (slice(0, 1), slice(1, 5))
-    ]
-    assert float(sum(p[0] for p in pieces)) == pytest.approx(float(whole), rel=1e-12)
-    assert torch.allclose(sum(p[1] for p in pieces), stats, rtol=1e-12)
-
-
-def test_a_perfect_and_a_constant_critic() -> None:
-    mask = torch.ones(2, 3)
-    returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert summarize_values(value_loss(returns, returns, returns, mask, 6, None)[1])["critic/explained_variance"] == 1.0
-    flat = torch.full_like(returns, 3.5)
-    assert summarize_values(value_loss(flat, flat, returns, mask, 6, None)[1])[
-        "critic/explained_variance"
-    ] == pytest.approx(0.0, abs=1e-12)

@@ -12,14 +12,11 @@ from tests.oracles import rl as oracle
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import CheckpointError, ConfigError
 from verizero.pipeline.rl.controllers import (
-    EntropyController,
     KlController,
     decayed_temperature,
-    entropy_controller,
-    kl_controller,
 )
-from verizero.pipeline.rl.kl import estimate
 from verizero.pipeline.rl.parts import KlForm
+from verizero.pipeline.rl.ratios import estimate_kl as estimate
 
 FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus")
 """All but `k3_ratio`, which is not of one token alone; variants.py has it."""
@@ -127,57 +124,35 @@ def test_the_unbiased_form_needs_old_logprobs() -> None:
         estimate("k3_ratio", scalar(0.0), scalar(0.0), scalar(0.0))
 
 
+def controller_of(**params: float) -> KlController:
+    return KlController(load_algorithm("ppo", params)[1])
+
+
 def test_the_kl_coefficient_follows_the_published_rule() -> None:
-    controller = KlController(0.2, 6.0, 1000.0)
+    controller = controller_of(kl_coef=0.2, kl_target=6.0, kl_horizon=1000.0)
     coef = 0.2
     for kl, num in [(6.0, 64), (12.0, 64), (6.3, 32), (0.0, 128), (5.0, 10)]:
         error = min(max(kl / 6.0 - 1, -0.2), 0.2)
         coef *= 1 + error * num / 1000
-        controller.update(kl, num)
+        controller.observe({"reward/kl_per_token": kl, "rows": num})
         assert controller.coef == pytest.approx(coef, rel=1e-15)
-    controller.update(0.0, 10**9)
+    controller.observe({"reward/kl_per_token": 0.0, "rows": 1e9})
     assert controller.coef == 0.0
 
 
 def test_a_coefficient_without_a_target_is_fixed() -> None:
-    _, parts = load_algorithm("ppo", {"kl_coef": 0.05})
-    controller = kl_controller(parts)
-    controller.update(100.0, 64)
+    controller = controller_of(kl_coef=0.05)
+    controller.observe({"reward/kl_per_token": 100.0, "rows": 64})
     assert controller.coef == 0.05
-    _, adaptive = load_algorithm("ppo", {"kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 100})
-    controller = kl_controller(adaptive)
-    controller.update(100.0, 50)
-    assert controller.coef == pytest.approx(0.05 * 1.1)
 
 
-def test_controllers_go_on_from_their_state() -> None:
-    first, second = KlController(0.2, 6.0, 100.0), KlController(9.0, 6.0, 100.0)
-    first.update(7.0, 64)
+def test_a_controller_goes_on_from_its_state() -> None:
+    first, second = (controller_of(kl_coef=c, kl_target=6.0, kl_horizon=100.0) for c in (0.2, 9.0))
+    first.observe({"reward/kl_per_token": 7.0, "rows": 64})
     second.load_state_dict(first.state_dict())
-    entropy, again = EntropyController(0.1, 1.0, 0.01, 0.2), EntropyController(5.0, 1.0, 0.01, 0.2)
-    entropy.update(1.5)
-    again.load_state_dict(entropy.state_dict())
-    for kl, h in [(3.0, 0.5), (9.0, 2.0)]:
-        first.update(kl, 8)
-        second.update(kl, 8)
-        entropy.update(h)
-        again.update(h)
-        assert second.coef == first.coef
-        assert again.coef == entropy.coef
+    assert second.coef == first.coef != 0.2
     with pytest.raises(CheckpointError, match="coef"):
         first.load_state_dict({})
-
-
-def test_the_entropy_bonus_works_only_below_its_target() -> None:
-    _, parts = load_algorithm(
-        "grpo", {"entropy_coef": 0.0, "entropy_target": 0.2, "entropy_step": 0.005, "entropy_max": 0.01}
-    )
-    controller = entropy_controller(parts)
-    seen = []
-    for entropy in [0.1, 0.2, 0.1, 0.3, 0.3, 0.1, 9.0, 9.0, 9.0]:
-        controller.update(entropy)
-        seen.append(controller.coef)
-    assert seen == pytest.approx([0.005, 0.01, 0.01, 0.0, 0.0, 0.005, 0.0, 0.0, 0.0])
 
 
 def test_temperature_falls_linearly() -> None:

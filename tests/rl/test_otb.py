@@ -15,7 +15,6 @@ from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.rl.logprobs import logprobs_and_entropy, score_norms
 
 LENGTHS, GROUPS = [3, 1, 4, 2, 2, 2], [0, 0, 0, 1, 1, 1]
-BASELINES = {"leave_one_out": True, "mean": False}
 
 
 def scene(seed: int, coef: float) -> tuple[AdvantageInputs, list[list[float]], list[list[float]]]:
@@ -44,23 +43,20 @@ def scene(seed: int, coef: float) -> tuple[AdvantageInputs, list[list[float]], l
     return inputs, to_go, sizes
 
 
-@pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_double_finds_the_same(baseline: str, seed: int) -> None:
+def test_the_double_finds_the_same(seed: int) -> None:
     inputs, to_go, norms = scene(seed, 0.3)
-    kl = {"in": "reward", "form": "k1", "coef": 0.3}
-    parts = parts_of({"name": "optimal_token_baseline", "baseline": baseline}, kl=kl)
+    parts = parts_of("optimal_token_baseline", kl_in="reward", kl_form="k1", kl_coef=0.3)
     found = compute_advantages(parts, inputs).advantages
     assert bool((found[inputs.response_mask == 0] == 0).all())
-    expected = oracle.optimal_token_baseline(to_go, norms, GROUPS, BASELINES[baseline])
+    expected = oracle.optimal_token_baseline(to_go, norms, GROUPS)
     assert found[inputs.response_mask > 0].tolist() == pytest.approx([a for row in expected for a in row], rel=1e-10)
 
 
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_equal_rewards_give_exactly_nothing_whatever_the_lengths(baseline: str) -> None:
+def test_equal_rewards_give_exactly_nothing_whatever_the_lengths() -> None:
     inputs, _, _ = scene(0, 0.0)
     inputs = dataclasses.replace(inputs, rewards=torch.full_like(inputs.rewards, 0.1))
-    found = compute_advantages(parts_of({"name": "optimal_token_baseline", "baseline": baseline}), inputs).advantages
+    found = compute_advantages(parts_of("optimal_token_baseline"), inputs).advantages
     assert bool((found == 0).all())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.oracles.advantages import group_norm, process
 from tests.train.batches import groups_of
-from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.rl import RlConfig, check_rl
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError
@@ -49,7 +49,7 @@ def inputs_of(groups: Sequence[Group]) -> AdvantageInputs:
     batch = collate(groups, 0)
     mask = batch.response_mask.double()
     return AdvantageInputs(
-        batch.rewards, batch.group_ids, mask, turn_ids=batch.turn_ids, turn_rewards=turn_table(groups)[0]
+        batch.rewards, batch.group_ids, mask, turn_ids=batch.turn_ids, turn_rewards=turn_table(groups)
     )
 
 
@@ -76,7 +76,7 @@ def test_advantages_are_the_papers_formula(seed: int, coef: float, outcome: floa
     ]
     assert any(len({end for end, _ in own}) < len(own) for own in steps)
     by_steps = process(steps, lengths, numbers, 1e-6)
-    whole = group_norm(rewards, numbers, "mean", "group", 1, 1e-6)
+    whole = group_norm(rewards, numbers, "group", 1, 1e-6)
     for own, of_steps, of_response in zip(found, by_steps, whole, strict=True):
         assert own == pytest.approx([outcome * of_response + coef * x for x in of_steps], rel=1e-11, abs=1e-11)
 
@@ -118,21 +118,6 @@ def test_without_steps_it_is_outcome_supervision(seed: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_order_of_the_group_does_not_matter() -> None:
-    groups = stepped(7)
-    turned = [replace(g, members=g.members[::-1]) for g in groups]
-    parts = load_algorithm("grpo_process")[1]
-
-    def by_response(groups: list[Group]) -> dict[tuple[int, int], list[float]]:
-        inputs = inputs_of(groups)
-        rows = by_row(compute_advantages(parts, inputs).advantages, inputs.response_mask)
-        return {(g, m.rollout.sample): row for (g, m), row in zip(rewarded(groups), rows, strict=True)}
-
-    one, other = by_response(groups), by_response(turned)
-    assert one.keys() == other.keys()
-    assert all(one[key] == pytest.approx(other[key], rel=1e-12, abs=1e-12) for key in one)
-
-
 def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn() -> None:
     (group,) = groups_of(num=1, size=2, lost=False)
     members = tuple(replace(m, reward=0.0, steps=((1, float(i)),)) for i, m in enumerate(group.members))
@@ -149,7 +134,7 @@ def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn() ->
         ({"kl_in": "reward", "kl_form": "k1"}, "kl_in changes the reward of the whole response"),
         ({"overlong_buffer": 0.5}, "overlong_buffer changes"),
         ({"reward_clip": 1.0}, "reward_clip changes"),
-        ({"credit": "turns", "token_budget": 9}, "token_budget changes .* credit 'turns'"),
+        ({"credit": "turns", "overlong_buffer": 0.5}, "overlong_buffer changes .* credit 'turns'"),
         ({"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'process'"),
         ({"credit_std": "group"}, "credit_std is 'group' but credit 'process'"),
     ],
@@ -172,8 +157,3 @@ def test_components_are_refused_where_only_steps_count() -> None:
         check_rl(RlConfig.model_validate(rl), components)
     rl["algorithm"] = {"name": "grpo_process", "credit_outcome": 1}
     check_rl(RlConfig.model_validate(rl), components)
-
-
-def test_the_page_has_the_formula() -> None:
-    page = explain_algorithm("grpo_process", {}, max_response_tokens=9)
-    assert "credit      A_k = 0 A_i + 1 sum_(j>=k) (r_ij - mean) / std" in page

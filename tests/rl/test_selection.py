@@ -14,8 +14,6 @@ from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.selection import covariance, random_share, select_tokens, top_share
 
-HALVES = (slice(0, 2), slice(2, 6))
-
 
 def grid(seed: int, rows: int = 6, width: int = 9) -> tuple[Tensor, Tensor]:
     """(values with NaN outside, mask)."""
@@ -82,15 +80,6 @@ def test_a_small_share_of_a_small_batch_is_one_token() -> None:
     assert math.floor(2e-4 * int(mask.sum())) == 0
     assert int(random_share(mask, mask, 2e-4, torch.Generator().manual_seed(0)).sum()) == 1
     assert int(random_share(mask, mask, 0.0, torch.Generator().manual_seed(0)).sum()) == 0
-    # two ranks draw one together
-    streams = [lambda seed=seed: torch.Generator().manual_seed(seed) for seed in (9, 10)]
-    keys = [torch.rand(mask[s].shape, dtype=torch.float64, generator=g()) for s, g in zip(HALVES, streams, strict=True)]
-    drawn = torch.cat([k[mask[s]] for k, s in zip(keys, HALVES, strict=True)])
-    halves = [
-        random_share(mask[s], mask[s], 2e-4, g(), lambda x: mask[mask] if x.dtype == torch.bool else drawn)
-        for s, g in zip(HALVES, streams, strict=True)
-    ]
-    assert sum(int(half.sum()) for half in halves) == 1
 
 
 def test_fewer_eligible_than_the_share_are_all_taken() -> None:
@@ -98,15 +87,6 @@ def test_fewer_eligible_than_the_share_are_all_taken() -> None:
     eligible = torch.zeros_like(mask)
     eligible[0, int(mask[0].nonzero()[0])] = True
     assert torch.equal(random_share(eligible, mask, 0.9, None), eligible)
-
-
-def test_ranks_choose_together_what_one_would() -> None:
-    x, mask = grid(5)
-    whole = top_share(x, mask, 0.3)
-    everything = x[mask]
-    halves = [top_share(x[s], mask[s], 0.3, lambda _: everything) for s in HALVES]
-    assert torch.equal(torch.cat(halves), whole)
-    assert int(halves[0].sum()) != math.ceil(0.3 * int(mask[:2].sum()))
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
@@ -142,11 +122,3 @@ def test_the_entropy_mask_needs_and_uses_entropies() -> None:
     assert found.selected is None
     assert found.high_entropy is not None
     assert torch.equal(found.high_entropy, top_share(entropy, mask, 0.2))
-
-
-def test_nothing_is_selected_unless_asked() -> None:
-    _, parts = load_algorithm("grpo")
-    x, mask = grid(8)
-    found = select_tokens(parts, advantages=x, old_logprobs=x, response_mask=mask.float())
-    assert (found.high_entropy, found.selected) == (None, None)
-    assert not parts.needs_selection

@@ -30,7 +30,6 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "k3_unbiased_capped_loss": ("grpo", {"kl_form": "k3_unbiased", "kl_coef": 0.5, "kl_cap": 0.02}),
     "kl_sequence": ("gmpo", {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}),
     "overlong_filter": ("grpo", {"overlong_filter": True}),
-    "overlong_counts": ("grpo", {"overlong_filter": True, "overlong_counts": True}),
     "off_policy": ("grpo", {"off_policy_delta": 0.02}),
     "off_policy_tokens": ("ppo", {"off_policy_delta": 0.02}),
     "high_entropy": ("dapo", {"high_entropy_share": 0.2}),
@@ -54,7 +53,6 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gmpo_tis": ("gmpo", {"mismatch_level": "token", "mismatch_cap": 1.2}),
     "rejected": ("grpo", {"mismatch_reject": {"max_k2": 0.15, "sum_k1": (-0.9, 0.9)}}),
     "rejected_tokens": ("gspo", {"mismatch_level": "token", "mismatch_reject": {"token_k3": 0.05, "mean_k3": 0.1}}),
-    "m2": ("dapo", {"mismatch_m2": 0.04}),
     "stale_bypass": ("grpo", {"mismatch_stale": "bypass", "mismatch_level": "token"}),
     "stale_decoupled": ("grpo", {"mismatch_stale": "decoupled", "mismatch_level": "token"}),
     "stale_decoupled_gspo": ("gspo", {"mismatch_stale": "decoupled", **_ICEPOP}),
@@ -62,10 +60,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dppo_symmetric": ("prime_rl", {"symmetric": True, "threshold_low": 0.03, "threshold_high": 0.02}),
     "dppo_symmetric_kl": ("dppo", {"symmetric": True, "divergence": "kl", "threshold_low": 1e-3}),
     "binary_kl_gate": ("grpo", {"mismatch_reject": {"mean_binary_kl": 0.02}}),
-    "prompt_mean": ("custom", {**_CUSTOM, "aggregate": "prompt_mean", "kl": {"in": "loss", "form": "k3", "coef": 0.3}}),
     "dppo_kl": ("dppo", {"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.02}),
-    "right_answers": ("vapo", {"nll_coef": 0.1}),
-    "right_answers_filtered": ("grpo", {"nll_coef": 0.3, "overlong_filter": True}),
     "entropy": ("dr_grpo", {"entropy_coef": 0.3}),
     "wide_sequence": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
     "product_clip": (
@@ -77,7 +72,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "allow": ["product_ratio_clip"],
         },
     ),
-    "sequence_gate": ("custom", {**_CUSTOM, "surrogate": "soft_gate", "ratio": "sequence_token", "kl": "none"}),
+    "sequence_gate": ("custom", {**_CUSTOM, "surrogate": "soft_gate", "ratio": "sequence_token"}),
 }
 COMBINATIONS["sequence_gate"][1]["aggregate"] = "sequence_mean_token_mean"
 
@@ -93,5 +88,5 @@ def variants() -> dict[str, Parts]:
 
 def rows_like(parts: Parts) -> dict[str, bool]:
     """The kind of random rows that reach every branch of the parts, as arguments of `random_rows`."""
-    stale = parts.mismatch.level == "token" or bool(parts.mismatch.reject)
-    return {"per_token": parts.token_advantage, "stale": stale, "prompts": parts.aggregate == "prompt_mean"}
+    stale = parts.params.mismatch_level == "token" or bool(parts.params.criteria)
+    return {"per_token": parts.token_advantage, "stale": stale}

@@ -15,12 +15,31 @@ from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.servers.vllm_server import servers
+from verizero.pipeline.rollout.vllm_remote import RemoteServer, WeightsPiece
 
 
-def pool_of(policy: EngineModel, config: VllmConfig, folder: Path, peers: Any = None) -> ServerPool:
-    """An engine over the config's servers, as a run makes it."""
-    setup = ServerSetup(policy, 64, folder, "rollout.vllm", 1 if peers is None else peers.size)
-    return ServerPool(servers(config, setup), setup, peers)
+class Posted:
+    """A channel that sends names alone, and needs no workers of the server."""
+
+    def __init__(self, server: RemoteServer) -> None:
+        self.server = server
+
+    def send(self, bucket: WeightsPiece) -> None:
+        self.server.ask("POST", "/update_weights", {"update_info": {"names": [name for name, _ in bucket]}})
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+def pool_of(
+    policy: EngineModel, config: VllmConfig, folder: Path, peers: Any = None, channel: type[Posted] | None = None
+) -> ServerPool:
+    """An engine over the config's servers, as a run makes it, or with another channel for weights."""
+    setup = ServerSetup(policy, 64, folder, "rollout.vllm")
+    client: Any = servers(config, setup)
+    if channel is not None:
+        client._channel = channel
+    return ServerPool(client, setup, peers)
 
 
 class _Server(ThreadingHTTPServer):
@@ -44,7 +63,7 @@ class FakeServer:
         self.behaviour, self.after, self.long_s = behaviour, after, long_s
         self.num_asked = 0
         self.version = "default"
-        self.folders: list[str] = []
+        self.num_updates = 0
         self.posted: list[tuple[str, Any]] = []
         """Paths and bodies of all that was posted but prompts."""
         self.seeds: list[int] = []
@@ -97,14 +116,11 @@ class FakeServer:
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/collective_rpc" and self.behaviour == "bare":
             return 404, {"detail": "Not Found"}
-        if path == "/collective_rpc" and body["method"] == "load_folder":
-            self.folders.append(body["args"][0])
+        self.num_updates += path == "/start_weight_update"
         if path != "/inference/v1/generate":
             self.posted.append((path, body))
         if path == "/finish_weight_update":
-            self.version = body["weight_version"]
-        if path == "/update_weight_version":
-            self.version = body["new_version"] if self.behaviour != "stale" else "old"
+            self.version = body["weight_version"] if self.behaviour != "stale" else "old"
         if path == "/init_weight_transfer_engine" and self.behaviour == "fails":
             return 500, {"error": "not today"}
         if path != "/inference/v1/generate":

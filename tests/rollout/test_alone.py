@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
+from tests.scripted_engine import ScriptedEngine
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
@@ -16,7 +17,6 @@ from verizero.pipeline.environments.base import Reply, Start, ToolSchema
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.types import Call, Message, Prompt, Rollout, Verdict
 
 GOOD = Prompt("good", "1+1=", "environment", "2", environment="good")

@@ -75,11 +75,6 @@ def test_nobody_waits_for_a_slow_environment(threads: ThreadPoolExecutor, answer
     assert owner.open == 0
 
 
-def test_few_may_be_open_and_still_all_are_played(threads: ThreadPoolExecutor) -> None:
-    rollouts = played(engine_of(seeded=True), ready(episodes_of(Counting(last=2), threads, max_open=2)), 7)
-    assert rollouts == played(engine_of(seeded=True), episodes_of(Counting(last=2), threads), 7)
-
-
 def test_an_engine_that_answers_threads_has_all_requests_at_once(threads: ThreadPoolExecutor) -> None:
     together = threading.Barrier(3, timeout=PATIENCE_S)
 
@@ -99,18 +94,6 @@ def test_an_engine_that_answers_threads_has_all_requests_at_once(threads: Thread
     engine.publish(7)
     rollouts = played(engine, ready(episodes_of(Counting(last=2), threads)), 3)
     assert [len(r.turns) for r in rollouts] == [2, 2, 2]
-
-
-def test_a_broken_host_is_asked_again_with_the_same_seeds(threads: ThreadPoolExecutor) -> None:
-    owner = Counting(last=3, breaks_at=2, failures_left=1)
-    (rollout,) = played(engine_of(seeded=True), ready(episodes_of(owner, threads)), 1)
-    assert rollout.episode is not None
-    assert rollout.episode.counts["retried"] == 1
-    assert owner.makes[0] == owner.makes[1]
-    owner = Counting(last=3, breaks_at=1, failures_left=9)
-    (rollout,) = played(engine_of(), ready(episodes_of(owner, threads, retries=2)), 1)
-    assert rollout.episode is not None
-    assert (rollout.episode.ending, len(owner.makes), owner.open) == ("failed", 3, 0)
 
 
 @pytest.mark.parametrize("answers_threads", [False, True])

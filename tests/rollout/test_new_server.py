@@ -1,8 +1,9 @@
-"""A kind of server from outside the package, as docs/engines.md shows it, trains a round, and one of two is killed."""
+"""A kind of server from outside the package, as docs/engines.md names it, trains a round, and one of two is killed."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -13,34 +14,27 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_plan import recipe_of, seconds_of
 from tests.source import ROOT
 from tests.stages.servers import assert_gone, strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import recipe, rows, write_verifier
 from tests.stages.tiny import tiny
-from tests.test_documents import block
 from tests.warm import warm
 from verizero.pipeline import registry
-from verizero.pipeline.commands.plan.devices import DEVICES
-from verizero.pipeline.commands.plan.memory import peaks
-from verizero.pipeline.commands.plan.shape import shape_of
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.fingerprints import recipe_fields
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
 STEPS = 3
-NAMES = ("client", "server")
 Patch = Callable[[Any, str, Any], None]
 
 
 def install(folder: Path, patch: Patch = setattr) -> None:
-    """Write the document's two files into the folder, and give the client an entry point."""
-    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
-    for name in NAMES:
-        (folder / f"toy_{name}.py").write_text(block(text, "python", name), encoding="utf-8")
+    """Write the example's client and server into the folder, and give the client an entry point."""
+    for name in ("toy_client.py", "toy_server.py"):
+        shutil.copy(ROOT / "examples" / name, folder)
     entry = EntryPoint("toy", "toy_client:servers", "verizero.servers")
     patch(registry, "_installed", lambda kind, path: (entry,) if kind == "servers" else ())
     patch(sys, "path", [str(folder), *sys.path])
@@ -66,7 +60,7 @@ def trained(folder: Path, num_servers: int, killed_in: int | None = None) -> set
             strike(engine, process.url, process.process.pid, signal.SIGKILL)
         return plain(*arguments)
 
-    with open_run(config, folder.parent, folder, "auto", Silent()) as session:
+    with open_run(config, folder.parent, folder, "auto", Progress()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
     return started
@@ -101,7 +95,6 @@ def test_the_documents_servers_train_a_round_and_one_that_is_killed_leaves_no_tr
         ({"engine": "toy", "server": {"thread": 2}}, r"rollout\.server: no parameter 'thread'; did you mean threads"),
         ({"engine": "toy", "server": {"threads": 0}}, r"rollout\.server: threads = 0"),
         ({"engine": "torch", "server": {"threads": 2}}, r"rollout\.server=.*rollout\.engine=torch"),
-        ({"engine": "toy", "vllm": {"quantization": "fp8_per_block"}}, r"rollout\.engine=toy, which has none"),
     ],
 )
 @pytest.mark.usefixtures("installed")
@@ -122,7 +115,7 @@ def test_a_base_in_four_bits_is_refused_because_it_would_get_merged_weights() ->
 def test_a_rank_is_not_ended_while_it_waits_for_a_server() -> None:
     slow = {"engine": "toy", "server": {"request_timeout_s": 1800}}
     with pytest.raises(ConfigError, match=r"rollout\.server\.request_timeout_s=1800 and launch\.phase_timeout_s"):
-        tiny({"rollout": slow, "launch": {"kind": "local"}})
+        tiny({"rollout": slow, "launch": {"kind": "torchrun"}})
     with pytest.raises(ConfigError, match=r"named in rollout\.server\.urls"):
         tiny({"rollout": {"engine": "toy"}, "launch": {"kind": "slurm", "nodes": 2, "gpus_per_node": 1}})
 
@@ -135,25 +128,3 @@ def test_where_servers_are_may_change_on_resume_and_what_they_compute_may_not() 
     assert fields() == fields(servers=3, threads=4, urls=["http://a:1"], health_timeout_s=9)
     other = tiny({"rollout": {"engine": "torch"}}).of_stage("rl")
     assert fields() != recipe_fields(other)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_plan_takes_them_for_servers_of_vllm() -> None:
-    theirs = recipe_of("Qwen/Qwen2.5-0.5B", rollout={"engine": "vllm_server", "vllm": {"servers": 2}})
-    ours = recipe_of("Qwen/Qwen2.5-0.5B", rollout={"engine": "toy", "server": {"servers": 2}})
-    assert seconds_of(ours) == seconds_of(theirs)
-    assert seconds_of(ours)["publish"] > 0
-    found, wanted = (peaks(config, shape_of(config), 8, DEVICES["h100"]) for config in (ours, theirs))
-    assert found == wanted
-
-
-@pytest.mark.usefixtures("installed")
-def test_what_is_no_kind_of_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, named in (
-        ("toy_client:ToyServers.connect", "annotate its first parameter with a subclass of ServerParams"),
-        ("toy_clint:servers", "No module named 'toy_clint'"),
-    ):
-        entry = EntryPoint("toy", value, "verizero.servers")
-        monkeypatch.setattr(registry, "_installed", lambda kind, path, entry=entry: (entry,))
-        with pytest.raises(ConfigError, match=named):
-            tiny({"rollout": {"engine": "toy"}})

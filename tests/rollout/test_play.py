@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.scripted_engine import ScriptedEngine
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
@@ -21,7 +22,6 @@ from verizero.pipeline.rollout.engine import Completion, Request, Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.generate import Generation, generate_rollouts
 from verizero.pipeline.rollout.play import EpisodeSetup, play
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.rows import rows
 from verizero.pipeline.run.episodes import shortener
 from verizero.pipeline.seeds import derive
@@ -58,7 +58,7 @@ class CountingEpisode:
         owner.open += 1
 
     def start(self) -> Start:
-        return Start(state="0")
+        return Start()
 
     def step(self, message: Message) -> Reply:
         self.turn += 1
@@ -68,7 +68,7 @@ class CountingEpisode:
         if self.turn == self.owner.last:
             return Reply((Message("user", "good"),), done=True, reward=1.0, outcome=Verdict("graded", 1.0, "counted"))
         uses = (ToolUse("count"), ToolUse("count", wrong=True))
-        return Reply((Message("user", f"next {self.turn}"),), reward=-0.5, state=str(self.turn), uses=uses)
+        return Reply((Message("user", f"next {self.turn}"),), reward=-0.5, uses=uses)
 
     def close(self) -> None:
         self.owner.open -= self.is_open
@@ -129,7 +129,6 @@ def test_a_row_is_what_the_engine_was_given_and_sampled(threads: ThreadPoolExecu
         assert len(turn.logprobs) == len(turn.sampled)
         assert turn.policy_version == 7
     assert [t.reward for t in turns] == [-0.5, -0.5, 1.0]
-    assert [t.state for t in turns] == ["0", "1", "2"]
     assert (rollout.prompt_ids, rollout.response_ids) == (turns[0].observed, turns[0].sampled)
     assert rollout.episode.ending == "done"
     assert rollout.episode.outcome == Verdict("graded", 1.0, "counted")

@@ -50,7 +50,7 @@ LOGITS = st.lists(st.integers(-60, 60), min_size=2, max_size=12, unique=True).ma
 
 
 @pytest.mark.integration
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.05, 0.37, 0.71, 0.93, 1.0]))
 def test_cuts_and_logprobs_are_those_of_the_definition(
     logits: list[float], temperature: float, top_k: int, top_p: float
@@ -138,11 +138,6 @@ def test_ties_with_the_kth_token_stay() -> None:
     assert (out[0] > -math.inf).tolist() == [True, True, True, False]
 
 
-def test_a_top_k_beyond_the_vocabulary_and_a_top_p_of_one_cut_nothing() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    assert torch.equal(cut_off(logits, 9, 1.0), logits)
-
-
 def test_a_stream_is_that_of_its_seed_whatever_its_length_and_whoever_draws_in_between() -> None:
     streams = {seed: uniforms(seed) for seed in (5, 2**63 - 1, 7)}
     taken = [[next(stream) for stream in streams.values()] for _ in range(300)]
@@ -152,7 +147,7 @@ def test_a_stream_is_that_of_its_seed_whatever_its_length_and_whoever_draws_in_b
     assert len(set(zip(*taken, strict=True))) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.37, 0.93, 1.0]), st.integers(1, 9)
 )
@@ -173,13 +168,6 @@ def test_the_set_that_was_drawn_from_is_told_and_bounded(
     assert set(tokens.tolist()) <= set(wanted)
     for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
         assert logprob == pytest.approx(math.log(p[wanted.index(token)]), abs=1e-4)
-
-
-def test_a_bound_breaks_ties_by_place_and_leaves_other_rows_alone() -> None:
-    logits = torch.tensor([[1.0, 2.0, 1.0, 1.0], [0.0, 9.0, 0.5, 0.1]])
-    _, _, told = pick_kept(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), Sampling(1, 1.0, 0.9, max_kept=2))
-    assert told.ids.tolist() == [[0, 1], [1, -1]]
-    assert told.bounded.tolist() == [True, False]
 
 
 def drawn_whole(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.rollout.test_generate import EOS, Letters, answer
 from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
+from tests.scripted_engine import ScriptedEngine
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling
 from verizero.pipeline.rollout.generate import Generation, generate_rollouts
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.types import EndedResponse, Prompt
 
 MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]

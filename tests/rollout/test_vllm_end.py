@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_engine import Colocated, check_greedy
 from verizero.pipeline.models.compiled import COMPILE_THREADS
-from verizero.pipeline.rollout.vllm_engine import sleeping_bytes
 
 pytestmark = [pytest.mark.integration, needs_vllm]
 
@@ -49,21 +47,3 @@ def test_its_memory_is_free_and_the_trainers_group_stays(of_trainer: bool, monke
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def test_what_sleeps_is_counted_by_torchs_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.device_allocator.cumem import CuMemAllocator
-
-    monkeypatch.setattr(CuMemAllocator, "instance", None)
-    assert sleeping_bytes() == 0
-    data = {address: SimpleNamespace(is_asleep=asleep) for address, asleep in ((1, True), (2, False), (3, True))}
-    weights, cache = (
-        SimpleNamespace(
-            snapshot=lambda own=own: [{"address": a, "allocated_size": n, "total_size": 99} for a, n in own]
-        )
-        for own in ([(1, 10), (2, 20)], [(3, 40)])
-    )
-    pools = {"weights": [(weights, None)], "kv_cache": [(cache, None)]}
-    instance = SimpleNamespace(pointer_to_data=data, allocator_and_pools=pools)
-    monkeypatch.setattr(CuMemAllocator, "instance", instance)
-    assert sleeping_bytes() == 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from tests.models.families import build, next_logits, scatter
 from tests.rollout.real_vllm import needs_vllm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.sampling import cut_off
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
@@ -140,56 +139,6 @@ def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None
     assert seen > 20
 
 
-def test_a_response_depends_on_its_own_seed(both: Colocated) -> None:
-    both.publish()
-    crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
-    together = both.engine.generate(crowd, Sampling(16))
-    assert together == both.engine.generate(crowd, Sampling(16))
-    (alone,) = both.engine.generate([Request((4,), (402, 405))], Sampling(16))
-    assert [c.token_ids for c in alone] == [together[2][2].token_ids, together[2][5].token_ids]
-    assert len({c.token_ids for cs in together for c in cs}) > 20
-
-
-def test_more_prompts_than_a_step_computes(both: Colocated) -> None:
-    both.publish()
-    crowd = [Request(tuple(2 + (3 * i + j) % 20 for j in range(30 + i)), (i, 50 + i)) for i in range(12)]
-    together = both.engine.generate(crowd, Sampling(8))
-    for i in (0, 3, 11):
-        (alone,) = both.engine.generate(crowd[i : i + 1], Sampling(8))
-        assert [c.token_ids for c in alone] == [c.token_ids for c in together[i]]
-        for one in together[i]:
-            assert one.logprobs == pytest.approx(scored(both.model, crowd[i].prompt_ids, one, Sampling(8)), abs=1e-4)
-
-
-def test_each_response_is_told_of_once_as_it_ends(both: Colocated) -> None:
-    both.publish()
-    told: list[list[Ended]] = []
-    crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
-    answers = both.engine.generate(crowd, Sampling(20), lambda ended: told.append(list(ended)))
-    assert len(told) > 3
-    seen = {(e.request, e.sample): (e.token_ids, e.finish_reason) for batch in told for e in batch}
-    assert sum(map(len, told)) == len(seen) == 36
-    assert all(seen[i, j] == (c.token_ids, c.finish_reason) for i, cs in enumerate(answers) for j, c in enumerate(cs))
-    lengths = [len(e.token_ids) for batch in told for e in batch]
-    assert lengths == sorted(lengths)
-
-
-def test_responses_end_with_an_end_token_or_at_the_limit(both: Colocated) -> None:
-    both.publish()
-    answers = both.engine.generate(
-        [Request((i,), tuple(range(100 * i, 100 * i + 10))) for i in range(2, 8)], Sampling(9)
-    )
-    ends = set()
-    for answer in (c for cs in answers for c in cs):
-        ended = answer.token_ids[-1] in EOS
-        assert answer.finish_reason == ("stop" if ended else "length")
-        assert not set(answer.token_ids[:-1]) & set(EOS)
-        assert ended or len(answer.token_ids) == 9
-        assert len(answer.logprobs) == len(answer.token_ids)
-        ends.add(answer.token_ids[-1] if ended else None)
-    assert ends == {*EOS, None}
-
-
 def test_weights_that_do_not_come_are_missed(both: Colocated) -> None:
     both.left_out = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(EngineError, match=r"1 weights.*layers\.1\.mlp\.down_proj"):
@@ -206,29 +155,6 @@ def test_responses_of_another_version_are_refused(both: Colocated) -> None:
         both.engine.generate(REQUESTS[:1], Sampling(2))
     both.publish()
     assert len(both.engine.generate(REQUESTS[:1], Sampling(2))[0]) == 3
-
-
-def test_a_publish_says_how_much_went_which_way(both: Colocated) -> None:
-    both.publish()
-    assert both.engine.published is not None
-    assert both.engine.published.way == "in place"
-    assert both.engine.published.num_bytes == 4 * sum(p.numel() for p in both.model.parameters())
-    assert 0 < both.engine.published.seconds < math.inf
-
-
-def test_prompts_that_do_not_fit_are_refused(both: Colocated) -> None:
-    with pytest.raises(EngineError, match="template"):
-        both.engine.generate([Request((), (1,))], Sampling(4))
-    with pytest.raises(EngineError, match=r"60 .*max_response_tokens=5 .* 64"):
-        both.engine.generate([Request((3,) * 60, (1,))], Sampling(5))
-    (one,) = both.engine.generate([Request((3,) * 60, (1,))], Sampling(4))
-    assert len(one) == 1
-
-
-def test_the_trainer_keeps_its_numbers_and_threads(both: Colocated) -> None:
-    assert torch.equal(both.before[0], both.after[0])
-    assert both.before[1:] == both.after[1:]
-    assert torch.set_num_threads is both.set_num_threads
 
 
 def test_sleep_is_declined_on_the_cpu_with_its_reason(both: Colocated) -> None:

@@ -46,15 +46,6 @@ def test_a_single_rank_has_vllms_own_executor() -> None:
     assert "distributed_executor_backend" not in stub.arguments
 
 
-@pytest.mark.integration
-@pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("devices", [1, 2])
-def test_several_ranks_are_vllms_workers_whatever_an_engine_spans(devices: int) -> None:
-    engine, stub, _ = engine_of(VllmConfig(tensor_parallel=devices))
-    engine.close()
-    assert stub.arguments["distributed_executor_backend"] == "external_launcher"
-
-
 ARGUMENTS = ("dtype", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
              "enable_sleep_mode", "enforce_eager", "distributed_executor_backend")  # fmt: skip
 TABLE = [
@@ -91,7 +82,7 @@ def test_what_a_recipe_gives_to_vllm(
     stub = StubVllm()
     monkeypatch.setattr("verizero.pipeline.rollout.vllm_engine.import_vllm", lambda: stub)
     zero = {"zero": 1} if backend == "deepspeed" else {}
-    launch = {"kind": "local", "gpus_per_node": size} if size > 1 else {}
+    launch = {"kind": "torchrun", "gpus_per_node": size} if size > 1 else {}
     config = tiny(
         {
             "model": {"dtype": dtype},

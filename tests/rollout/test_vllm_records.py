@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from tests.models.families import build
-from tests.rollout.fake_server import FakeServer, pool_of
+from tests.rollout.fake_server import FakeServer, Posted, pool_of
 from tests.rollout.real_vllm import needs_vllm
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.rollout import VllmConfig
@@ -111,8 +111,8 @@ def test_a_servers_answer_has_both(tmp_path: Path) -> None:
 
     with Recording() as fake:
         policy = EngineModel.of(build("qwen2", {}), (1, 5), None, Records(sampling=True))
-        config = VllmConfig(urls=(fake.url,), transfer="folder", request_timeout_s=20)
-        engine = pool_of(policy, config, tmp_path)
+        config = VllmConfig(urls=(fake.url,), request_timeout_s=20)
+        engine = pool_of(policy, config, tmp_path, channel=Posted)
         engine.publish(1)
         ((one,),) = engine.generate([Request((3, 4), (11,))], CUT)
     assert one.token_ids == (11, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,7 @@ class Client:
 def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from verizero.pipeline.rollout.vllm_transfer import _PieceSource
+    from verizero.pipeline.rollout.vllm_remote import _PieceSource
     from verizero.pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
 
     sent: list[Any] = []
@@ -63,17 +62,6 @@ def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytes
     assert (update.names, update.dtype_names) == (["a", "b"], ["float32", "bfloat16"])
 
 
-def test_vllms_ipc_sender_takes_our_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verizero.pipeline.rollout.vllm_worker import open_ipc
-
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1"))
-    client = Client()
-    sender = open_ipc(client, [], 64)
-    assert client.asked == [("init", {"packed": True})]
-    assert (sender.packed, sender.packed_buffer_size_bytes, sender.gpu_uuid) == (True, 64, "GPU-1")
-
-
 def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     from verizero.pipeline.rollout import vllm_worker
 
@@ -90,7 +78,7 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
             """Do nothing."""
 
     class Receiver(vllm_worker.ChecksCompleteness, Base):
-        """As ours of NCCL and IPC are made."""
+        """As ours of NCCL is made."""
 
     model = SimpleNamespace(load_weights=lambda weights: {name for name, _ in weights})
     monkeypatch.setattr(vllm_worker, "start_reload", lambda model, config: {"a", "b"})
@@ -113,7 +101,7 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
     receiver.finish_weight_update()
 
 
-def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import VllmConfig, get_current_vllm_config, get_current_vllm_config_or_none
 
     from verizero.pipeline.rollout import vllm_worker
@@ -131,14 +119,5 @@ def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(vllm_worker, "Receiver", lambda *_: SimpleNamespace(load_weights=note, finish=lambda: None))
     Worker().load_named([])
-    Worker().load_folder(str(tmp_path))
-    assert seen == [Worker.vllm_config] * 2
+    assert seen == [Worker.vllm_config]
     assert get_current_vllm_config_or_none() is None
-
-
-def test_the_three_receivers_are_known_to_vllm() -> None:
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    from verizero.pipeline.rollout.vllm_worker import TRANSFERS
-
-    assert set(TRANSFERS.values()) <= WeightTransferEngineFactory._registry.keys()

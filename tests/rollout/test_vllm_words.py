@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from tests.models.families import build
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
-from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
     check_arguments,
@@ -22,9 +21,8 @@ from verizero.pipeline.rollout.vllm_arguments import (
     engine_arguments,
     finish_reason,
     import_vllm,
-    sampling_options,
 )
-from verizero.pipeline.rollout.weights import CountedWeights, buckets, weights_of
+from verizero.pipeline.rollout.weights import buckets, weights_of
 
 KNOWN = ("swap_space", "block_size", "max_num_batched_tokens", "seed", "dtype")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -51,20 +49,12 @@ def test_an_argument_that_a_recipe_says_elsewhere_is_refused_with_its_place() ->
 def test_the_recipe_becomes_vllms_arguments() -> None:
     policy = EngineModel.of(build("qwen2", {}), (5, 1, 5))
     assert policy.eos_ids == (1, 5)
-    found = engine_arguments(policy, VllmConfig(max_model_tokens=48, quantization="fp8_per_block"), 7)
+    found = engine_arguments(policy, VllmConfig(max_model_tokens=48), 7)
     assert (found["max_model_len"], found["max_num_seqs"], found["dtype"]) == (48, 7, "float32")
-    assert found["quantization"] == "fp8_per_block"
-    assert "quantization" not in engine_arguments(policy, VllmConfig(), 7)
     assert found["logprobs_mode"] == "processed_logprobs"
     assert engine_arguments(policy, VllmConfig(), 7)["max_model_len"] == 64
     of_shards = EngineModel.of(policy.model, (1,), dtype=torch.bfloat16)  # as FSDP's, whose weights are float32
     assert engine_arguments(of_shards, VllmConfig(), 7)["dtype"] == "bfloat16"
-
-
-def test_sampling_becomes_vllms_options() -> None:
-    found = sampling_options(Sampling(9, 0.7, 0.9, 6), 2**63 - 1, (1, 5))
-    assert (found["max_tokens"], found["temperature"], found["top_p"], found["top_k"]) == (9, 0.7, 0.9, 6)
-    assert (found["seed"], found["stop_token_ids"], found["ignore_eos"]) == (2**63 - 1, [1, 5], True)
 
 
 def test_a_response_that_neither_stopped_nor_was_cut_is_no_response() -> None:
@@ -107,12 +97,6 @@ def test_weights_are_named_and_shaped_as_in_a_saved_folder(
     assert not any(torch.equal(again[name], saved[name]) for name in saved)
 
 
-def test_what_is_taken_is_counted() -> None:
-    counted = CountedWeights([("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))])
-    assert [name for name, _ in counted] == ["a", "b"]
-    assert (counted.num_tensors, counted.num_bytes) == (2, 20)
-
-
 def test_buckets_hold_all_weights_in_order_and_no_more_than_their_size() -> None:
     sizes = {"a": 1, "b": 2, "huge": 50, "c": 3, "d": 4, "e": 1}
     weights = [(name, torch.zeros(n)) for name, n in sizes.items()]
@@ -139,8 +123,6 @@ def test_on_the_cpu_a_prompt_is_computed_in_one_go() -> None:
         "max_num_batched_tokens": 9000,
     }
     assert device_arguments(policy, VllmConfig(), 5000, on_cpu=True)["max_num_batched_tokens"] == 5000
-    with pytest.raises(ConfigError, match="quantization=fp8_per_tensor: vLLM's CPU build"):
-        device_arguments(policy, VllmConfig(quantization="fp8_per_tensor"), 64, on_cpu=True)
 
 
 def test_gpus_have_graphs_unless_the_recipe_says_no() -> None:

@@ -1,4 +1,4 @@
-"""The guard's signs: collapses are seen and noise is not; checkpoints and knobs for a rollback."""
+"""The guard's signs: collapses are seen and noise is not; checkpoints and the rate of a rollback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.guard import GuardConfig
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.run.collapse import good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
+from verizero.pipeline.run.collapse import good_checkpoints, measures, note_checkpoint, observe, with_lower_rate
 from verizero.pipeline.run.state import RunState, StageState
 
 HEALTHY = {
@@ -72,7 +72,7 @@ def test_each_sign_is_seen_once_most_of_the_window_shows_it(change: dict[str, fl
     rows = [noisy(rng, HEALTHY) for _ in range(12)] + [HEALTHY | change for _ in range(5)]
     found = seen(rows, GuardConfig(window=5))
     assert found == [set()] * 14 + [{setting}] * 3
-    assert seen(rows, GuardConfig(window=5, **{setting: None})) == [set()] * 17
+    assert seen(rows, GuardConfig(window=5, limits={setting: None})) == [set()] * 17
 
 
 def test_groups_that_are_all_right_are_no_collapse() -> None:
@@ -125,24 +125,13 @@ def test_checkpoints_are_kept_in_stages_in_rounds_alone() -> None:
     assert note_checkpoint(RunState(StageState("sft")), tiny(online).of_stage("sft")) == []
 
 
-@pytest.mark.parametrize(
-    ("knob", "value"),
-    [
-        ({"rl.optimizer.learning_rate": 0.5}, lambda c: c.rl.optimizer.learning_rate / 1e-3),
-        ({"rl.optimizer.max_grad_norm": 0.5}, lambda c: c.rl.optimizer.max_grad_norm),
-        ({"rollout.temperature": 0.5}, lambda c: c.rollout.temperature),
-        ({"rl.algorithm.clip_high": 0.5}, lambda c: c.rl.algorithm["clip_high"] / 0.2),
-    ],
-    ids=["learning_rate", "max_grad_norm", "temperature", "clip_high"],
-)
-def test_the_knob_turns_one_number_and_nothing_else(knob: dict[str, float], value: Any) -> None:
-    config = tiny({"guard": {"action": "roll_back", "knob": knob}, "rl": {"algorithm": {"clip_high": 0.2}}})
-    stage = config.of_stage("rl")
+def test_each_roll_back_halves_the_learning_rate_and_changes_nothing_else() -> None:
+    stage = tiny({"guard": {"action": "roll_back"}}).of_stage("rl")
+    plain = dict(leaves(stage))
     for times in (0, 1, 2):
-        turned = with_turned_knobs(stage, RunState(StageState(guard={"roll_backs": times})))
-        assert value(turned) == pytest.approx(0.5**times)
-        flat, plain = dict(leaves(turned)), dict(leaves(stage))
-        assert len([k for k in flat if flat[k] != plain[k]]) == (times > 0)
+        lowered = dict(leaves(with_lower_rate(stage, RunState(StageState(guard={"roll_backs": times})))))
+        changed = {k: v / plain[k] for k, v in lowered.items() if v != plain[k]}
+        assert changed == ({".rl.optimizer.learning_rate": 0.5**times} if times else {})
 
 
 def leaves(config: RunConfig) -> list[tuple[str, Any]]:
@@ -154,4 +143,4 @@ def leaves(config: RunConfig) -> list[tuple[str, Any]]:
     return walk(config.model_dump(), "")
 
 
-ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
+ROLL_BACK = "guard={action: roll_back, window: 2}"

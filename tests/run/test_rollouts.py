@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,11 +11,10 @@ import pytest
 import torch
 
 from tests.rollout.test_generate import EOS, Letters, answer
+from tests.scripted_engine import ScriptedEngine
 from tests.stages.sessions import session_of
-from verizero.pipeline.rollout.continuation import ResponseKind
 from verizero.pipeline.rollout.engine import Sampling
-from verizero.pipeline.rollout.generate import Generation
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.rollout.generate import Generation, ResponseKind
 from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.dealing import share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
@@ -29,8 +27,8 @@ class Side(Ranks):
 
     said: ClassVar[list[Any]] = []
 
-    def exchange(self, values: Sequence[Any]) -> list[Any]:
-        return [values[0], *self.said]
+    def gather(self, value: Any) -> list[Any]:
+        return [value, *self.said]
 
 
 def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
@@ -41,7 +39,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         kinds = [ResponseKind("rl", 3, Sampling(30)), ResponseKind("rl greedy", 1, Sampling(30, temperature=0))]
 
         def source_of(ranks: Ranks) -> AheadSource:
-            return AheadSource(Generation(engine, renderer, 3), ranks, None)
+            return AheadSource(Generation(engine, renderer, 3), ranks)
 
         def complete(source: AheadSource) -> list[Rollout]:
             rollouts = source.generate((), kinds, (0, 0), None)
@@ -55,7 +53,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
             source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
             source.wait()
             if rank == 1:  # what the other rank sends
-                Side.said.append((share_of(own, prompts).indices, source._queue[0].partial.rollouts))
+                Side.said.append((share_of(own, prompts).indices, source._queue[0].rollouts.result()))
             else:
                 saved = source.snapshot()
             source._thread.shutdown()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.run.algorithm import resolve_parts
-from verizero.pipeline.run.sampling import response_kinds, sampling, temperature
+from verizero.pipeline.run.algorithm import resolve_parts, response_kinds, sampling, temperature
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState, StageState
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.scoring.low_walls import low_walls
+from tests.scoring.fakes import low_walls
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import IsolationError
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox
@@ -34,7 +34,7 @@ def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CODE))
     data = {"train": [{"file": "rows.jsonl", "verifier": "code"}], "evaluation": []}
     config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": settings})
-    with open_run(config, folder, folder / "run", "auto", Silent()) as session:
+    with open_run(config, folder, folder / "run", "auto", Progress()) as session:
         yield session
 
 
@@ -58,7 +58,7 @@ def test_below_its_level_a_run_whose_environment_runs_programs_is_refused(
     source = {"file": "rows.jsonl", "verifier": "environment", "environment": "repair"}
     data = {"train": [source], "evaluation": []}
     config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": {"workers": 1}})
-    with pytest.raises(IsolationError), open_run(config, tmp_path, tmp_path / "run", "auto", Silent()):
+    with pytest.raises(IsolationError), open_run(config, tmp_path, tmp_path / "run", "auto", Progress()):
         pass
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.stages.sessions import session_of
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.models.cpu.memory import trim_heap
+from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
 

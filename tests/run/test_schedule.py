@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.stages.tiny import FOUR_STAGES, tiny
-from verizero.pipeline.run.schedule import Item, schedule
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import Item, RunState, schedule
 
 
 def test_the_items_of_a_list_of_stages() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rollout.made_episodes import episode_of, records, turn_of
+from tests.made_episodes import episode_of, records, turn_of
 from tests.train.sampled import MAX, Sampling, groups_of, model_of
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.run.state import InFlightBatch, RunState, StageState
@@ -15,8 +15,8 @@ from verizero.pipeline.types import Prompt, Verdict
 
 
 def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
-    stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99, best_reward=0.5, steps_since_best=3)
-    stage.controllers, stage.guard = {"kl": 1.0}, {"roll_backs": 1}
+    stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99)
+    stage.kl, stage.guard = {"coef": 1.0}, {"roll_backs": 1}
     state = RunState(stage, rl_step=6, num_responses=7)
     before = state.to_json()
     state.enter("rl")
@@ -51,7 +51,7 @@ def test_a_state_of_another_version_is_refused() -> None:
 
 def test_episodes_survive_json_to_the_bit() -> None:
     kept, routing = records(2, 4)
-    first = replace(turn_of([1, 2, 3], [4, 5], reward=-1.25), kept=kept, routing=routing, state="a")
+    first = replace(turn_of([1, 2, 3], [4, 5], reward=-1.25), kept=kept, routing=routing)
     forked = [replace(first, trains=False, kept=None, routing=None, reward=None), turn_of([6], [7], version=5)]
     rollout = episode_of([[first], forked], "turns", Verdict("graded", 0.1 + 0.2, "x", seconds=0.0))
     batch = InFlightBatch([Prompt("p0", "q", "environment", "42", environment="guess")], 3, 0, 1.0, [[rollout]])

@@ -11,7 +11,7 @@ from verizero.pipeline.config.teaching import DistillTermConfig, FeedbackConfig,
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
-from verizero.pipeline.run.teacher_rows import distill_rows, message_of
+from verizero.pipeline.run.teachers import distill_rows, message_of
 from verizero.pipeline.train.distillation import DistillRow
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
@@ -121,12 +121,6 @@ def test_the_message_is_what_a_verifier_said_of_the_response(verdict: Verdict, m
 
 
 def test_only_stale_rows_are_weighted_and_only_where_the_recipe_asks() -> None:
-    old = group_of(("3", WRONG), version=-1)
-    for weights, group, wanted in (
-        (None, old, None),
-        ("prefix", old, (-0.5, -0.5)),
-        ("prefix", group_of(("3", WRONG)), None),
-    ):
-        (row,) = read(group, stale_weights=weights)[2]
-        assert row is not None
-        assert row.rollout_logprobs == wanted
+    (row,) = read(group_of(("3", WRONG), version=-1))[2]
+    assert row is not None
+    assert row.rollout_logprobs is None

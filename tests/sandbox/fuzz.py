@@ -1,15 +1,11 @@
-"""Bytes that a program may send back as a value, at random, and what must hold for each.
-
-python -m tests.sandbox.fuzz 200000   that many examples of each kind; `make test` draws a few hundred
-"""
+"""Bytes that a program may send back as a value, at random, and what must hold for each."""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verizero.sandbox import compare
@@ -119,15 +115,3 @@ def of_values(value: Any) -> None:
 
 
 ALL = (at_random, of_mutations, of_structures, of_values)
-
-
-def main() -> None:
-    """Draw as many examples of each kind as the command line says, and print a line for each kind."""
-    most = int(sys.argv[1])
-    for act in ALL:
-        settings(max_examples=most, deadline=None, database=None)(act)()
-        print(f"{act.__name__}: {most} examples, nothing raised", flush=True)
-
-
-if __name__ == "__main__":
-    main()

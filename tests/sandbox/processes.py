@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from verizero import sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def stats() -> dict[int, list[str]]:
@@ -62,3 +68,19 @@ def wait_gone(pids: list[int]) -> list[int]:
     """Return the processes that still run after a while."""
     wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
     return [p for p in pids if Path(f"/proc/{p}").exists()]
+
+
+def as_nobody(*arguments: str, uid: int = 65534) -> str:
+    """Return what the system's Python prints as an ordinary user. Skips the test where there is none."""
+    import pytest  # only here: that user's Python has none, and imports this file
+
+    python, become = "/usr/bin/python3", shutil.which("setpriv")
+    if os.geteuid() != 0 or not become or not os.access(python, os.X_OK):
+        pytest.skip("needs root, setpriv and an interpreter that others may run")
+    ids = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    done = subprocess.run(
+        [become, *ids, python, "-B", *arguments], cwd=tempfile.gettempdir(), capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from verizero import sandbox
-from verizero.sandbox import cgroups, languages
+from verizero.sandbox import cgroups, keepers, languages
 
 HOGS = "for i in 1 2 3 4 5 6; do (head -c 90M /dev/zero; sleep 3) | tail -c 90M > /dev/null & done; wait; echo 8"
 
@@ -81,6 +81,16 @@ def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(p
         again = sandbox.run_language("bash", "echo 8", [{"input": "", "output": "8"}], limits=limits, pool=pool)
         assert again.passed, again
     assert not [p for p in made if p.exists()]
+
+
+@pytest.mark.integration
+def test_a_session_past_the_memory_of_all_has_a_status_and_is_not_lost(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(keepers.BOUNDS, "memory_mib", 128)
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, sandbox.Session(pool) as session:
+        assert session.shell("x=$(head -c 250M /dev/zero | tr '\\0' a); echo ${#x}").status == "memory_limit"
+        assert session.shell("echo 8").stdout == "8\n"
 
 
 @pytest.mark.integration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -78,6 +79,11 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "a mark at the begin": ("\ufeffprint('marked')", ""),
     "sets": ("print({'a', 'b', 'c'}, sorted(set('hello world')), hash('verizero'), {frozenset('ab'), 'x'})", ""),
 }
+
+LAST_OUTPUTS = [json.loads(line) for line in Path(__file__).with_name("last_outputs.jsonl").read_text().splitlines()]
+"""Programs whose output is flushed at their end: by own streams, files, exit handlers and finalizers."""
+IMPORTS = "import sys, os, io, atexit, threading, builtins, contextlib\n"
+PROGRAMS |= {row["name"]: (IMPORTS + row["program"], "") for row in LAST_OUTPUTS}
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])

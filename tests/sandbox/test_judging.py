@@ -11,7 +11,7 @@ import pytest
 from verizero import sandbox
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.prompts import load_prompts
-from verizero.pipeline.files import parse_json, read_jsonl
+from verizero.pipeline.host.disk import parse_json, read_jsonl
 from verizero.pipeline.run.data import write_rows
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client
@@ -37,18 +37,6 @@ def f(x):
 """
 """A program that writes a record by itself, with any bytes as the value."""
 OF_ONE_HASH = "b'[' + b','.join(b'{\"i\":\"%x\"}' % (k * (2**61 - 1)) for k in range(1, 3000)) + b']'"
-INCOMPARABLE: dict[str, tuple[str, Any]] = {
-    "a key of 5,000 digits": ("{10**5000: 1}", {"a": 1}),
-    "a member of 5,000 digits": ("{10**5000}", {1}),
-    "a complex number for a huge integer": ("1j", 10**400),
-    "a pair with a huge integer as a key": ("{(1, -(10**5000)): 1}", {(1, 2): 1}),
-    "a range of a huge integer as a member": ("{range(10**5000)}", {1}),
-    "a huge integer for a fraction": ("10**5000", 0.5),
-    "the deepest value": ("eval('[' * 90 + ']' * 90)", eval("[" * 90 + "1" + "]" * 90)),
-    "half a surrogate pair as a key": ("{'\\ud800': 1}", {"a": 1}),
-    "not a number as a member": ("{float('nan'): 1}", {1: 1}),
-    "a nested set": ("{frozenset({frozenset({10**5000})})}", {frozenset({1})}),
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +49,9 @@ def call(expected: Any) -> dict[str, Any]:
     return {"fn": "f", "args": [1], "expected": expected}
 
 
-@pytest.mark.parametrize(("value", "expected"), INCOMPARABLE.values(), ids=INCOMPARABLE.keys())
-def test_a_value_that_cannot_be_compared_is_the_wrong_answer_of_its_own_test(
-    pool: sandbox.Pool, value: str, expected: Any
-) -> None:
-    program = f"n = 0\ndef f(x):\n  global n\n  n += 1\n  return {value} if x == 2 else x"
-    tests = [call(1), {"fn": "f", "args": [2], "expected": expected}, call(1)]
+def test_a_value_that_cannot_be_compared_is_the_wrong_answer_of_its_own_test(pool: sandbox.Pool) -> None:
+    program = "n = 0\ndef f(x):\n  global n\n  n += 1\n  return 1j if x == 2 else x"
+    tests = [call(1), {"fn": "f", "args": [2], "expected": 10**400}, call(1)]
     result = sandbox.run(program, tests, mode="function", pool=pool)
     assert [t.status for t in result.tests] == ["passed", "wrong_answer", "passed"]
 
@@ -105,19 +90,6 @@ def test_the_values_of_one_process_are_bounded_and_those_of_all_tests_are_judged
     assert sandbox.run(program, [call("a" * (60 << 10))] * 10, mode="function", limits=limits, pool=pool).passed
 
 
-def test_a_checker_gets_the_deepest_and_the_largest_value(pool: sandbox.Pool) -> None:
-    checker = "def check(x, y, z): return z(y) if callable(z) else repr(type(y)) == z"
-    values = {
-        "eval('[' * 90 + ']' * 90)": "<class 'list'>", "1 << 999_999": "<class 'int'>", "{1: 2}": "<class 'dict'>",
-        "{1, (2, 3)}": "<class 'frozenset'>",
-    }  # fmt: skip
-    for value, kind in values.items():
-        program = f"def f(x): return {value}"
-        assert sandbox.run(program, [call(kind)], mode="function", checker=checker, pool=pool).passed, value
-    nested = FORGE.format(value="b'[' * 200 + b']' * 200")
-    assert sandbox.run(nested, [call("<class 'list'>")], mode="function", checker=checker, pool=pool).passed
-
-
 def test_a_trial_that_cannot_be_run_touches_no_other(pool: sandbox.Pool) -> None:
     good = sandbox.Trial("def f(x): return x", [call(1)], "function")
     deep: Any = 1
@@ -136,17 +108,6 @@ def test_a_trial_that_cannot_be_run_touches_no_other(pool: sandbox.Pool) -> None
             assert all(r.error for r in results[1:-1])
 
 
-def test_one_row_costs_no_other_its_verdict() -> None:
-    reference = {"fn": "f", "tests": [{"args": [1], "expected": {"a": 1}}]}
-    answers = ["def f(x): return {'a': x}", "def f(x): return {10**5000: 1}", "def f(x): return {'a': x} # 2"]
-    rows = [Attempt(f"```python\n{answer}\n```", reference) for answer in answers]
-    deep = Attempt(rows[0].response, "[" * 100_000)
-    long = Attempt(rows[0].response, {"fn": "f", "tests": reference["tests"] * 1001})  # type: ignore[operator]
-    verdicts = load("code").bind().score([*rows, deep, long])
-    assert [(v.status, v.score) for v in verdicts[:3]] == [("graded", 1.0), ("graded", 0.0), ("graded", 1.0)]
-    assert [v.status for v in verdicts[3:]] == ["verifier_error"] * 2
-
-
 def test_integers_of_any_length_are_graded(tmp_path: Path) -> None:
     """In a reference that is JSON text, and in one that was parsed; on the way through a file of prompts too."""
     text = f'{{"fn_name": "f", "inputs": [[{"9" * 5000}]], "outputs": [-1{"0" * 5000}]}}'
@@ -158,15 +119,3 @@ def test_integers_of_any_length_are_graded(tmp_path: Path) -> None:
         assert [(v.status, v.score) for v in verdicts] == [("graded", 1.0), ("graded", 0.0)], verdicts
     write_rows(tmp_path / "written.jsonl", [prompt])
     assert read_jsonl(tmp_path / "written.jsonl")[0]["answer"] == parse_json(text)
-
-
-def test_what_a_program_returns_to_an_assert_is_no_fault_of_the_assert() -> None:
-    reference = {"tests": "assert sorted(f(1)) == [1]", "fn": "f"}
-    answers = [
-        "def f(x): return {x}",
-        "def f(x): return {k * (2**61 - 1) for k in range(300)}",
-        "def f(x): return {10**5000: x}",
-    ]
-    answers.append("def f(x): return eval('[' * 90 + ']' * 90)")
-    verdicts = load("unit_tests").bind().score([Attempt(f"```python\n{a}\n```", reference) for a in answers])
-    assert [(v.status, v.score) for v in verdicts] == [("graded", 1.0), *[("graded", 0.0)] * 3]

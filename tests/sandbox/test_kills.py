@@ -83,16 +83,19 @@ def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
         def forkers() -> list[int]:
             return [p for w in {*children(os.getpid())} - strangers - {*worker_pids(pool)} for p in children(w)]
 
-        for worker in list(pool._all):
-            pool._discard(worker)
-        pool._idle.clear()
-        with killing(forkers, 3) as killed:
-            assert sandbox.run(PYTHON, TESTS, pool=pool).passed
-        assert len(killed) == 3
-        assert dict(pool.require_workers().stands) == walls
-    with sandbox.Pool(workers=1) as pool, killing(forkers, 3) as killed:
-        assert dict(pool.isolation.stands) == walls, "nor the first worker of a pool"
-    assert len(killed) == 3
+        num_killed = 0
+        while num_killed < 3:  # on a busy machine a worker may have started before it is hit
+            for worker in list(pool._all):
+                pool._discard(worker)
+            pool._idle.clear()
+            with killing(forkers, 3) as killed:
+                assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+            num_killed += len(killed)
+            assert dict(pool.require_workers().stands) == walls
+    while num_killed < 6:
+        with sandbox.Pool(workers=1) as pool, killing(forkers, 3) as killed:
+            assert dict(pool.isolation.stands) == walls, "nor the first worker of a pool"
+        num_killed += len(killed)
 
 
 @pytest.mark.integration
@@ -123,9 +126,10 @@ def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) 
                 return sandbox.run_language("c", SLOW_C, TESTS[:1], pool=pool)
             return sandbox.run(SLOW, TESTS[:1], pool=pool)
 
-        with killing(lambda: runs_of(pool), 2) as killed:
-            assert run().passed
-        assert killed
+        killed: list[int] = []
+        while not killed:
+            with killing(lambda: runs_of(pool), 2) as killed:
+                assert run().passed
         with killing(lambda: runs_of(pool), 1000):
             result = run()
         assert result.status == "sandbox_error", result
@@ -136,46 +140,33 @@ def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("language", "victim"),
-    [("cpp", "cc1plus"), ("cpp", "collect2"), ("cpp", "g++"), ("rust", "rustc"), ("java", "java")],
-)
+    [
+        ("cpp", "cc1plus"), ("cpp", "collect2"), ("cpp", "ld"), ("cpp", "sh"), ("cpp", "g++"),
+        ("rust", "rustc"), ("rust", "gcc"), ("java", "java"),
+    ],
+)  # fmt: skip
 def test_a_compiler_that_is_killed_is_tried_again(language: str, victim: str) -> None:
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
     program = LONG_TO_COMPILE if language == "cpp" else DOUBLE[language]
-    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(pool, victim), 1) as killed:
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:
         if pool.isolation.level < 3:
             pytest.skip("the compiler may be closed to the user of programs")
-        assert sandbox.run_language(language, program, TESTS[:1], pool=pool).passed
-    assert killed
+        killed: list[int] = []
+        while not killed:  # on a busy machine it may have ended before it is hit
+            with killing(lambda: named(pool, victim), 1) as killed:
+                assert sandbox.run_language(language, program, TESTS[:1], pool=pool).passed
 
 
 @pytest.mark.integration
-def test_a_linker_that_outlives_its_killed_compiler_changes_nothing() -> None:
-    """It misses the object files, which the compiler has removed, and says so behind the compiler's message."""
+def test_a_program_whose_compiler_is_killed_each_time_is_not_wrong() -> None:
     if not sandbox.available()["cpp"]:
         pytest.skip("cpp is not installed")
-    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, ThreadPoolExecutor(1) as thread:
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(pool, "cc1plus"), 1000):
         if pool.isolation.level < 3:
             pytest.skip("the compiler may be closed to the user of programs")
-
-        def have_ended(*pids: int) -> bool:
-            found = stats()
-            return all(pid not in found or found[pid][0] == "Z" for pid in pids)
-
-        run = thread.submit(sandbox.run_language, "cpp", LONG_TO_COMPILE, TESTS[:1], pool=pool)
-        assert wait_until(lambda: named(pool, "ld"))
-        linkers, shells, compilers = named(pool, "ld"), named(pool, "sh"), named(pool, "g++")
-        for pid in (*linkers, *shells):  # a shell that ends would take the linker with it
-            os.kill(pid, signal.SIGSTOP)
-        for pid in named(pool, "collect2"):
-            os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: have_ended(*compilers))
-        for pid in linkers:
-            os.kill(pid, signal.SIGCONT)
-        assert wait_until(lambda: have_ended(*linkers))
-        for pid in shells:
-            os.kill(pid, signal.SIGCONT)
-        assert run.result().passed, run.result().error
+        result = sandbox.run_language("cpp", LONG_TO_COMPILE, TESTS[:1], pool=pool)
+    assert (result.status, "the compiler was killed" in result.error) == ("sandbox_error", True), result
 
 
 @pytest.mark.integration

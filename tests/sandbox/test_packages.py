@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from verizero import sandbox
-from verizero.pipeline.commands.preflight.local_parts import read_local_parts
+from verizero.pipeline.checks.before.parts import read_local_parts
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import RECIPES
 from verizero.pipeline.config.sandbox import SandboxConfig
-from verizero.pipeline.data.graded_by import gradable
+from verizero.pipeline.data.rows_of_source import gradable
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from verizero.pipeline.types import Attempt
@@ -36,22 +35,17 @@ EXPECTED = "No module named 'pydantic'\nread-only\nFalse\n3.0 1\n"
 
 
 def test_a_package_comes_with_what_it_requires() -> None:
-    found = resolve(["pydantic"], None)
-    assert found is not None
+    found = resolve(["pydantic"])
     names = {Path(path).name for path in found.paths}
     assert {"pydantic", "pydantic_core", "annotated_types", "typing_extensions.py"} <= names
     assert "numpy" not in names
-    yaml = resolve(["yaml"], sys.executable)
-    assert yaml is not None
+    yaml = resolve(["yaml"])
     assert "yaml" in {Path(path).name for path in yaml.paths}, "by the name of its import too"
-    assert resolve([], None) is None
 
 
 def test_what_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"'no-such-thing' is not installed for .*python.*pip install no-such-thing"):
-        resolve(["pydantic", "no-such-thing"], None)
-    with pytest.raises(ConfigError, match=r"sandbox.python: '/no/python' cannot be run"):
-        resolve([], "/no/python")
+    with pytest.raises(ConfigError, match=r"'no-such-thing' is not installed; .*pip install no-such-thing"):
+        resolve(["pydantic", "no-such-thing"])
 
 
 @pytest.mark.integration
@@ -60,7 +54,7 @@ def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> Non
     with sandbox.Pool(workers=1, walls=walls, packages=["numpy"]) as pool:
         result = sandbox.run(PROGRAM, [{"input": "", "output": EXPECTED}] * 2, pool=pool)
         assert result.passed, result
-    with sandbox.Pool(workers=1, walls=walls, python=sys.executable) as pool:
+    with sandbox.Pool(workers=1, walls=walls, packages=["yaml"]) as pool:
         assert "No module named 'numpy'" in sandbox.execute("import numpy", pool=pool).error
 
 
@@ -73,12 +67,9 @@ ARRAYS = [
      "import numpy as np\ndef test_a():\n    a = np.array([3, 1, 2])\n"
      "    assert f(a) == 2.0 and a.tolist() == [1, 2, 3]", True),
     ("import numpy as np\ndef f(x): return np.sum(x), np.array(['a', 'bc'])[::2]",
-     "s, t = f([1, 2])\nassert s == 3 and t.tolist() == ['a'] and t.shape == (1,)", True),
-    ("import numpy as np\ndef f(): return np.random.rand()",
-     "import numpy as np\nnp.random.seed(3)\na = np.random.rand()\nnp.random.seed(3)\nassert f() == a", True),
-    ("import numpy as np\ndef f(): return np.array([object()])", "assert len(f()) == 1", True),
+     "import numpy\ns, t = f([1, 2])\nassert s == 3 and t.tolist() == ['a'] and t.shape == (1,)", True),
 ]  # fmt: skip
-"""Programs, tests and whether the tests pass: arrays and numbers of numpy travel whole, those of objects do not."""
+"""Programs, tests and whether the tests pass: arrays and numbers of numpy travel whole."""
 
 
 @pytest.mark.integration
@@ -101,7 +92,7 @@ def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.Monke
         with sandbox.Pool(workers=1, packages=["numpy"]) as pool, SandboxService(pool, token="secret") as service:
             at_service = {"url": service.address, "token_env": "MINE"}
             assert open_sandbox(SandboxConfig(packages=("numpy",), **at_service), [code], print)
-            assert Client(service.address, "secret").run(program, [test]).passed
+            assert Client(service.address, "secret").run_many([sandbox.Trial(program, [test])])[0].passed
             assert gradable("unit_tests", asserts) == asserts
             with pytest.raises(ConfigError, match="has no sortedcontainers; start it with --packages"):
                 open_sandbox(SandboxConfig(packages=("numpy", "sortedcontainers"), **at_service), [code], print)
@@ -109,17 +100,15 @@ def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.Monke
             open_sandbox(SandboxConfig(packages=("no-such-thing",)), [code], print)
     finally:
         close_sandbox()
-    with pytest.raises(ValueError, match="interpreter of this machine"):
-        SandboxConfig(python=sys.executable, url="http://127.0.0.1:1")
 
 
 def test_rows_are_read_with_the_packages_of_the_recipe(tmp_path: Path) -> None:
     row = {"question": "Write f.", "answer": {"tests": ["import numpy\nassert f(numpy.arange(4)) == 6"]}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "verifier": "unit_tests"}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "verifier": "unit_tests", "demonstration": "pass"}) + "\n")
     changes = ["data.train=[{file: rows.jsonl}]", "data.evaluation=[]", "sandbox={packages: [numpy], workers: 1}"]
     try:
-        assert len(read_local_parts(load_recipe(RECIPES / "demo.yaml", changes), tmp_path).train.prompts) == 1
+        assert len(read_local_parts(load_recipe(RECIPES / "demo.yaml", changes), tmp_path).train) == 1
         without = load_recipe(RECIPES / "demo.yaml", changes[:2])
-        assert not read_local_parts(without, tmp_path).train.prompts
+        assert not read_local_parts(without, tmp_path).train
     finally:
         close_sandbox()

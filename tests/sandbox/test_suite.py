@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox import across, acts, hacks, programs, suite
+from tests.sandbox.processes import as_nobody
 from tests.sandbox.scene import Scene
 from verizero import sandbox
 
 LEVEL_2 = ["landlock", "seccomp", "uid"]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
@@ -126,13 +123,4 @@ def test_the_acts_work_without_walls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("walls", [list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
 def test_an_ordinary_user_is_as_safe(walls: list[str]) -> None:
     """The whole suite as the user nobody, where we are root and a system interpreter is there for him."""
-    python, become = "/usr/bin/python3", shutil.which("setpriv")
-    if os.geteuid() != 0 or not become or not os.access(python, os.X_OK):
-        pytest.skip("needs root, setpriv and an interpreter that others may run")
-    command = [become, "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-B", "-m"]
-    done = subprocess.run(
-        [*command, "tests.sandbox.suite", ",".join(walls)], cwd=tempfile.gettempdir(), capture_output=True, text=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=1200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all as it must be" in done.stdout
+    assert "all as it must be" in as_nobody("-m", "tests.sandbox.suite", ",".join(walls))

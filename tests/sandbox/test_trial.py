@@ -1,4 +1,4 @@
-"""Verdicts: statuses, fresh processes for failures, checkers, malformed tests, forged records."""
+"""Verdicts: statuses, fresh processes for failures, malformed tests, forged records."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_error_shows_the_programs_lines_and_none_of_ours(pool: sandbox.Pool) 
         ("import sys\nprint(4)\nsys.stdout = None", "passed"),
         ("import sys\nprint(4)\nsys.stdout = object()", "passed"),
         ("import sys\nclass S:\n    write = sys.stdout.write\nsys.stdout = S()\nprint(4)", "passed"),
-        ("import sys\nprint(4)\nsys.stdout.detach()", "runtime_error"),
+        ("import sys\nprint(4)\nsys.stdout.detach()", "passed"),
         ("import os\nprint(4)\nos.close(1)", "runtime_error"),
         ("import os\nprint(4, flush=True)\nos.close(1)", "passed"),
         ("print(4, end='')\nopen(1, 'w', closefd=False).write('')", "passed"),
@@ -118,23 +118,6 @@ def test_a_function_is_called_on_a_new_object_each_time(pool: sandbox.Pool) -> N
     assert sandbox.run(mutating, tests, mode="function", pool=pool).passed
 
 
-def test_a_checker_decides_in_its_own_process(pool: sandbox.Pool) -> None:
-    checker = "def check(input, got, expected): return sum(map(int, got.split())) == int(expected)"
-    tests = [{"input": "", "output": "7"}, {"input": "", "output": "8"}]
-    result = sandbox.run("print(3, 4)", tests, checker=checker, pool=pool)
-    assert [t.status for t in result.tests] == ["passed", "wrong_answer"]
-    garbage = sandbox.run("print('x')", tests, checker=checker, pool=pool)
-    assert [t.status for t in garbage.tests] == ["wrong_answer"] * 2, "the checker can read the expected output"
-    assert "ValueError" in garbage.error
-    silent = checker.replace("return ", "return True if ") + " else None"
-    assert sandbox.run("print(9)", tests, checker=silent, pool=pool).status == "wrong_answer"
-    for broken in (checker.replace("int(expected)", "int('x')"), checker.replace("==", "!=")):
-        result = sandbox.run("print('x')", tests, checker=broken, pool=pool)
-        assert result.status == "sandbox_error", "the checker failed, which says nothing of the program"
-    hack = "def check(*a): return True\nimport builtins; builtins.sum = lambda x: 7; print(9)"
-    assert sandbox.run(hack, tests[:1], checker=checker, pool=pool).status == "wrong_answer"
-
-
 def test_output_may_be_as_long_as_expected(pool: sandbox.Pool) -> None:
     limits, long = sandbox.Limits(output_kib=64), "".join(f"{i}\n" for i in range(100_000))
     tests = [{"input": "100000", "output": long}, {"input": "2", "output": "0\n1"}]
@@ -164,16 +147,6 @@ def test_tests_that_hang_are_bounded_together(pool: sandbox.Pool) -> None:
     assert result.share_passed == 10 / 60
 
 
-def test_a_result_has_the_exit_code_and_what_was_written_to_stderr(pool: sandbox.Pool) -> None:
-    note = "import sys, os\nprint('note', file=sys.stderr)\n"
-    # The first process of a namespace gets no signal from itself, so what ends `abort` is the fault behind it.
-    aborted = -11 if pool.isolation.level == 3 else -6
-    for end, code in (("", 0), ("sys.exit(7)", 7), ("sys.stderr.flush(); os._exit(9)", 9), ("os.abort()", aborted)):
-        result = sandbox.execute(note + end, pool=pool)
-        assert (result.exit_code, result.stderr) == (code, "note"), end
-    assert sandbox.execute("while True: pass", limits=sandbox.Limits(cpu_s=0.05), pool=pool).exit_code is None
-
-
 def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
     for tests, mode, named in (
         ([], "stdin", "empty"),
@@ -193,7 +166,6 @@ def test_limits_must_be_positive() -> None:
         for value in (0, -1, float("nan"), float("inf"), True):
             with pytest.raises(ValueError, match=name):
                 sandbox.Limits(**{name: value})  # type: ignore[arg-type]
-    assert sandbox.Limits(cpu_s=2).lowered(cpu_s=5, wall_s=1, memory_mib=None) == sandbox.Limits(cpu_s=2, wall_s=1)
 
 
 def test_forged_records_end_the_list() -> None:

@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.scoring.score import Scorer
 from verizero.pipeline.types import Attempt, FinishReason, Prompt, Rollout, Status, Verdict
+from verizero.sandbox.isolation import Isolation
 
 
 class Scripted:
@@ -55,3 +58,11 @@ def prompts_of(*verifiers: str, reference: str = "x") -> dict[str, Prompt]:
 def rollout(text: str, prompt: str = "p0", sample: int = 0, finish: FinishReason = "stop") -> Rollout:
     """A response that says `text`."""
     return Rollout(prompt, sample, (3,), (4, 1), (-0.1, -0.2), text, finish, 0)
+
+
+def low_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the sandbox find nothing but limits on this machine."""
+    stands = {"namespaces": False, "landlock": False, "seccomp": False, "rlimits": True}
+    monkeypatch.setattr(
+        "verizero.sandbox.pool.examine", lambda *_: Isolation(1, stands, {"landlock": "not in this kernel"})
+    )

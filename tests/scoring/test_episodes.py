@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rollout.made_episodes import episode_of, turn_of
+from tests.made_episodes import episode_of, turn_of
 from tests.scoring.fakes import scorer_of
 from verizero.pipeline.config.scoring import ComponentConfig, ScoringConfig
 from verizero.pipeline.scoring.score import Scorer
-from verizero.pipeline.scoring.verdict_cache import VerdictCache
-from verizero.pipeline.types import Attempt, Ending, Message, Prompt, Rollout, Verdict
+from verizero.pipeline.types import Attempt, Ending, Prompt, Rollout, Verdict
 
 TABLE = ScoringConfig(no_answer=-0.1, truncated=-0.5, retries=2)
 OWN = {"p0": Prompt("p0", "what?", "environment", "42", environment="guess")}
@@ -35,7 +34,6 @@ def test_an_environments_verdict_needs_no_grader() -> None:
 def test_a_verifier_grades_the_last_message_and_sees_them_all() -> None:
     scorer, fakes = scorer_of(TABLE)
     rollout = played()
-    assert rollout.episode is not None
     (scored,), _ = scorer.score(GRADED, [rollout])
     assert scored.reward == 0.75
     assert fakes["a"].asked == [Attempt("graded 0.75", "42", "what?", messages=rollout.episode.messages)]
@@ -90,19 +88,6 @@ def test_a_cut_turn_that_the_environment_answered_is_not_a_cut_episode() -> None
     rollout = episode_of([[turn_of([1], [2]), cut]], "done", Verdict("graded", 1.0))
     (scored,), _ = scorer.score(OWN, [rollout])
     assert scored.reward == 1.0
-
-
-def test_the_verdict_of_an_equal_last_message_is_not_that_of_another_episode() -> None:
-    cache, calls = VerdictCache(), []
-
-    def ask(_key: str, attempts: list[Attempt]) -> list[Verdict]:
-        calls.append(attempts)
-        return [Verdict("graded", float(len(a.messages) > 1)) for a in attempts]
-
-    short, long = ((Message("user", "x"),) * n for n in (1, 2))
-    attempts = [Attempt("42", "42", "q", messages=m) for m in (short, long, short)]
-    assert [v.score for a in attempts for v in cache.fill("k", [a], ask)] == [0.0, 1.0, 0.0]
-    assert len(calls) == 3
 
 
 def test_components_grade_episodes_too() -> None:

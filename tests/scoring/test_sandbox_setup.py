@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scoring.low_walls import low_walls
+from tests.scoring.fakes import low_walls
 from verizero import sandbox
 from verizero.pipeline.config.sandbox import SandboxConfig
 from verizero.pipeline.errors import ConfigError, IsolationError
@@ -47,6 +47,12 @@ def test_programs_run_as_the_recipe_says_until_the_sandbox_is_closed() -> None:
     assert isolation["level"] == sandbox.probe().level
     close_sandbox()
     assert current() == SandboxSettings()
+
+
+def test_sessions_and_services_are_refused_together() -> None:
+    config = SandboxConfig(url=DEAD)
+    with pytest.raises(ConfigError, match=r"sandbox\.url: .* the tool `session` keeps a state; drop sandbox\.url"):
+        open_sandbox(config, [], lambda _: None, played={"python", "session"})
 
 
 def test_a_run_without_programs_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import pytest
 from tests.scoring.fakes import prompts_of, rollout
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.data.tokenizer import character_tokenizer
-from verizero.pipeline.scoring.score import Scorer
-from verizero.pipeline.scoring.steps import step_tokens
+from verizero.pipeline.scoring.score import Scorer, step_tokens
 from verizero.pipeline.types import Attempt, Episode, Rollout, Verdict
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.stages.kill_driver import fingerprint
 from tests.warm import warm
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.whole_run import items_by_stage, run_items
@@ -41,7 +41,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
 
         return call
 
-    with open_run(config, folder.parent, folder, "auto", Silent()) as session:
+    with open_run(config, folder.parent, folder, "auto", Progress()) as session:
         for _, items in items_by_stage(session.run, session.state):
             run_items(session, items, wrap)
         save_final(session.run, session.workers.backend)

@@ -34,7 +34,7 @@ from verizero.pipeline.environments.guess import Guess
 from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.loop import rollback
 from verizero.pipeline.models.load import create_model, quiet
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.rollout import play
@@ -113,7 +113,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
             plain(self, name, rows)
 
         Store._append = torn  # type: ignore[method-assign]
-    with open_run(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(CONFIG, Path.cwd(), folder, "auto", Progress()) as session:
         fuse.session = session
         run_all(session, fuse.wrap)
         if page:
@@ -153,7 +153,7 @@ def by_stage(folder: Path) -> dict[str, dict[str, str]]:
     return {
         stage: {
             "metrics": digest(json.dumps([line for line in lines_of(folder) if line["stage"] == stage]).encode()),
-            "policy": digest((folder / f"checkpoints/{serial:08d}/model/model.safetensors").read_bytes()),
+            "policy": digest(policy_in(folder / f"checkpoints/{serial:08d}").read_bytes()),
             "left": left(folder / "stages" / stage),
         }
         for stage, serial in ends.items()
@@ -166,8 +166,10 @@ def left(folder: Path) -> str:
     return digest(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in files))
 
 
-WEIGHTS_OF_ADAPTERS = "adapter/adapter_model.safetensors"
-"""In a checkpoint of a run on a quantised base, which has no model."""
+def policy_in(checkpoint: Path) -> Path:
+    """The file of the policy's weights; on a quantised base it has those of the adapters alone."""
+    whole = checkpoint / "model" / "model.safetensors"
+    return whole if whole.exists() else checkpoint / "adapter" / "adapter_model.safetensors"
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -176,7 +178,6 @@ def fingerprint(folder: Path) -> dict[str, str]:
     state = json.loads((newest / "state.json").read_text())
     state["store"]["lengths"].pop("metrics.jsonl")  # as long as its times are
     state["store"]["sums"].pop("metrics.jsonl")
-    policy = [path for path in (newest / "model/model.safetensors", newest / WEIGHTS_OF_ADAPTERS) if path.exists()]
     return {
         "metrics": digest(json.dumps(lines_of(folder)).encode()),
         "rollouts": digest((folder / "rollouts.jsonl").read_bytes()),
@@ -185,15 +186,16 @@ def fingerprint(folder: Path) -> dict[str, str]:
         "checkpoint": newest.name,
         "state": digest(json.dumps(state, sort_keys=True).encode()),
         "trainer": digest(b"".join(flat(torch.load(newest / "trainer.pt", weights_only=True)))),
+        "schedule": digest((newest / "trainer.json").read_bytes()),
         "critic": digest(critic.read_bytes() if (critic := newest / "critic" / "model.safetensors").exists() else b""),
-        "policy": digest(policy[0].read_bytes()),
+        "policy": digest(policy_in(newest).read_bytes()),
     }
 
 
 def flat(value: Any) -> list[bytes]:
     """The content of nested values, bit for bit; pickles of equal content differ in what they share."""
     if isinstance(value, torch.Tensor):
-        return [str((value.dtype, tuple(value.shape))).encode(), value.numpy().tobytes()]
+        return [str((value.dtype, tuple(value.shape))).encode(), value.reshape(-1).view(torch.uint8).numpy().tobytes()]
     if isinstance(value, dict):
         return [b for k, v in value.items() for b in (repr(k).encode(), *flat(v))]
     if isinstance(value, list | tuple):

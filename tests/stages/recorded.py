@@ -12,7 +12,7 @@ from tests.stages.sessions import rows, run_all
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.phases import Generated
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 
 SHORT = (
@@ -53,7 +53,7 @@ def run(*overrides: str) -> tuple[list[dict[str, float]], Calls]:
         folder = Path(name)
         policy = [text for text in overrides if text.startswith("model.")]
         own = [start("sft.steps=60", *policy), *ONLY_RL, *SHORT, *(t for t in overrides if t not in policy)]
-        with open_run(tiny(overrides=own), folder, folder, "auto", Silent()) as session:
+        with open_run(tiny(overrides=own), folder, folder, "auto", Progress()) as session:
             run_all(session, wrap)
             steps = [r["metrics"] for r in rows(session) if r["kind"] == "step" and r["stage"] == "rl"]
     return steps, calls

@@ -14,9 +14,9 @@ from tests.far import FarProgram
 from tests.processes import until
 from tests.warm import ROOT, VLLM
 from verizero.pipeline.config.machine import for_machine
-from verizero.pipeline.listening import LOOPBACK, free_port
+from verizero.pipeline.host.network import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
-from verizero.pipeline.rollout.vllm_process import flags, variables
+from verizero.pipeline.rollout.vllm_arguments import flags, variables
 from verizero.pipeline.run.build import build_tokenizer
 from verizero.pipeline.run.stage_entry import load_policy
 
@@ -129,4 +129,4 @@ def living(group: int) -> list[str]:
 
 def assert_gone(groups: set[int]) -> None:
     """No process of them is left, or will be soon."""
-    until(lambda: not any(map(living, groups)), "the end of the servers' processes", 60)
+    until(lambda: not any(map(living, groups)), "the end of the servers' processes")

@@ -12,24 +12,24 @@ from typing import Any, Literal
 
 import torch
 
+from tests.scripted_engine import ScriptedEngine
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.report.progress import Logged, Silent
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
+from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.schedule import Item, schedule
 from verizero.pipeline.run.session import Session
+from verizero.pipeline.run.state import Item, schedule
 from verizero.pipeline.stages.rl import rl_phases
-from verizero.pipeline.whole_run import items_by_stage, run_items
+from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""
 
 
-class Heard(Silent):
+class Heard(Progress):
     """Remembers the lines that were shown."""
 
     def __init__(self) -> None:
@@ -97,10 +97,17 @@ def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
 
 def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["auto", "must", "never"] = "auto") -> Path:
     """Do a whole run up to its final model; return its folder. Its page, drawn from files in a second, is left out."""
-    with open_run(config, base, folder, resume, Silent()) as session:
+    with open_run(config, base, folder, resume, Progress()) as session:
         run_all(session)
         save_final(session.run, session.workers.backend)
     return folder
+
+
+def go(config: RunConfig, base: Path, resume: Literal["auto", "must", "changed"] = "auto", **more: Any) -> list[str]:
+    """Do a run, with its page, in `base`/run, with the files of `base`; return the lines that it showed."""
+    heard = Heard()
+    train(config, base, base / "run", resume, heard, **more)
+    return heard.lines
 
 
 def replacing(**functions: Callable[..., Any]) -> PhaseWrapper:

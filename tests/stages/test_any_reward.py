@@ -12,9 +12,8 @@ from tests.stages.sessions import Heard
 from tests.stages.start import ONLY_RL, start
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
-from verizero.pipeline.errors import DataError
-from verizero.pipeline.report.files import read_run
 from verizero.pipeline.report.result import result_lines
+from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.whole_run import train
 
 ROUND = ["rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all", "scoring.truncated=null"]
@@ -39,7 +38,7 @@ def run(folder: Path, function: str, *overrides: str, **params: Any) -> tuple[di
     (folder / "r.py").write_text(FILE)
     source = {"verifier": {"path": f"r.py:{function}", "params": params}, "file": "rows.jsonl"}
     config = tiny(
-        {"data": {"train": [source], "evaluation": [source], "overlap": {"on_overlap": "report"}}},
+        {"data": {"train": [source], "evaluation": [source], "on_overlap": "report"}},
         [start(), *ONLY_RL, *ROUND, *overrides],
     )
     heard = Heard()
@@ -67,14 +66,6 @@ def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at
 
 
 @pytest.mark.integration
-def test_with_a_threshold_there_is_a_pass_at_1(tmp_path: Path) -> None:
-    summary, _ = run(tmp_path, "length", success=-100)
-    side = summary["after"]["default"]
-    assert side["pass@1"] == 1.0
-    assert side["reward"] == pytest.approx(summary["domains"]["default"]["after"]["reward"])
-
-
-@pytest.mark.integration
 def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path: Path) -> None:
     _, steps = run(tmp_path, "odd")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
@@ -91,9 +82,3 @@ def test_where_no_response_has_a_reward_the_run_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(GradersFailed, match=r"the reward function returned None for all .* responses"):
         run(tmp_path, "never")
-
-
-@pytest.mark.integration
-def test_a_column_that_is_not_there_is_named_before_training(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'of_column' asks for 'level', and the data has no such column; columns: id"):
-        run(tmp_path, "of_column")

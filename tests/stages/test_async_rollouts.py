@@ -1,8 +1,9 @@
-"""Generation ahead of the update: which weights draw which step, how old responses may be, and equal bytes always."""
+"""Off-policy by k steps: generation ahead of the update, and weights every k updates: who samples what, equal bytes."""
 
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,28 +12,30 @@ from typing import Any
 import pytest
 import torch
 
+from tests.scripted_engine import ScriptedEngine
+from tests.stages.marks import SOME_FLAT
 from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
-from verizero.pipeline.errors import EngineError
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.errors import CheckpointError, EngineError
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
-from verizero.pipeline.rollout.scripted_engine import ScriptedEngine
 from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.rollouts import WEIGHTS_FILE
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Group, Rollout, StepMetrics
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 pytestmark = pytest.mark.integration  # whole runs
 
 SIX = (GRPO, "rl.steps_per_round=6")
 
 
-def ahead(most: int, stretch: int | None = None) -> tuple[str, ...]:
-    how = (f"rollout.max_staleness={most}",)
-    return how if stretch is None else (*how, "rollout.in_flight=interrupt", f"rollout.interrupt_tokens={stretch}")
+def ahead(most: int) -> tuple[str, ...]:
+    return (f"rollout.max_staleness={most}",)
 
 
 @functools.cache
@@ -45,13 +48,12 @@ def versions(*overrides: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
-def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k(most: int) -> None:
+def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k_and_says_so(most: int) -> None:
     assert versions(*SIX, *ahead(most)) == [[max(0, step - most)] for step in range(6)]
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_what_is_logged_of_it(most: int) -> None:
     steps, calls = run(*SIX, *ahead(most))
+    if most == 0:
+        assert not [name for name in steps[0] if name.startswith(("staleness/", "groups/stale", "groups/in_flight"))]
+        return
     ages = [min(step, most) for step in range(6)]
     assert [m["staleness/max"] for m in steps] == [m["staleness/mean"] for m in steps] == ages
     assert [m.get("rows/off_policy", 0.0) for m in steps] == [18.0 if age else 0.0 for age in ages]
@@ -60,16 +62,9 @@ def test_what_is_logged_of_it(most: int) -> None:
     assert len(calls["publish"]) == 6
 
 
-def test_without_it_nothing_is_logged_and_nothing_changes() -> None:
-    steps, _ = run(*SIX)
-    assert not [name for name in steps[0] if name.startswith(("staleness/", "groups/stale", "groups/in_flight"))]
-    assert run(*SIX, "rollout.max_staleness=0")[0] == steps
-
-
-@pytest.mark.parametrize("how", [ahead(3), ahead(2, 4)], ids=str)
-def test_the_same_seed_gives_the_same_bytes(how: tuple[str, ...]) -> None:
-    first, calls = run(*SIX, *how)
-    again, others = run(*SIX, *how, "name=again")
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    first, calls = run(*SIX, *ahead(3))
+    again, others = run(*SIX, *ahead(3), "name=again")
     assert first == again
     assert [r for _, r in calls["generate"]] == [r for _, r in others["generate"]]
 
@@ -104,28 +99,6 @@ class Weights:
             assert torch.allclose(torch.tensor(rollout.logprobs), wanted, atol=1e-4)
 
 
-class Stretches(Weights):
-    """The first stretch is of the oldest weights, the next of those after; the last draws all the rest."""
-
-    def __init__(self, most: int, stretch: int) -> None:
-        super().__init__()
-        self.most, self.stretch = most, stretch
-        self.num_mixed = 0
-
-    def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:
-        present = session.state.policy_version
-        for rollout in rollouts:
-            oldest = rollout.policy_version
-            assert present - oldest <= self.most
-            said = torch.tensor(rollout.logprobs)
-            for version in range(oldest, present + 1):
-                start = (version - oldest) * self.stretch
-                end = start + self.stretch if version < present else None
-                wanted = self.scored(session, rollout, version)[start:end]
-                assert torch.allclose(said[start:end], wanted, atol=1e-4)
-            self.num_mixed += oldest < present and len(said) > self.stretch
-
-
 def whole_run(folder: Path, watch: Weights, *overrides: str) -> list[dict[str, Any]]:
     """A run in which the watched policy moves at each of six steps."""
     kept = [
@@ -136,7 +109,7 @@ def whole_run(folder: Path, watch: Weights, *overrides: str) -> list[dict[str, A
         "data.evaluation=[]",
         "rl.optimizer.learning_rate=0.01",
     ]
-    with open_run(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Progress()) as session:
         run_all(session, replacing(update=functools.partial(watch.update, session)))
         return rows(session)
 
@@ -146,13 +119,6 @@ def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwh
     watch = Weights()
     whole_run(tmp_path, watch, *ahead(most))
     assert len(watch.kept) == 6
-
-
-@pytest.mark.parametrize(("most", "stretch"), [(1, 5), (2, 4)])
-def test_interrupted_responses_go_on_with_new_weights(tmp_path: Path, most: int, stretch: int) -> None:
-    watch = Stretches(most, stretch)
-    whole_run(tmp_path, watch, *ahead(most, stretch))
-    assert watch.num_mixed > 20
 
 
 def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
@@ -213,3 +179,76 @@ def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path:
             session.state.step = 0
         assert session.workers.rollouts.in_flight == []
         assert session.state.stage.num_tokens <= 4 * 3 * each
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_engine_takes_weights_every_k_updates(every: int) -> None:
+    steps, calls = run(GRPO, "rl.steps_per_round=6", f"rollout.publish_every={every}")
+    first = steps[0]["rollout/version"]
+    assert [m["rollout/version"] - first for m in steps] == [i - i % every for i in range(6)]
+    assert [m["policy/version"] - first for m in steps] == [1, 2, 3, 4, 5, 6]
+    assert len(calls["publish"]) == 6 // every
+    for i, m in enumerate(steps):
+        age = i % every
+        assert m.get("rows/off_policy", 0.0) == (18.0 if age else 0.0)
+        # the trainer has moved away from the policy that sampled a stale response, to which its ratio is
+        assert m["mismatch/stale"] == (1.0 if age else 0.0)
+        assert m.get("mismatch/stale_abs", 0.0) > 1e-4 or age == 0
+        assert ("mismatch/abs" in m) == (age == 0)
+        assert (m["policy_kl/k3"] > 1e-9) == (age > 0)
+
+
+def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> None:
+    """Without an evaluation between them, which would have handed the weights over."""
+    with_evaluation, first = run(GRPO)
+    without, second = run(GRPO, "data.evaluation=[]")
+    assert first["generate"][0][1] == second["generate"][0][1]
+    assert [m["rollout/version"] for m in without] == [m["rollout/version"] for m in with_evaluation]
+
+
+def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
+    """A session that is opened again samples what the closed one would have; the policy is untouched by it."""
+    config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
+    with open_run(config, tmp_path, tmp_path, "auto", Progress()) as session:
+        for _, items in items_by_stage(session.run, session.state):
+            run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"])
+        assert session.state.rl_step == 3
+        prompts = session.workers.sampler.prompts[:2]
+        wanted = rl_phases(session).generate(prompts, 0).rollouts
+        weights = {k: v.clone() for k, v in session.workers.backend.model.state_dict().items()}
+        old = session.workers.rollouts.engine.version
+        assert old == session.state.policy_version - 3
+    with open_run(config, tmp_path, tmp_path, "must", Progress()) as session:
+        assert session.workers.rollouts.engine.version == old
+        assert rl_phases(session).generate(prompts, 0).rollouts == wanted
+        assert all(torch.equal(v, weights[k]) for k, v in session.workers.backend.model.state_dict().items())
+        session.workers.rollouts.engine.publish(session.state.policy_version)
+        assert [r.logprobs for r in rl_phases(session).generate(prompts, 0).rollouts] != [r.logprobs for r in wanted]
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / WEIGHTS_FILE)
+        with pytest.raises(CheckpointError, match="does not fit the policy"):
+            session.workers.rollouts.publish_after_start(session.workers.backend, 0, broken)
+
+
+def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
+    config = tiny(overrides=[GRPO, "rl.rounds=1", "rl.steps_per_round=1", "sft.steps=5"])
+    with open_run(config, tmp_path, tmp_path, "auto", Progress()) as session:
+        run_all(session)
+    assert not list((tmp_path / "checkpoints").rglob(WEIGHTS_FILE))
+    assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1
+
+
+CARRIES = ("rl.select.keep=informative", "rl.prompts_per_step=2", "rl.select.max_refills=6", "sft.steps=120")
+
+
+def test_groups_carried_over_are_off_policy_in_the_next_step() -> None:
+    steps, _ = run("rl.algorithm={name: grpo, kl_coef: 0}", "rl.steps_per_round=8", SOME_FLAT, *CARRIES)
+    carried = [m for m in steps if m["groups/carried_in"] > 0 and not m["update/skipped"]]
+    assert carried, "no group was carried over: the recipe no longer shows it"
+    for m in carried:
+        assert m["rows/off_policy"] == 6 * min(2, m["groups/carried_in"])
+        # their ratio is against what the engine said when it sampled them, so it is not 1 at the first update
+        assert m["policy_kl/k3"] > 0
+    fresh = [m for m in steps if m["groups/carried_in"] == 0 and not m["update/skipped"]]
+    assert all("rows/off_policy" not in m and abs(m["policy_kl/k3"]) < 1e-9 for m in fresh)

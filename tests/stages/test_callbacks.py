@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launch.runs import assert_same_bytes
-from tests.stages.broken import Broken
+from tests.stages.marks import MARKED
 from tests.stages.sessions import Heard
 from tests.stages.start import start
 from tests.stages.tiny import tiny
@@ -23,14 +23,14 @@ ALL: dict[str, Any] = {
     "sft": {"steps": 4, "batch_size": 8, "evaluate_every": 2, "optimizer": {"learning_rate": 1e-4}},
     "sample": {"samples": 6},
     "preference": {"loss": {"name": "kto"}, "steps": 3, "batch_size": 4, "sampled": {"prompts": 16, "samples": 6}},
-    "reward_model": {"steps": 3, "batch_size": 4, "sampled": {"prompts": 16, "samples": 6}},
+    "reward_model": {"steps": 3, "batch_size": 4, "held_out": 0.5, "sampled": {"prompts": 16, "samples": 6}},
     "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
     "checkpoint": {"every_steps": 10, "keep": 3},
 }
 
 
 def recipe() -> RunConfig:
-    return tiny(ALL, [start()])
+    return tiny(ALL, [start(), MARKED])
 
 
 class Watch:
@@ -131,23 +131,3 @@ def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again
     without = config.model_copy(update={"callbacks": ()})
     train(without, tmp_path, tmp_path / "run", "must", heard)
     assert not any("stale" in line for line in heard.lines)
-
-
-@pytest.mark.integration
-def test_a_run_that_was_broken_off_leaves_no_step_out(tmp_path: Path) -> None:
-    """Those after its last checkpoint are done again, and told again."""
-    config = tiny(
-        {"stages": ["rl"], "sft": None, "rl": {"rounds": 1, "steps_per_round": 5}, "data": {"evaluation": []}},
-        [start(), "checkpoint.every_steps=2"],
-    )
-    seen: list[int] = []
-
-    def watch(event: Event) -> None:
-        seen.append(event.step)
-        if len(seen) == 4:
-            raise Broken
-
-    with pytest.raises(Broken):
-        train(config, tmp_path, tmp_path / "run", "auto", Heard(), callbacks=[watch])
-    train(config, tmp_path, tmp_path / "run", "auto", Heard(), callbacks=[watch])
-    assert seen == [1, 2, 3, 4, 3, 4, 5]

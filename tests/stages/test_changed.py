@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.stages.sessions import Heard
+from tests.stages.sessions import go
 from tests.stages.start import start
 from tests.stages.test_ended import rewrite_judge
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.run.callbacks import STOP, Event
-from verizero.pipeline.whole_run import train
 
-ODD, EVEN = "return len(attempt.response) % 2", "return 1 - len(attempt.response) % 2"
+MARK = "import zlib; mark = zlib.crc32(attempt.response.encode()) % 2; return attempt.prompt[0] in '13579' and "
+ODD, EVEN = f"{MARK} mark", f"{MARK} 1 - mark"
+"""Each gives different rewards to the answers of some prompts, and none to those of the others."""
 JUDGED: dict[str, Any] = {
     "sft": {"steps": 3, "optimizer": {"learning_rate": 1e-4}},
     "rl": {"rounds": 1, "steps_per_round": 4, "select": {"keep": "informative"}},
@@ -38,12 +38,6 @@ def base(tmp_path: Path) -> Path:
     rows(tmp_path)
     rewrite_judge(tmp_path, ODD)
     return tmp_path
-
-
-def go(config: RunConfig, base: Path, resume: Resume = "auto", **more: Any) -> list[str]:
-    heard = Heard()
-    train(config, base, base / "run", resume, heard, **more)
-    return heard.lines
 
 
 def steps(base: Path, stage: str = "rl") -> list[dict[str, Any]]:

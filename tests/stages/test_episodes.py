@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.data.chat_templates import TEMPLATES, bare_tokenizer
-from tests.source import ROOT
 from tests.stages.sessions import Heard, run_all
 from tests.stages.tiny import TREE, tiny
-from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.models.load import create_model, save_folder
-from verizero.pipeline.report.files import read_metrics, read_rollouts
-from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRow
+from verizero.pipeline.report.row_types import RolloutRow, StepRow
+from verizero.pipeline.report.run_files import read_metrics, read_rollouts
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
@@ -40,7 +37,7 @@ def changes(environment: str, **params: Any) -> dict[str, Any]:
         "data": {
             "train": [source],
             "evaluation": [source | {"generator": generator | {"split": "evaluation"}}],
-            "overlap": {"on_overlap": "report"},
+            "on_overlap": "report",
         },
         "sft": {"steps": 40},
         "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
@@ -104,11 +101,8 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
     recipe["data"] = {"train": adder_rows(tmp_path), "evaluation": [], "template": {"name": "chat", "calls": "hermes"}}
     recipe["sft"] = {"steps": 120, "batch_size": 4}
     recipe["train"] = {"micro_batch_tokens": 2048}  # a batch of SFT at once: its rows are long
-    recipe["rollout"] = {"max_response_tokens": 70, "parity": {"action": "stop", "tolerance": 1e-5, "num_prompts": 6}}
+    recipe["rollout"] = {"max_response_tokens": 70, "parity": {"action": "stop", "tolerance": 1e-5}}
     folder = whole_run(tmp_path, recipe)
-    gate = json.loads((folder / "templates.json").read_text())
-    assert gate["class"] == "keeps"
-    assert gate["turns"] > 100
     gap = json.loads((folder / "parity.json").read_text())
     assert gap["num_tokens"] > 60
     assert not gap["differs"]
@@ -119,32 +113,6 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
     assert step["tools/add/calls"] > 0
     assert step["episodes/turns"] > 1
     assert step["tokens/observed"] > step["tokens/sampled"]
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_shipped_recipe_in_short_form_learns_to_use_its_tool(tmp_path: Path) -> None:
-    """configs/episodes/calculator.yaml with a smaller model and few steps: most of the gain comes in the first ones."""
-    few = ["model.create.config.num_hidden_layers=2", "model.create.config.intermediate_size=128"]
-    few += [
-        "sft.steps=300",
-        "sft.batch_size=48",
-        "sft.optimizer.learning_rate=3e-3",
-        "evaluation.before_training=false",
-    ]
-    # SFT learns calls in fewer steps where three in five demonstrations have one, and not two in five as shipped.
-    tasks = "generator: {name: calculator, params: {uses: 0.6, num_train: 1500, num_demonstrations: 4000}"
-    few += [f"data.train=[{{{tasks}}}}}]", f"data.evaluation=[{{{tasks}, split: evaluation}}}}]"]
-    few += ["rl.rounds=1", "rl.steps_per_round=6", "rl.optimizer.learning_rate=8e-4", "rl.prompts_per_step=16"]
-    few += ["evaluation.limit=60", "evaluation.k=2", "train.threads=1", "report.trackers=[]"]
-    config = load_recipe(ROOT / "configs" / "episodes" / "calculator.yaml", few)
-    with open_run(config, tmp_path, tmp_path / "run", "auto", Heard()) as session:
-        run_all(session)
-    rows = [row for row in read_metrics(tmp_path / "run") if isinstance(row, EvaluationRow)]
-    before, after = (row.domains["calculator"]["pass@1"] for row in rows[-2:])
-    assert after["low"] > before["high"], f"{before} -> {after}"
-    steps = [row.metrics for row in read_metrics(tmp_path / "run") if isinstance(row, StepRow) and row.stage == "rl"]
-    assert steps[-1]["episodes/with_calls"] > steps[0]["episodes/with_calls"] + 0.2
 
 
 @pytest.mark.integration
@@ -160,46 +128,3 @@ def test_equal_runs_of_episodes_end_with_equal_bytes(tmp_path: Path) -> None:
         ends.append(((folder / "rollouts.jsonl").read_bytes(), (folder / "model" / "model.safetensors").read_bytes()))
     assert ends[0] == ends[1]
     assert b'"role":"assistant"' in ends[0][0]
-
-
-@pytest.mark.integration
-def test_a_run_whose_episodes_wait_for_nobody_says_that_time_decides(tmp_path: Path) -> None:
-    recipe = changes("guess")
-    recipe["episodes"] |= {"next_turn": "as_ready", "wall_s": 60}
-    folder = whole_run(tmp_path, recipe)
-    groups = Counter((row.step, row.prompt_id) for row in rows_of(folder) if row.stage == "rl")
-    assert len(groups) > 2
-    assert set(groups.values()) == {tiny({}).rl.group_size}
-    timed = json.loads((folder / "run.json").read_text())["bytes_depend_on_time"]
-    assert timed == ["episodes.wall_s=60", "episodes.next_turn=as_ready"]
-
-
-def named(environment: dict[str, Any]) -> dict[str, Any]:
-    return {"data": {"train": [{"generator": {"name": "guess"}, "environment": environment}]}}
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({"rollout": {"max_staleness": 1, "in_flight": "interrupt", "interrupt_tokens": 2}}, "in_flight=interrupt"),
-        ({"data": {"template": {"name": "plain", "calls": "tag"}}}, "did you mean tags"),
-        (
-            {"data": {"train": [{"generator": {"name": "guess"}, "environment": {"name": "gues"}}]}},
-            "did you mean guess",
-        ),
-        (
-            {
-                "data": {
-                    "train": [{"generator": {"name": "guess"}, "environment": {"name": "guess", "params": {"hi": 3}}}]
-                }
-            },
-            "hi",
-        ),
-    ],
-)
-def test_what_cannot_be_played_is_refused_by_name(tmp_path: Path, change: dict[str, Any], names: str) -> None:
-    from verizero.pipeline.config.merge import merge
-    from verizero.pipeline.errors import VerizeroError
-
-    with pytest.raises(VerizeroError, match=names):
-        whole_run(tmp_path, merge(changes("guess"), change))

@@ -1,4 +1,4 @@
-"""The guard finds collapses and no others, goes back and on with one number changed, and survives being killed."""
+"""The guard finds collapses and no others, goes back and on at half the rate, and survives being killed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ import pytest
 
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
+from tests.stages.marks import MARKED
 from tests.stages.sessions import run_all, train_round
-from tests.stages.start import ONLY_RL, start
-from tests.stages.tiny import SUMS, tiny
+from tests.stages.start import ABLE, ONLY_RL, start
+from tests.stages.tiny import tiny
+from verizero.pipeline.config.guard import LIMITS
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.report.exposition import MetricsCollector
-from verizero.pipeline.report.files import read_run
-from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.run.collapse import LIMITS
+from verizero.pipeline.host.disk import read_jsonl
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.whole_run import finish, items_by_stage, items_until, run_items
 
-ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
-TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]
-"""The tiny recipe's first update at this rate leaves a model that answers nothing."""
+ONE_LIMIT = ", ".join(f"{name}: {0.92 if name == 'max_unanswered' else 'null'}" for name in LIMITS)
+
+
+def guard(action: str, *more: str) -> str:
+    """Return the override for a guard that looks at answers alone: what else a broken policy does is chance."""
+    return f"guard={{{', '.join(['action: ' + action, 'window: 1', f'limits: {{{ONE_LIMIT}}}', *more])}}}"
+
+
+ROLL_BACK = guard("roll_back")
+TOO_FAST = [MARKED, "rl.optimizer.learning_rate=0.018", "rl.reference.schedule=frozen"]
+"""The tiny recipe's first update at this rate leaves a model that answers nothing; half of it does not."""
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -37,7 +45,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[str, dict[str, Any]]]:
     """The run's events. `page`: it ends with its page, a second's work, and not with its model alone."""
     heard: list[tuple[str, dict[str, Any]]] = []
-    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Progress()) as session:
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         run_all(session)
         if page:
@@ -48,16 +56,16 @@ def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[st
 
 
 @pytest.mark.integration
-def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tmp_path: Path) -> None:
+def test_a_collapse_is_rolled_back_to_half_the_rate_and_everybody_is_told(tmp_path: Path) -> None:
     """What follows the roll-back is, number by number, what a run with the lower rate does from the beginning."""
     heard = run(tmp_path / "a", [start(), *ONLY_RL, *TOO_FAST, ROLL_BACK], page=True)
-    run(tmp_path / "b", [start(), *ONLY_RL, "rl.optimizer.learning_rate=0.001", TOO_FAST[1]], page=True)
+    run(tmp_path / "b", [start(), *ONLY_RL, "rl.optimizer.learning_rate=0.009", MARKED, TOO_FAST[2]], page=True)
     (alarm,) = [r for r in rows(tmp_path / "a") if r["kind"] == "alarm"]
-    assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (3, 0, 1)
-    assert alarm["knob"] == {"rl.optimizer.learning_rate": pytest.approx(0.001)}
+    assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (2, 0, 1)
+    assert alarm["knob"] == {"rl.optimizer.learning_rate": pytest.approx(0.009)}
     (event,) = [fields for name, fields in heard if name == "verizero.collapse.suspected"]
     assert event["signs"] == alarm["signs"]
-    assert event["where"] == "round 1 step 3"
+    assert event["where"] == "round 1 step 2"
 
     mine, theirs = read_run(tmp_path / "a"), read_run(tmp_path / "b")
     spent = {"tokens/generated", "policy/version"}
@@ -70,11 +78,8 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
 
     page = (tmp_path / "a" / "report.html").read_text()
-    assert "Rolled back to step 0, with rl.optimizer.learning_rate = 0.001 from there on" in page
+    assert "Rolled back to step 0, with rl.optimizer.learning_rate = 0.009 from there on" in page
     assert "Alarms" not in (tmp_path / "b" / "report.html").read_text()
-    reading = MetricsCollector(tmp_path / "a" / "metrics.jsonl", "a")
-    reading.refresh()
-    assert reading.counters["alarms_total"][(("alarm", "collapse"),)] == 1
     samples = read_jsonl(tmp_path / "a" / "rollouts.jsonl")
     assert {s.get("roll_backs", 0) for s in samples if s["stage"] == "rl"} == {0, 1}
 
@@ -82,12 +87,9 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
 @pytest.mark.integration
 def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path: Path) -> None:
     """The first update breaks the policy; the second step still trains on responses from before it, which look well."""
-    ahead = [start(), *ONLY_RL, TOO_FAST[1], "rollout.max_staleness=1", "rl.select.keep=all"]
-    # A rate at which nothing is answered afterwards; at smaller ones the limit is near what a run may reach of itself.
-    broken = ["rl.optimizer.learning_rate=0.05", ROLL_BACK.replace("0.05", "0.02")]
-    others = {setting: "null" for _, setting, _ in LIMITS} | {"max_unanswered": "0.65", "window": "1"}
-    heard = run(tmp_path / "a", [*ahead, *broken, *(f"guard.{k}={v}" for k, v in others.items())])
-    run(tmp_path / "b", [*ahead, "rl.optimizer.learning_rate=0.001"])
+    ahead = [start(), *ONLY_RL, MARKED, TOO_FAST[2], "rollout.max_staleness=1", "rl.select.keep=all"]
+    heard = run(tmp_path / "a", [*ahead, TOO_FAST[1], ROLL_BACK])
+    run(tmp_path / "b", [*ahead, "rl.optimizer.learning_rate=0.009"])
     (alarm,) = [r for r in rows(tmp_path / "a") if r["kind"] == "alarm"]
     assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (3, 0, 1)
     assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
@@ -96,16 +98,12 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
     assert {r.metrics["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
 
 
-RIGHT = SUMS | {"noise": 0}
-ABLE = ("sft.steps=240", f"data.train=[{{generator: {{name: arithmetic, params: {json.dumps(RIGHT)}}}}}]")
-"""A policy that answers a third of its sums rightly: it fills a step with half as many groups."""
 KINDS: list[list[str]] = [
     ["train.lora={rank: 4}", "rl.select.keep=all"],
     ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
     ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
     ["train.backend=fsdp"],
     ["rollout.max_staleness=2", "rl.select.keep=all"],
-    ["rollout.max_staleness=2", "rollout.in_flight=interrupt", "rollout.interrupt_tokens=4"],
 ]
 
 
@@ -116,7 +114,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
     overrides = [start(*ABLE), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
-    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
+    with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Progress()) as session:
         *before, (_, rl) = items_by_stage(session.run, session.state)
         for items in (*(some for _, some in before), rl[:1]):
             run_items(session, items)
@@ -138,8 +136,8 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
 
 @pytest.mark.integration
 def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"RL is collapsing: .*guard\.max_flat.*The policy before that is (\S+);") as e:
-        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, "guard={action: stop, window: 2}"])
+    with pytest.raises(RunError, match=r"guard\.limits\.max_unanswered.*The policy before that is (\S+);") as e:
+        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, guard("stop")])
     named = Path(str(e.value).partition("The policy before that is ")[2].partition(";")[0])
     assert (named / "model.safetensors").is_file()
     assert json.loads((named.parent / "state.json").read_text())["rl_step"] == 0
@@ -147,16 +145,16 @@ def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Pa
 
 @pytest.mark.integration
 def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Path) -> None:
-    hopeless = ROLL_BACK.replace("0.05", "0.9").replace("window: 2", "window: 2, max_roll_backs: 1")
+    hopeless = ["rl.optimizer.learning_rate=0.05", guard("roll_back", "max_roll_backs: 1")]
     with pytest.raises(RunError, match="again, after 1 "):
-        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, hopeless])
+        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, *hopeless])
     assert [r["action"] for r in rows(tmp_path) if r["kind"] == "alarm"] == ["roll_back", "roll_back"]
 
 
 @pytest.mark.integration
 def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
-    heard = run(tmp_path / "warned", [start(), *ONLY_RL, *TOO_FAST, "guard={action: warn, window: 2}"])
-    run(tmp_path / "off", [start(), *ONLY_RL, *TOO_FAST, "guard={action: none, window: 2}"])
+    heard = run(tmp_path / "warned", [start(), *ONLY_RL, *TOO_FAST, guard("warn")])
+    run(tmp_path / "off", [start(), *ONLY_RL, *TOO_FAST, guard("none")])
     warned = rows(tmp_path / "warned")
     assert len([r for r in warned if r["kind"] == "alarm"]) == 1
     assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1

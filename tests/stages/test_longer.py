@@ -8,25 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
-from tests.stages.sessions import Heard
+from tests.stages.sessions import go
 from tests.stages.test_stale import rows, short
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.aside import STALE_FOLDER
-from verizero.pipeline.whole_run import train
+from verizero.pipeline.run.choose_checkpoint import STALE_FOLDER
 
 SFT = ("stages=[sft]", "sft.steps=4")
 RL = ("stages=[rl]", "sft=null", "rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all", "data.evaluation=[]")
 RL += ("rollout.max_response_tokens=8",)  # a policy that was not trained answers at full length
-
-
-def go(config: RunConfig, base: Path) -> list[str]:
-    heard = Heard()
-    train(config, base, base / "run", "auto", heard)
-    return heard.lines
 
 
 def weights(folder: Path) -> bytes:
@@ -60,29 +51,6 @@ def test_rl_that_ended_goes_on_as_if_it_had_been_asked_at_once(base: Path, tmp_p
     assert [line for line in go(config, base) if "continues" in line] == []
     assert fingerprint(base / "run") == fingerprint(tmp_path / "once" / "run"), "an ended run is not trained again"
     assert not (base / "run" / STALE_FOLDER).exists()
-
-
-@pytest.mark.integration
-def test_it_goes_on_after_it_was_broken_off_before_its_first_new_checkpoint(base: Path, tmp_path: Path) -> None:
-    config = tiny(overrides=[*RL, "rl.steps_per_round=4"])
-    with pytest.raises(Broken):
-        run(config, base / "run", ("update", 1))
-    go(config, base)
-    (tmp_path / "once").mkdir()
-    go(config, tmp_path / "once")
-    assert fingerprint(base / "run") == fingerprint(tmp_path / "once" / "run")
-
-
-@pytest.mark.integration
-def test_rl_that_was_stopped_goes_on_with_more_and_with_fewer_rounds(tmp_path: Path) -> None:
-    for name in ("longer", "once"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(Broken):
-        run(tiny(overrides=[*RL, "rl.rounds=4"]), tmp_path / "longer" / "run", ("step", 2))
-    config = tiny(overrides=[*RL, "rl.rounds=2"])
-    assert "rl continues: rl.rounds was 4, is 2" in go(config, tmp_path / "longer")
-    go(config, tmp_path / "once")
-    assert fingerprint(tmp_path / "longer" / "run") == fingerprint(tmp_path / "once" / "run")
 
 
 @pytest.mark.integration
@@ -133,19 +101,6 @@ def test_sft_goes_on_where_its_rate_is_constant(tmp_path: Path, unit: str, more:
     assert [(row["step"], row["metrics"]["loss"]) for row in steps[0]] == [
         (row["step"], row["metrics"]["loss"]) for row in steps[1]
     ]
-
-
-@pytest.mark.integration
-def test_a_stable_rate_that_falls_at_the_end_lets_a_stopped_run_continue(tmp_path: Path) -> None:
-    recipe = ("stages=[sft]", "data.evaluation=[]", "sft.optimizer.schedule=wsd", "sft.evaluate_every=1")
-    for name in ("longer", "once"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(Broken):
-        run(tiny(overrides=[*recipe, "sft.steps=6"]), tmp_path / "longer" / "run", ("train", 3))
-    config = tiny(overrides=[*recipe, "sft.steps=10"])
-    assert "sft continues: sft.steps was 6, is 10" in go(config, tmp_path / "longer")
-    go(config, tmp_path / "once")
-    assert fingerprint(tmp_path / "longer" / "run") == fingerprint(tmp_path / "once" / "run")
 
 
 @pytest.mark.integration

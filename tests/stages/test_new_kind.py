@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,20 +12,16 @@ import yaml
 
 from tests.source import ROOT
 from tests.stages.broken import goes_on_as_if_never_broken, run
-from tests.stages.start import start
-from tests.stages.tiny import TREE, tiny
+from tests.stages.tiny import tiny
 from tests.test_documents import block
-from verizero.pipeline.commands.explain import explain_recipe
-from verizero.pipeline.commands.plan.estimate import plans
+from verizero.pipeline.checks.run_facts import read
 from verizero.pipeline.config.load import dump, only_stages, parse
 from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.stages import StageSection
-from verizero.pipeline.diagnosis.run_facts import read
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.report.files import read_metrics, read_run
 from verizero.pipeline.report.page import build_page
-from verizero.pipeline.report.round import run_tags
 from verizero.pipeline.report.row_types import StepRow
+from verizero.pipeline.report.run_files import read_metrics, read_run
 from verizero.pipeline.report.summary import build_summary
 
 PAGE = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")
@@ -124,26 +118,6 @@ def test_a_module_that_is_no_kind_says_why(install: Install, source: str) -> Non
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("questions")
-def test_a_recipe_with_it_loads_without_torch(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(dump(tiny(RECIPE)))
-    program = (
-        "import sys; from verizero.pipeline.config.load import load_recipe; "
-        "print(load_recipe('mine.yaml').stage_names, 'torch' in sys.modules)"
-    )
-    path = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "('sft', 'questions') False\n"
-
-
-@pytest.mark.integration
-@pytest.mark.usefixtures("questions")
 def test_killed_in_it_a_run_ends_as_if_never_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(RECIPE, ["sft.steps=12"])
     # The second phase is the stage's first chunk; the third break comes behind the checkpoint between its two chunks.
@@ -161,38 +135,3 @@ def test_killed_in_it_a_run_ends_as_if_never_killed(tmp_path: Path, capsys: pyte
     run(tiny(RECIPE, ["sft.steps=12", "questions.steps=70"]), tmp_path / "whole")
     assert [row.metrics["loss"] for row in steps_of(tmp_path / "whole")][:60] == losses
     assert len(steps_of(tmp_path / "whole")) == 70
-
-
-EXTENDED = """
-from verizero.pipeline.config.rl import RlConfig
-from verizero.pipeline.stages.base import StageKind
-from verizero.pipeline.stages.rl import run
-
-
-class EagerConfig(RlConfig):
-    # RL with another default.
-
-    group_size: int = 6
-
-
-KIND = StageKind(EagerConfig, run)
-"""
-
-
-@pytest.mark.integration
-def test_a_kind_that_extends_ours_does_what_ours_does(install: Install, tmp_path: Path) -> None:
-    install("eager", EXTENDED)
-    rounds = {key: value for key, value in TREE["rl"].items() if key != "group_size"} | {"rounds": 1}
-    theirs = tiny({"stages": ["sft", "eager"], "rl": None, "eager": rounds}, ["sft.steps=12", start()])
-    ours = tiny({"rl": {"rounds": 1}}, ["sft.steps=12", start()])
-    assert explain_recipe(theirs) == explain_recipe(ours)
-    assert list(plans(theirs, 1, "h100")) == ["eager"]
-    with pytest.raises(ConfigError, match=r"group_size must be >= 2"):
-        tiny({"stages": ["eager"], "rl": None, "eager": rounds | {"group_size": 1}})
-    for name, config in (("theirs", theirs), ("ours", ours)):
-        run(config, tmp_path / name)
-    steps = [[(row.step, row.metrics) for row in read_run(tmp_path / name).rl_steps] for name in ("theirs", "ours")]
-    assert len(steps[0]) == 3
-    assert steps[0] == steps[1]
-    assert run_tags(theirs) == run_tags(ours)
-    assert build_summary(tmp_path / "theirs")["steps"] == 3

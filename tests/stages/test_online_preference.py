@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.stages.broken import goes_on_as_if_never_broken
+from tests.stages.marks import MARKED
 from tests.stages.start import start
+from tests.stages.test_preference import NEAR
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.host.disk import read_jsonl
 
 SECTION = {
     "loss": {"name": "dpo"},
@@ -25,7 +27,7 @@ SECTION = {
 
 def recipe(**given: Any) -> RunConfig:
     changes = {"stages": ["online_preference"], "sft": None, "online_preference": {**SECTION, **given}}
-    return tiny(changes, [start()])
+    return tiny(changes, [start(), MARKED])
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
@@ -48,6 +50,6 @@ def test_best_trains_against_worst_and_a_stopped_run_ends_with_the_same_bytes(
     )
     if loss == "dpo":
         assert [m["reference/version"] for m in steps] == [1, 1, 2, 2]
-        assert steps[0]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
+        assert steps[0]["preference/margin"] == pytest.approx(0.0, abs=NEAR), "the reference is the policy"
         assert abs(steps[1]["preference/margin"]) > 1e-5
-        assert steps[2]["preference/margin"] == pytest.approx(0.0, abs=1e-6)
+        assert steps[2]["preference/margin"] == pytest.approx(0.0, abs=NEAR)

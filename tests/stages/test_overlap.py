@@ -10,25 +10,21 @@ from typing import Any
 import pytest
 
 from tests.report.test_page import Reader
-from tests.stages.kill_driver import fingerprint
-from tests.stages.sessions import Heard, lines, rows, session_of, train_model, train_round, weights
+from tests.stages.sessions import lines, rows, session_of, train_round, weights
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.phases import unwrapped
 from verizero.pipeline.report.page import build_page
-from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.report.result import result_lines, result_markdown
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.result import result_lines
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.run.schedule import Item
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.scoring.early_grading import EarlyGrading
+from verizero.pipeline.run.state import Item
+from verizero.pipeline.scoring.score import EarlyGrading
 from verizero.pipeline.stages.evaluate import evaluate
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.pipeline.whole_run import evaluate_model, train
+from verizero.pipeline.whole_run import train
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -71,7 +67,7 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
 
 
 def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the embedded engine, in RL and in evaluation; off where the recipe says so."""
+    """With the embedded engine, in RL and in evaluation."""
     added: list[int] = []
     add = EarlyGrading.add
 
@@ -82,25 +78,13 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     monkeypatch.setattr(EarlyGrading, "add", counted)
     begun = [start("sft.steps=60"), *ONLY_RL]
     config = tiny({"rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}}, begun)
-    train(config, tmp_path, tmp_path / "run", "auto", Silent())
+    train(config, tmp_path, tmp_path / "run", "auto", Progress())
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [line["time"] for line in written if line["kind"] == "step" and line["stage"] == "rl"]
     assert all(t["graders"] > 0 and t["verify"] > 0 for t in times)
     assert all("evaluate/graders" in line["time"] for line in written if line["kind"] == "evaluation")
     assert len(added) > 10, "they end at several steps"
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["seconds"]["graders"] == pytest.approx(sum(t["graders"] for t in times), abs=2e-3)
-    assert sum(summary["shares"].values()) == pytest.approx(
-        1, abs=5e-2
-    )  # of seconds that are rounded, in a step of a tenth of one
-    assert "graders" not in summary["shares"]
     assert "graders at work" in Reader(build_page(tmp_path / "run").read_text()).text
-    added.clear()
-    off = tiny({"rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": False}}, begun)
-    train_model(off, tmp_path, tmp_path / "off")
-    assert added == []
-    ends = [fingerprint(tmp_path / name) for name in ("run", "off")]
-    assert ends[0] == ends[1]
 
 
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
@@ -131,51 +115,3 @@ def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path
     assert after["grader_failures"] >= total // 4
     text = f"graders failed on {after['grader_failures']} of {total} answers of arithmetic after RL"
     assert any(text in line for line in result_lines(summary))
-    assert text in result_markdown(summary, tmp_path)
-    assert (
-        f"Graders failed on {after['grader_failures']} of {total} answers (end)"
-        in Reader(build_page(tmp_path / "run").read_text()).text
-    )
-
-
-def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path) -> None:
-    with session_of(tmp_path, scoring={"retries": 0, "alarm_rate": 0.5, "overlap": False}) as session:
-        session.workers.graders.scorer.graders = {
-            k: Losing(v, 4) for k, v in session.workers.graders.scorer.graders.items()
-        }
-        evaluate(session, Item("evaluate", "base", "base"), unwrapped)
-        said = lines(session)
-    assert not any("graders failed" in line for line in said)
-
-
-def test_evaluating_a_model_alone_raises_the_alarm_and_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "lost.py").write_text(
-        "from verizero.verifiers.base import verifier\n\n@verifier\ndef lost(attempt):\n    1 / 0\n"
-    )
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "11+1=", "answer": "12"}) + "\n")
-    source = {"file": "rows.jsonl", "domain": "sums", "verifier": {"path": "lost.py:lost"}}
-    heard = Heard()
-    with pytest.raises(RunError, match="domain 'sums': graders failed on all 3 responses"):
-        evaluate_model(tiny({"data": {"evaluation": [source]}}), tmp_path, heard)
-    assert any("graders failed on 100% of 3 responses" in x and "ZeroDivisionError" in x for x in heard.lines)
-
-
-def test_a_broken_generation_leaves_the_session_closing(tmp_path: Path) -> None:
-    """Grading that has begun ends with the session, whatever ended generation."""
-    config = tiny({"stages": ["rl"], "sft": None})
-    with pytest.raises(OSError, match="engine is gone"):
-        _break_off(config, tmp_path)
-
-
-def _break_off(config: RunConfig, folder: Path) -> None:
-    with open_run(config, folder, folder / "run", "auto", Silent()) as session:
-        decoder = session.workers.rollouts.engine._decoder  # type: ignore[attr-defined]
-        step, left = decoder.step, iter(range(8))
-
-        def breaks(*arguments: Any) -> Any:
-            if next(left, None) is None:
-                raise OSError("engine is gone")
-            return step(*arguments)
-
-        decoder.step = breaks
-        train_round(session)

@@ -10,15 +10,17 @@ import pytest
 
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.sessions import Heard, train_model
-from tests.stages.start import policy
+from tests.stages.start import ABLE, policy
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.host.disk import read_jsonl
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
 CALM = {"learning_rate": 1e-3}
+NEAR = 1e-5
+"""Between two computations of a margin: beta of 0.1 times 30 tokens' log-probs of about 10, times eps of float32."""
 SAMPLED = {"prompts": 16, "samples": 6, "pairing": {"per_prompt": 2}}
 
 
@@ -35,7 +37,7 @@ def recipe(start: Path | None = None, **preference: Any) -> RunConfig:
 @pytest.fixture(scope="module")
 def start() -> Path:
     """A model that answers sums, sometimes rightly."""
-    return policy()
+    return policy(*ABLE)
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -58,7 +60,7 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
         assert f"{int(left) + int(right)}" in pair["chosen"]
     steps = rows(tmp_path / "run", "step")
     assert [s["step"] for s in steps] == [1, 2, 3, 4]
-    assert steps[0]["metrics"]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
+    assert steps[0]["metrics"]["preference/margin"] == pytest.approx(0.0, abs=NEAR), "the reference is the policy"
     assert steps[0]["metrics"]["loss"] == pytest.approx(0.693147, abs=1e-5)
     assert steps[-1]["metrics"]["preference/margin"] > 0.01
     (made,) = rows(tmp_path / "run", "pairs")
@@ -78,8 +80,8 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, s
     versions = {p["policy_version"] for p in first}, {p["policy_version"] for p in second}
     assert (versions[0] == versions[1]) is not every_part
     margins = [s["metrics"]["preference/margin"] for s in rows(tmp_path / "run", "step")]
-    assert margins[0] == pytest.approx(0.0, abs=1e-6)
-    assert margins[4] == pytest.approx(0.0, abs=1e-6), "the second part holds against the policy that the first left"
+    assert margins[0] == pytest.approx(0.0, abs=NEAR)
+    assert margins[4] == pytest.approx(0.0, abs=NEAR), "the second part holds against the policy that the first left"
     assert margins[3] > 0.01
 
 
@@ -104,7 +106,7 @@ def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
         run(recipe(start), tmp_path / "run", ("train", 2))
     next((tmp_path / "run/stages/preference").glob("reference-1-*")).unlink()
     with pytest.raises(RunError, match="reference-1-"):
-        train(recipe(start), tmp_path, tmp_path / "run", "must", Silent())
+        train(recipe(start), tmp_path, tmp_path / "run", "must", Progress())
 
 
 def file_of(tmp_path: Path, pairs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +119,7 @@ WRONG = {"prompt": "8+8=", "chosen": "17", "rejected": "16", "answer": "16"}
 
 
 @pytest.mark.integration
-def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
     bad = [
         {"prompt": "1+1=", "chosen": "2", "rejected": "2", "answer": "2"},
         {"prompt": "1+2=", "chosen": "3", "rejected": "", "answer": "3"},
@@ -127,42 +129,22 @@ def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_
     said = Heard()
     config = recipe(
         pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])],
-        on_wrong_chosen="swap",
+        on_wrong_chosen="drop",
         epochs=1.5,
         steps=None,
     )
     train(config, tmp_path, tmp_path / "run", "auto", said)
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
-    assert kept == {p["prompt"]: p["chosen"] for p in PAIRS} | {"8+8=": "16"}
-    assert len(rows(tmp_path / "run", "step")) == 4, "1.5 passes over 9 pairs, 4 a step"
+    assert kept == {p["prompt"]: p["chosen"] for p in PAIRS}
+    assert len(rows(tmp_path / "run", "step")) == 3, "1.5 passes over 8 pairs, 4 a step"
     left = {line["row"]["prompt"]: line["why"] for line in read_jsonl(folder / "left_out.jsonl")}
-    assert left.keys() == {"1+1=", "1+2=", "1+3=", "1+4="}
+    assert left.keys() == {"8+8=", "1+1=", "1+2=", "1+3=", "1+4="}
     assert left["1+3="].startswith("past the context: ")
     words = "\n".join(said.lines)
     for word in ("with equal sides", "with an empty side", "past the context"):
         assert f"1 {word} (first: " in words
-    assert "1 wrong by the verifier, swapped" in words
-    assert "1 wrong by the verifier, dropped" in words
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "loss",
-    [
-        {"name": "robust", "wpo": True, "f_divergence": "forward_kl"},
-        {"name": "dpo", "ld_alpha": 0.3},
-        {"name": "aot"},
-        {"name": "mpo", "losses": [{"name": "dpo", "weight": 0.6}, {"name": "bco", "weight": 0.4}], "nll_coef": 0},
-    ],
-    ids=lambda loss: loss["name"],
-)
-def test_a_loss_begins_where_policy_and_reference_are_equal(tmp_path: Path, start: Path, loss: dict[str, Any]) -> None:
-    train_model(recipe(start, loss=loss), tmp_path, tmp_path / "run")
-    steps = [s["metrics"] for s in rows(tmp_path / "run", "step")]
-    equal = 0.693147 if loss["name"] != "mpo" else (0.6 + 0.4 * 2) * 0.693147
-    assert steps[0]["loss"] == pytest.approx(equal * steps[0].get("preference/weight", 1.0), rel=1e-5)
-    assert steps[-1]["preference/margin"] > 0.01
+    assert "2 wrong by the verifier, dropped" in words
 
 
 @pytest.mark.integration
@@ -177,7 +159,7 @@ def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss:
     steps = rows(tmp_path / "run", "step")
     assert [s["metrics"].get("preference/z", -1) >= 0 for s in steps] == [loss == "kto"] * len(steps)
     with pytest.raises(DataError, match="kto"):
-        train(recipe(pairs=[source]), tmp_path, tmp_path / "dpo", "auto", Silent())
+        train(recipe(pairs=[source]), tmp_path, tmp_path / "dpo", "auto", Progress())
 
 
 @pytest.mark.integration

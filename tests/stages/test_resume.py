@@ -1,15 +1,20 @@
-"""A run killed at any moment and started again ends with the bytes of a run never killed."""
+"""Runs killed at any moment and started again end with the bytes of a run never killed, whatever they hold."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stages.broken import killed
-from tests.stages.kill_driver import SCENARIOS
-from tests.stages.start import started
+from tests.stages.broken import all_survived, killed
+from tests.stages.kill_driver import AROUND_UPDATES, IN_EACH_STAGE, SCENARIOS
+from tests.stages.marks import MARKED
+from tests.stages.recorded import CUT, EXPERTS
+from tests.stages.start import ONLY_RL, start, started
+from tests.stages.tiny import tiny
+from verizero.pipeline.config.run import RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +29,109 @@ def test_killed_and_resumed_equals_never_killed(ends: dict[str, Any], kills: lis
     assert scenario["deaths"] == [-signal.SIGKILL] * len(kills), "the kill did not happen where it was meant to"
     assert scenario["last"] == 0
     assert scenario["end"] == ends["whole"]
+
+
+FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
+CASES = {
+    "critic of its own, warmed up": [
+        "rl.algorithm={name: ppo, critic_warmup_steps: 1, kl_target: 0.1, kl_horizon: 50}"
+    ],
+    "shared critic": [
+        "rl.algorithm={name: ppo, critic_shared: true}",
+        "rl.optimizer={learning_rate: 1e-3, schedule: linear}",
+    ],
+    "greedy baseline and demonstrations, graded while others are sampled": [
+        "rl.algorithm={name: remax, ptx_coef: 0.1}",
+        "scoring.overlap=true",
+    ],
+    "components, carried groups, budget": [
+        "rl.algorithm={name: gdpo}",
+        "scoring.components=[{verifier: length}]",
+        "rl.select.keep=informative",
+        "rl.max_tokens=3000",
+    ],
+    "off-policy by two": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.publish_every=3"],
+    "half the bits": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "model.dtype=bfloat16"],
+    "adapters on four bits": [
+        "rl.algorithm={name: grpo, entropy_coef: 0.05}",
+        "train.lora={rank: 4, alpha: 8}",
+        "model.quantize=nf4",
+    ],
+    "adapters of experts": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "train.lora={rank: 4, alpha: 8}"],
+    "two ahead": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=2"],
+    "a policy that teaches itself with feedback, two ahead": [
+        "rl.algorithm={name: grpo, entropy_coef: 0.05}",
+        "rl.reference={schedule: ema, alpha: 0.1}",
+        "rl.distill={coef: 0.5, over: sampled, stale_weights: token, teacher: {feedback: {template: "
+        "'{right}{message}{question}', right: '{right}, ', message: '{message}, ', max_message_tokens: 9}}}",
+        "rollout.max_staleness=2",
+    ],
+    "steps of responses, carried groups": [
+        "rl.algorithm={name: grpo_process}",
+        "data.train.0.verifier={name: equations}",
+        "rl.select.keep=informative",
+    ],
+    "kept sampling sets and experts, carried groups": [
+        "rl.algorithm={name: deepseek_v32}",
+        "rl.select.keep=informative",
+        *CUT,
+    ],
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", CASES)
+def test_with_an_algorithm_that_holds_more_than_a_policy(case: str, tmp_path: Path) -> None:
+    policy = EXPERTS if "experts" in case else ()
+    begun = start("sft.steps=60", *policy)
+    all_survived(killed(tmp_path, begun, *ONLY_RL, *FEW, *CASES[case]), len(AROUND_UPDATES))
+
+
+STAGES = [
+    "stages=[pretrain, sft, rl, preference, online_preference, distill, reward_model, sample, "
+    "{name: sft_again, kind: sft, with: {steps: 12, demonstrations: sample}}, "
+    "{name: reward_again, kind: reward_model, with: {steps: 8, continues: reward_model}}, "
+    "{name: rl_again, kind: rl, with: {steps_per_round: 3, reward: {name: reward_model, params: "
+    "{model: 'stage:reward_again', whiten: true}}}}, "
+    "{name: reward_steps, kind: reward_model, with: {steps: 8, step_end: </think>, include_thinking: true}}, "
+    "{name: rl_steps, kind: rl, with: {steps_per_round: 3, algorithm: {name: grpo_process}, "
+    "reward: {name: reward_model, params: {model: 'stage:reward_steps'}}}}]",
+    MARKED,
+    "pretrain={steps: 12, num_lines: 50}",
+    "rl.rounds=1",
+    "rl.select.keep=all",
+    "preference={loss: {name: dpo}, steps: 12, batch_size: 4}",
+    "online_preference={loss: {name: dpo}, rounds: 1, steps_per_round: 3, prompts_per_step: 2, group_size: 6}",
+    "distill={teacher: {stage: sft}, rounds: 1, steps_per_round: 3, prompts_per_step: 2, group_size: 2}",
+    "reward_model={steps: 12, batch_size: 4, held_out: 0.5}",
+    "sample={samples: 6}",
+]
+
+
+def test_every_kind_is_tried() -> None:
+    stages = tiny(overrides=STAGES).stages
+    assert {s.kind for s in stages} == set(RunConfig.kinds())
+    assert [s.name for s in stages] == list(IN_EACH_STAGE)
+
+
+@pytest.fixture(scope="module")
+def ends_of_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How the run never killed ended, and the one that was killed many times."""
+    return killed(tmp_path_factory.mktemp("killed"), start(), "sft.steps=25", *STAGES)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", IN_EACH_STAGE)
+def test_killed_before_and_in_a_stage_it_ends_as_if_never_killed(ends_of_stages: dict[str, Any], stage: str) -> None:
+    (killed,) = ends_of_stages["killed"].values()
+    kills = [(name, *kill) for name, some in IN_EACH_STAGE.items() for kill in some]
+    own = [(kill, death) for kill, death in zip(kills, killed["deaths"], strict=True) if kill[0] == stage]
+    assert {death for _, death in own} == {-signal.SIGKILL}, f"a kill did not happen where it was meant to: {own}"
+    assert killed["stages"][stage] == ends_of_stages["stages"][stage]
+
+
+@pytest.mark.integration
+def test_killed_in_every_stage_the_run_ends_as_if_never_killed(ends_of_stages: dict[str, Any]) -> None:
+    (killed,) = ends_of_stages["killed"].values()
+    assert killed["last"] == 0
+    assert killed["end"] == ends_of_stages["whole"]

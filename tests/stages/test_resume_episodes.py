@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 FEW = (
     *("sft.steps=12", "rl.rounds=1", "rl.steps_per_round=3", "rl.prompts_per_step=3", "rl.group_size=4"),
     *("rl.select.keep=all", "rl.algorithm={name: grpo, entropy_coef: 0.05}", "evaluation.before_training=false"),
-    *("data.evaluation=[]", "data.overlap={on_overlap: report}", "rollout.max_response_tokens=8"),
+    *("data.evaluation=[]", "data.on_overlap=report", "rollout.max_response_tokens=8"),
     "episodes.cut_turn=answer",
 )
 NUMBERS = "generator: {name: guess, params: {high: 6, num_demonstrations: 300}}"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.json_server import serving
 from tests.stages.broken import goes_on_as_if_never_broken, run
-from tests.stages.start import started
+from tests.stages.start import ABLE, started
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.data.hints import answer_of
+from verizero.pipeline.data.prompts import answer_of
 from verizero.pipeline.errors import DataError, EngineError
-from verizero.pipeline.files import read_jsonl
+from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.stages import sample
 from verizero.pipeline.types import Prompt
 
@@ -31,7 +29,7 @@ def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = Non
             "rl": None,
             "sample": {"samples": 6, "keep": {"max_per_prompt": 2}, **(changes or {})},
         },
-        started(),
+        started(*ABLE),
     )
 
 
@@ -83,47 +81,25 @@ def test_a_hint_says_texts_and_numbers_and_no_tests(reference: Any, said: str | 
 @pytest.mark.integration
 def test_a_stage_that_keeps_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample: no answer was kept.*sample\.samples"):
-        run(recipe({"keep": {"min_tokens": 1000}, "prompts": 3}, ["sample"]), tmp_path)
-
-
-class Teacher(BaseHTTPRequestHandler):
-    """Answers sums rightly for even seeds, wrongly for odd ones, and now and then in characters nobody knows."""
-
-    asked: list[dict[str, Any]] = []  # noqa: RUF012
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Teacher.asked.append(body)
-        a, b = body["messages"][-1]["content"].rstrip("=").split("+")
-        seed = body["seed"]
-        text = f"\\boxed{{{int(a) + int(b) + seed % 2}}}" + ("\u2603" if seed % 8 == 0 else "")
-        reply = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(reply).encode())
-
-    def log_message(self, *_: Any) -> None:
-        return
-
-
-@pytest.fixture
-def teacher() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Teacher)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    Teacher.asked.clear()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        run(tiny({"stages": ["sample"], "rl": None, "sample": {"samples": 2, "prompts": 3}}), tmp_path)
 
 
 @pytest.mark.integration
-def test_an_endpoint_is_a_source_too(tmp_path: Path, teacher: str) -> None:
-    config = recipe({"endpoint": {"url": teacher, "model": "big"}, "prompts": 10, "samples": 8}, ["sample"])
-    run(config, tmp_path)
-    assert len(Teacher.asked) == 80
-    assert {b["model"] for b in Teacher.asked} == {"big"}
+def test_an_endpoint_is_a_source_too(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def teach(path: str, content: bytes, key: str | None) -> tuple[int, Any]:
+        """Answer sums rightly for even seeds, wrongly for odd ones, and at times in characters nobody knows."""
+        asked.append(body := json.loads(content))
+        a, b = body["messages"][-1]["content"].rstrip("=").split("+")
+        text = f"\\boxed{{{int(a) + int(b) + body['seed'] % 2}}}" + ("\u2603" if body["seed"] % 8 == 0 else "")
+        return 200, {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+
+    with serving(teach) as address:
+        endpoint = {"url": f"{address}/v1", "model": "big"}
+        run(recipe({"endpoint": endpoint, "prompts": 10, "samples": 8}, ["sample"]), tmp_path)
+    assert len(asked) == 80
+    assert {b["model"] for b in asked} == {"big"}
     left = read_jsonl(tmp_path / "stages" / "sample" / "demonstrations.jsonl")
     assert left
     for row in left:
@@ -132,8 +108,8 @@ def test_an_endpoint_is_a_source_too(tmp_path: Path, teacher: str) -> None:
         assert row["source"]["model"] == "big"
         assert row["source"]["policy_version"] is None
     (seen,) = [r["metrics"] for r in read_jsonl(tmp_path / "metrics.jsonl") if r["kind"] == "sample"]
-    odd = sum(b["seed"] % 2 for b in Teacher.asked)
-    unwritable = sum(b["seed"] % 8 == 0 for b in Teacher.asked)
+    odd = sum(b["seed"] % 2 for b in asked)
+    unwritable = sum(b["seed"] % 8 == 0 for b in asked)
     assert (seen["wrong"], seen["unwritable"]) == (odd, unwritable)
     assert seen["responses"] == 80 - unwritable
 

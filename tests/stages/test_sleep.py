@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.stages.marks import MARKED
 from tests.stages.sessions import replacing, run_all
 from tests.stages.start import started
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import NonFiniteError
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
@@ -73,8 +74,8 @@ class Sleeper:
 def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Callable[[Any], Any], list[str]]]:
     """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
     trained: list[str] = []
-    begun = started() if len(changes["stages"]) > 1 else ()
-    with open_run(tiny(changes, begun), folder, folder / "run", "auto", Silent()) as session:
+    begun = (*started(), MARKED) if len(changes["stages"]) > 1 else ()
+    with open_run(tiny(changes, begun), folder, folder / "run", "auto", Progress()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
         sleeper = source.generation.engine = Sleeper(source.engine, backend.model)
         step, start = backend.step, backend.start
@@ -110,7 +111,7 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "reward_model": {
         "stages": ["sft", "reward_model"],
-        "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED},
+        "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED, "held_out": 0.5},
     },
     "distill": {
         "stages": ["distill"],

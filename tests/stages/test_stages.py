@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import FOUR_STAGES, tiny
-from verizero.pipeline.files import read_jsonl
-from verizero.pipeline.report.curves import build_charts
-from verizero.pipeline.report.files import read_run
-from verizero.pipeline.report.progress import Silent
-from verizero.pipeline.report.summary import summarize
+from verizero.pipeline.host.disk import read_jsonl
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
@@ -23,7 +20,7 @@ from verizero.pipeline.whole_run import items_by_stage, run_items, train
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(tiny(FOUR_STAGES), folder, folder, "auto", Silent())
+    train(tiny(FOUR_STAGES), folder, folder, "auto", Progress())
     return folder
 
 
@@ -49,29 +46,17 @@ def test_rows_name_stage_and_kind(run: Path) -> None:
 
 
 @pytest.mark.integration
-def test_the_report_knows_stages_by_kind(run: Path) -> None:
-    files = read_run(run)
-    assert len(files.rl_steps) == 6
-    summary = summarize(files)
-    assert (summary["before_label"], summary["after_label"]) == ("after sft", "after rl_again round 1")
-    assert set(summary["seconds"]) >= {"rl", "sft", "sft_again"}
-    charts = {c.name: c.title for c in build_charts(files)}
-    assert charts["loss_sft"] == "SFT loss"
-    assert charts["loss_sft_again"] == "SFT loss: sft_again"
-
-
-@pytest.mark.integration
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    with open_run(tiny(FOUR_STAGES), run, run, "auto", Silent()) as session:
+    with open_run(tiny(FOUR_STAGES), run, run, "auto", Progress()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
         assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
-    train(tiny(FOUR_STAGES), run, run, "auto", Silent())
+    train(tiny(FOUR_STAGES), run, run, "auto", Progress())
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
-    with open_run(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Silent()) as session:
+    with open_run(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Progress()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
         left = session.run.stage_folder("collect")
         left.mkdir(parents=True)
@@ -102,7 +87,7 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
         heard.append((name, fields["round"], last["kind"]))
 
     for number in range(2):
-        with open_run(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
+        with open_run(config, Path.cwd(), tmp_path, "auto", Progress()) as session:
             session.recorder.listener = listen
             items = [item for _, own in items_by_stage(session.run, session.state) for item in own]
             run_items(session, items if number else items[:4])

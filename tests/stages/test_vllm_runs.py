@@ -15,7 +15,7 @@ from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, folder_of_runs, trained
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
@@ -48,28 +48,13 @@ def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path, one: Pat
     assert not (torch_run / "parity.json").exists()
 
 
-@pytest.mark.integration
-def test_with_a_base_in_four_bits_vllm_computes_what_the_trainer_does_over_the_whole_run(base: Path) -> None:
-    """A merge of the adapters into the four bits would end the run: see the tests of the parity check."""
-    changes = {
-        "model": {"quantize": "nf4"},
-        "train": {"lora": {"rank": 4}},
-        "rollout": {"parity": {"action": "stop"}},
-        "rl": {"optimizer": {"learning_rate": 0.05}},
-    }
-    folder = trained(recipe("vllm", 4, **changes), base / "four_bits")
-    assert json.loads((folder / "parity.json").read_text())["differs"] is False
-    assert [row["mismatch/abs"] < 1e-4 for row in rows(folder)] == 4 * [True]
-    assert all(row["publish/bytes"] > 0 for row in rows(folder))
-
-
 class Cut(Exception):
     """Ends a run."""
 
 
 def break_off(config: RunConfig, folder: Path, step: int) -> None:
     """Train up to the update of an RL step, which does not come."""
-    with open_run(config, folder.parent, folder, "auto", Silent()) as session:
+    with open_run(config, folder.parent, folder, "auto", Progress()) as session:
 
         def update(plain: Any, groups: Any) -> Any:
             if session.state.rl_step == step:

@@ -17,7 +17,7 @@ from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
@@ -61,7 +61,7 @@ def as_it_is(session: Any, plain: Any, *arguments: Any) -> Any:
 
 def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
     """The run, to its end."""
-    with open_run(config, base, folder, "auto", Silent()) as session:
+    with open_run(config, base, folder, "auto", Progress()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
 
@@ -71,19 +71,16 @@ def counted(folder: Path) -> list[tuple[float, float]]:
     return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
 
 
-ADAPTERS: dict[str, Any] = {"train": {"lora": {"rank": 8}}, "rl": {"optimizer": {"learning_rate": 0.06}}}
-
-
-def assert_sound(folder: Path, whole: Path, least: float = 0.3) -> None:
+def assert_sound(folder: Path, whole: Path) -> None:
     """The run learned what the whole one did, and its engine was the trainer throughout."""
     assert [r["policy/version"] for r in rows(folder)] == list(range(1, STEPS + 1))
     assert all(r["mismatch/p99"] < 1e-3 and r["masked/mismatch"] == 0 for r in rows(folder))
     assert json.loads((folder / "parity.json").read_text())["differs"] is False
-    assert learned(folder) > least
+    assert learned(folder) > 0.3
     assert_same_run(folder, whole)
 
 
-@pytest.mark.parametrize("way", ["zero3", "fsdp", "fsdp in four bits"])
+@pytest.mark.parametrize("way", ["zero3", "fsdp"])
 def test_two_ranks_over_the_same_servers_learn_as_one_does(
     base: Path, given: list[GivenServer], whole: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -94,16 +91,8 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
         server.wait()
     rollout = over(*(s.url for s in given))
     changes: dict[str, Any] = {"rollout": rollout, "steps": STEPS, "checkpoint": {"keep": 2 * STEPS}}
-    least = 0.3
     if way == "fsdp":
         changes["train"] = {"backend": "fsdp"}
-    if way == "fsdp in four bits":
-        of_base = {"model": {"quantize": "nf4"}, **ADAPTERS, "rl": {"optimizer": {"learning_rate": 0.01}}}
-        whole = trained(recipe("vllm", STEPS, **of_base), base / "whole_four_bits")
-        # At 0.06 the third gradient has a norm above 7, and rounding grows tenfold a step: one process ends elsewhere
-        # with smaller micro-batches, too. At this rate it does not, and adapters on random weights learn little.
-        least = -1.0
-        changes |= {**of_base, "train": {"backend": "fsdp", **ADAPTERS["train"]}}
     if way == "zero3":
         changes["train"] = {"backend": "deepspeed", "zero": 3}
         changes["strike"] = {"step": 4, "url": given[1].url, "group": given[1].group}
@@ -112,30 +101,26 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
         found = json.loads((two / f"found{rank}.json").read_text())
         assert found == [{"version": v, "equal": True} for v in HELD]
     assert json.loads((two / "run.json").read_text())["num_ranks"] == 2
-    assert_sound(two, whole, least)
+    assert_sound(two, whole)
     if way == "zero3":
         assert counted(two) == [(2, 0)] * 4 + [(1, 1)] * 4
         assert rows(two)[-1]["servers/resampled"] >= 1
         return
     assert counted(two) == [(2, 0)] * STEPS
     cut_after(two, 4)
-    of_recipe = {name: changes[name] for name in ("rollout", "train", "model", "rl") if name in changes}
-    train_model(recipe("vllm", STEPS, **of_recipe), base, two, "must")
-    assert_sound(two, whole, least)
+    train_model(recipe("vllm", STEPS, rollout=rollout, train=changes["train"]), base, two, "must")
+    assert_sound(two, whole)
 
 
-@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
 def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
-    base: Path, given: list[GivenServer], whole: Path, adapters: bool
+    base: Path, given: list[GivenServer], whole: Path
 ) -> None:
     first, second = given
     first.start()
     second.kill()
     first.wait()
-    changes = ADAPTERS if adapters else {}
-    wanted = trained(recipe("vllm", STEPS, **changes), base / "whole_adapters") if adapters else whole
-    config = recipe("vllm", STEPS, rollout=over(first.url, second.url), **changes)
-    folder = base / f"given_{adapters}"
+    config = recipe("vllm", STEPS, rollout=over(first.url, second.url))
+    folder = base / "given"
     asked: dict[int, list[str]] = {}
 
     def generate(session: Any, plain: Any, *arguments: Any) -> Any:
@@ -167,11 +152,7 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     assert first.version == "default"
     run_with(config, base, folder, as_it_is)
     assert counted(folder)[5:] == [(1, 1)] * 3
-    assert_sound(folder, wanted, 0.02 if adapters else 0.3)
-    if adapters:
-        of_adapters, with_base, *others = [row["publish/bytes"] for row in rows(folder)]
-        assert set(others) == {of_adapters}
-        assert with_base > 2 * of_adapters, "the second server came back"
+    assert_sound(folder, whole)
 
 
 def strike_own(base: Path, folder: Path) -> tuple[str, set[int]]:

@@ -17,8 +17,8 @@ from tests.stages.sevens import write_verifier
 from tests.warm import VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import LaunchConfig
+from verizero.pipeline.host.network import free_port
 from verizero.pipeline.launch import launch
-from verizero.pipeline.listening import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8

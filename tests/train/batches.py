@@ -13,10 +13,16 @@ import torch
 from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.models.scalar_head import score_of
+from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.critic import Critic
 from verizero.pipeline.train.preference import PreferenceRow
-from verizero.pipeline.train.prepare import Controllers, Settings
-from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.prepare import Settings
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.torch_trained import TorchTrained
+from verizero.pipeline.train.trained import REFERENCE
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 MAX_RESPONSE = 9
@@ -84,15 +90,25 @@ def pairs_of(groups: list[Group]) -> list[PreferenceRow]:
 
 def recorded_step(own: Any, gradients: list[torch.Tensor]) -> Callable[[], dict[str, float]]:
     """The step of that optimiser, before which its gradient is copied."""
-    plain = own.step
+    plain, trained = own.step, own.policy if isinstance(own, Backend) else own.trained
 
     def step() -> dict[str, float]:
-        parameters = [p for group in own.optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
         gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
         metrics: dict[str, float] = plain()
         return metrics
 
     return step
+
+
+def frozen(model: Any) -> TorchTrained:
+    """The model as a reference."""
+    return TorchTrained(model.requires_grad_(False), REFERENCE, ALONE)
+
+
+def head_of(critic: Critic) -> Any:
+    """The head of a critic, on a backbone of its own or of the policy."""
+    return critic.trained.model if critic.is_shared else score_of(critic.trained.model)
 
 
 def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Group]:
@@ -116,29 +132,32 @@ def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> S
         "micro_batch_tokens": micro_batch_tokens,
         "policy_version": 3,
         "max_response_tokens": MAX_RESPONSE,
-        "controllers": Controllers(parts),
+        "kl": KlController(parts),
         "seed": 5,
         "step": 2,
     }
     return Settings(**{**plain, **changes})
 
 
-def backend_of(
-    seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: torch.dtype = torch.float64
-) -> TorchBackend:
+def backend_of(seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: torch.dtype = torch.float64) -> Backend:
     """A backend whose reference is another policy than the one that trains.
 
     Rows are padded: in a tree the norms of this policy, which are in float32, round otherwise.
     """
-    backend = TorchBackend(policy(seed, dtype), config=TrainConfig(packing="off"))
+    backend = Backend(policy(seed, dtype), config=TrainConfig(packing="off"))
     backend.start(optimizer, 10)
-    backend.reference = policy(seed + 100, dtype).requires_grad_(False)
+    backend.reference = frozen(policy(seed + 100, dtype))
     return backend
 
 
-def weights(backend: TorchBackend) -> dict[str, torch.Tensor]:
+def weights(backend: Backend) -> dict[str, torch.Tensor]:
     """A copy of the policy's weights."""
     return {k: v.detach().clone() for k, v in backend.model.state_dict().items()}
+
+
+def gradient_of(backend: Backend) -> torch.Tensor:
+    """The policy's gradient in one vector."""
+    return torch.cat([p.grad.flatten() for p in backend.model.parameters() if p.grad is not None])
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

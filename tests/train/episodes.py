@@ -17,7 +17,7 @@ def turn_of(rng: random.Random, observed: tuple[int, ...], version: int = 3) -> 
     sampled = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, 5)))
     logprobs = tuple(-rng.uniform(0.5, 4.0) for _ in sampled)
     reward = rng.choice([None, 0.0, 0.5, -1.0])
-    return Turn(observed, sampled, logprobs, "stop", version, reward=reward, state=rng.choice(["a", "b", None]))
+    return Turn(observed, sampled, logprobs, "stop", version, reward=reward)
 
 
 def seen(rng: random.Random) -> tuple[int, ...]:

@@ -20,15 +20,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.families import build
-from tests.train.quantized_rank import bytes_of_weights
+from tests.train.bits import bytes_of_weights
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.unloaded import model_on_meta
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.fsdp_backend import FsdpBackend
 from verizero.pipeline.train.ranks import Ranks, join, leave
-from verizero.pipeline.train.torch_backend import TorchBackend
 
 VOCAB = 8192
 ADAPTED = ("fsdp-lora", "fsdp-nf4")
@@ -108,7 +106,7 @@ class Live(TorchDispatchMode):
         return self.most
 
 
-def shape_of_live(width: int, layers: int, tied: bool = True) -> dict[str, Any]:
+def shape_of_live(width: int, layers: int) -> dict[str, Any]:
     return {
         "vocab_size": VOCAB,
         "hidden_size": width,
@@ -117,7 +115,7 @@ def shape_of_live(width: int, layers: int, tied: bool = True) -> dict[str, Any]:
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "max_position_embeddings": 64,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": True,
     }
 
 
@@ -127,9 +125,9 @@ def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
         model = model_on_meta(str(path), torch.float32)
         adapted = None
         if backend in ADAPTED:
-            adapted = Adapted(model, 4, 8.0, (), 1, "empty", "cpu" if backend == "fsdp-nf4" else None)
-        return FsdpBackend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
-    return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
+            adapted = Adapted(model, 4, 8.0, (), 1, "cpu" if backend == "fsdp-nf4" else None)
+        return Backend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
+    return Backend(load_model(str(path)), ranks=ranks, config=TrainConfig(gradient_checkpointing=True))
 
 
 def trained(backend: Backend, micros: int = 1) -> None:
@@ -150,7 +148,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
     ranks = join(300)
     start = folder / "start"
     if ranks.is_first:
-        build("llama", shape_of_live(width, layers, name != "fsdp-untied")).save_pretrained(start)
+        build("llama", shape_of_live(width, layers)).save_pretrained(start)
     ranks.barrier()
     gc.collect()
     peaks: dict[str, float] = {}

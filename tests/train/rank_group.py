@@ -14,7 +14,7 @@ import pytest
 
 from tests.models.kernels.interpreted import ENVIRONMENT
 from tests.warm import warm
-from verizero.pipeline.listening import free_port
+from verizero.pipeline.host.network import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 installed = pytest.mark.skipif(
@@ -28,9 +28,11 @@ def run(module: str, size: int, *words: str) -> list[dict[str, Any]]:
     return found
 
 
-def run_interpreted(module: str, size: int) -> list[dict[str, Any]]:
+def run_interpreted(module: str, size: int, *words: str) -> list[dict[str, Any]]:
     """As `run`, where Triton interprets its kernels: by a process of its own, which chooses that before any import."""
-    program = f"import json; from tests.train.rank_group import run; print(json.dumps(run({module!r}, {size})))"
+    program = (
+        f"import json; from tests.train.rank_group import run; print(json.dumps(run({module!r}, {size}, *{words!r})))"
+    )
     command, environment = [sys.executable, "-c", program], {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

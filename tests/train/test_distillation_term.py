@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from tests.models.families import VOCAB
-from tests.train.batches import distance, groups_of, parts_of, policy, settings_of, weights
+from tests.train.batches import distance, frozen, groups_of, parts_of, policy, settings_of, weights
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import Distillation, DistillRow, DistillSettings, distill_update
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.teachers import ModelTeacher, Teacher
-from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import Group
 
-OBJECTIVE = Objective("jsd", beta=0.3, temperature=0.8)
+OBJECTIVE = Objective("forward_kl", temperature=0.8)
 PLAIN = OptimizerConfig(learning_rate=1e-3, max_grad_norm=None)
 
 
@@ -58,10 +58,10 @@ def term(rows: Sequence[DistillRow | None], coef: float, tokens: int, teacher: T
     return Distillation(coef, {"a": teacher or taught()}, rows, OBJECTIVE, settings, {"distill/unhinted": 7.0})
 
 
-def backend_of() -> TorchBackend:
-    backend = TorchBackend(policy(), Kept())
+def backend_of() -> Backend:
+    backend = Backend(policy(), ranks=Kept())
     backend.start(PLAIN, 10)
-    backend.reference = policy(100).requires_grad_(False)
+    backend.reference = frozen(policy(100))
     return backend
 
 

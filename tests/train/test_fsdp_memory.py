@@ -17,8 +17,8 @@ import pytest
 from tests.stages.tiny import TREE
 from tests.train.live_rank import shape_of_live
 from tests.train.rank_group import run
-from verizero.pipeline.commands.plan.memory import memory
-from verizero.pipeline.commands.plan.shape import shape_of
+from verizero.pipeline.checks.plan.memory import memory
+from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.models.quantized import NF4_BITS
@@ -28,7 +28,7 @@ OF_TORCH = 2
 """Ranks of torch's backend: each holds the whole model, whatever their number."""
 SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "384 3").split()
 MIB = 2**20
-Measured = Callable[[str], list[dict[str, Any]]]
+Measured = Callable[..., list[dict[str, Any]]]
 ACTIVATIONS = 4 * 16 * int(SIZE[0]) * (int(SIZE[1]) + 16) / MIB
 """What 16 tokens leave for the backward: the input of each block, and within a block 16 times its width."""
 
@@ -38,20 +38,41 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """What the ranks of a backend measured, once for all tests."""
 
     @functools.cache
-    def measured(backend: str) -> list[dict[str, Any]]:
+    def measured(backend: str, attempt: int = 0) -> list[dict[str, Any]]:
         ranks = OF_TORCH if backend == "torch" else RANKS
         return run("tests.train.live_rank", ranks, str(tmp_path_factory.mktemp(backend)), backend, *SIZE)
 
     return measured
 
 
-def most(rank: dict[str, Any], tied: bool = True) -> dict[str, float]:
+def hold(found: Measured, backend: str, bounds_of: Callable[[dict[str, Any], int], dict[str, float]]) -> None:
+    """Hold the peaks of each rank to its bounds.
+
+    A peak may be too much by what a thread of gloo, which had no core, still held of an earlier collective: so what is
+    over is measured again, up to three times, and the least counts.
+    """
+    over = {}
+    for attempt in range(4):
+        ranks = found(backend, attempt)
+        bounds = [bounds_of(rank, number) for number, rank in enumerate(ranks)]
+        seen = {
+            (number, phase): (mib, bounds[number][phase])
+            for number, rank in enumerate(ranks)
+            for phase, mib in rank["peaks"].items()
+            if mib > bounds[number][phase]
+        }
+        over = seen if attempt == 0 else {key: seen[key] for key in over.keys() & seen.keys()}
+        if not over:
+            return
+    raise AssertionError(over)
+
+
+def most(rank: dict[str, Any]) -> dict[str, float]:
     """MiB that a rank may hold in each phase: its shards, and of the whole model two blocks and some tables."""
     shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
-    # A block's weights and their gradients, or these and their copy on the way to other ranks. A tied table is whole
-    # meanwhile with the gradient of one use, and afterwards with those of both and their sum. Of an untied one the
-    # gradient is there, its copy, and three of its four parts again: cut out, as gloo has it, and summed.
-    busy = ACTIVATIONS + (max(2 * block + 2 * table, 4 * table) if tied else max(2 * block, 2.75 * table))
+    # A block's weights and their gradients, or these and their copy on the way to other ranks. The tied table is whole
+    # meanwhile with the gradient of one use, and afterwards with those of both and their sum.
+    busy = ACTIVATIONS + max(2 * block + 2 * table, 4 * table)
     states = 4 * shard  # weights, two moments, the reference
     bounds = {
         "load": shard + max(table, 2 * block),
@@ -67,20 +88,19 @@ def most(rank: dict[str, Any], tied: bool = True) -> dict[str, float]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("backend", ["fsdp", "fsdp-untied"])
-def test_no_rank_holds_more_than_its_shards_and_a_few_blocks_and_tables(found: Measured, backend: str) -> None:
-    for number, rank in enumerate(found(backend)):
-        bounds = most(rank, tied=backend == "fsdp")
-        if number == 0:
-            bounds["checkpoint"] += 32  # of a small model's blocks, rank 0 collects as much before it writes a file
-        over = {phase: (mib, bounds[phase]) for phase, mib in rank["peaks"].items() if mib > bounds[phase]}
-        assert over == {}, rank
-        assert rank["published"] == rank["parameters"]
+def test_no_rank_holds_more_than_its_shards_and_a_few_blocks_and_tables(found: Measured) -> None:
+    def bounds_of(rank: dict[str, Any], number: int) -> dict[str, float]:
+        bounds = most(rank)
+        # Of a small model's blocks, rank 0 collects as much before it writes a file.
+        return bounds | {"checkpoint": bounds["checkpoint"] + 32 * (number == 0)}
+
+    hold(found, "fsdp", bounds_of)
+    assert all(rank["published"] == rank["parameters"] for rank in found("fsdp"))
 
 
 @pytest.mark.integration
 def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
-    for number, rank in enumerate(found("fsdp-lora")):
+    def bounds_of(rank: dict[str, Any], number: int) -> dict[str, float]:
         # The reference is the base. Gradients and two moments are of adapters alone, which each rank makes whole.
         shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
         adapters = 4 * rank["trained"] / MIB
@@ -90,12 +110,11 @@ def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
         bounds["load"] = shard + max(table, 2 * block) + adapters + 1
         bounds["begin"] = shard + 2 * adapters + 1
         # The reader still has the table while the first block is merged, one layer of it twice.
-        bounds["publish"] = bounds["checkpoint"] = shard + adapters + 2 * max(block, table) + 1
-        if number == 0:
-            bounds["checkpoint"] += 32
-        over = {phase: (mib, bounds[phase]) for phase, mib in rank["peaks"].items() if mib > bounds[phase]}
-        assert over == {}, rank
-        assert rank["published"] == rank["parameters"] - rank["trained"]
+        bounds["publish"] = shard + adapters + 2 * max(block, table) + 1
+        return bounds | {"checkpoint": bounds["publish"] + 32 * (number == 0)}
+
+    hold(found, "fsdp-lora", bounds_of)
+    assert all(rank["published"] == rank["parameters"] - rank["trained"] for rank in found("fsdp-lora"))
 
 
 @pytest.mark.integration
@@ -120,11 +139,9 @@ def test_the_measure_sees_the_whole_copies_of_torch(found: Measured) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("backend", "lora"), [("fsdp", None), ("fsdp-untied", None), ("fsdp-lora", {"rank": 4, "alpha": 8})]
-)
+@pytest.mark.parametrize(("backend", "lora"), [("fsdp", None), ("fsdp-lora", {"rank": 4, "alpha": 8})])
 def test_the_plan_counts_what_a_rank_holds_at_most(found: Measured, backend: str, lora: dict[str, Any] | None) -> None:
-    shape = shape_of_live(*map(int, SIZE), tied=backend != "fsdp-untied")
+    shape = shape_of_live(*map(int, SIZE))
     tree: dict[str, Any] = {
         "model": {"create": {**TREE["model"]["create"], "model_type": "llama", "config": shape}},
         "rollout": {"engine": "vllm", "max_response_tokens": 12},

@@ -1,29 +1,31 @@
-"""Float32 masters of a policy in bfloat16: its updates, its gradients, and a break."""
+"""Float32 masters of a policy in bfloat16, and AdamW with moments in 8 bits: updates, gradients, bytes, a break."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
 
-from tests.train.batches import backend_of, groups_of, parts_of, policy, settings_of, weights
-from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.errors import CheckpointError
+from tests.models.families import build
+from tests.train.batches import backend_of, policy
+from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.errors import CheckpointError, ConfigError
+from verizero.pipeline.models import quantized
 from verizero.pipeline.models.load import load_model
-from verizero.pipeline.train.optimizer import MasterAdamW, schedule
-from verizero.pipeline.train.reward_model import RewardModel
-from verizero.pipeline.train.step import update
-from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.optimizer import MasterAdamW, Masters, check_kinds, schedule
 
 HALF = torch.bfloat16
 
 
-def half_backend(config: OptimizerConfig, folder: Path) -> TorchBackend:
+def half_backend(config: OptimizerConfig, folder: Path) -> Backend:
     """A backend of a policy that was loaded in bfloat16, as runs load it."""
     policy(dtype=torch.float32).save_pretrained(folder / "start")
-    backend = TorchBackend(load_model(str(folder / "start"), "bfloat16"))
+    backend = Backend(load_model(str(folder / "start"), "bfloat16"))
     backend.start(config, 10)
     return backend
 
@@ -48,25 +50,11 @@ def test_updates_are_adamws_in_float64_rounded_to_bfloat16(tmp_path: Path) -> No
         rate, (b1, b2) = schedule(config, t, 10), config.betas
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
         w = w * (1 - rate * 0.1) - rate * (m / (1 - b1 ** (t + 1))) / ((v / (1 - b2 ** (t + 1))).sqrt() + config.eps)
-        assert isinstance(backend.optimizer, MasterAdamW)
-        master = backend.optimizer.masters[[n for n, _ in backend.model.named_parameters()].index(name)]
+        assert isinstance(backend.policy.optimizer, MasterAdamW)
+        master = backend.policy.optimizer.masters[[n for n, _ in backend.model.named_parameters()].index(name)]
         torch.testing.assert_close(master.double(), w, rtol=0, atol=1e-6)
         assert torch.equal(weight, master.to(HALF))
     assert weight.dtype == HALF
-
-
-def test_small_updates_add_up(tmp_path: Path) -> None:
-    """50 steps of 1e-6 move a weight by 5e-5: each is lost in bfloat16, together they are seen in small weights."""
-    backend = half_backend(OptimizerConfig(learning_rate=1e-6, max_grad_norm=None), tmp_path)
-    before = weights(backend)
-    for _ in range(50):
-        backend.backward(sum(p.sum() for p in backend.model.parameters()))  # type: ignore[arg-type]
-        backend.step()
-    assert isinstance(backend.optimizer, MasterAdamW)
-    starts = [w.float() for n, w in before.items() if n in dict(backend.model.named_parameters())]
-    for start, master in zip(starts, backend.optimizer.masters, strict=True):
-        # Within half a step of float32 at each addition.
-        assert float((start - master - 50e-6).abs().max()) < 50 * 1.2e-7
 
 
 def test_gradients_add_up_in_float32_and_are_forgotten(tmp_path: Path) -> None:
@@ -78,78 +66,140 @@ def test_gradients_add_up_in_float32_and_are_forgotten(tmp_path: Path) -> None:
     assert backend.step()["grad_norm"] == pytest.approx(1 + 32 / 512)
     backend.backward(weight.sum())
     backend.discard()
-    assert backend.optimizer is not None
-    assert all(p.grad is None for group in backend.optimizer.param_groups for p in group["params"])
+    assert backend.policy.optimizer is not None
+    assert all(p.grad is None for group in backend.policy.optimizer.param_groups for p in group["params"])
 
 
 def test_the_next_stage_takes_the_gradients_over(tmp_path: Path) -> None:
     backend = half_backend(OptimizerConfig(learning_rate=0.1), tmp_path)
-    first = backend.optimizer
+    first = backend.policy.optimizer
     backend.start(OptimizerConfig(learning_rate=0.1), 3)
     backend.backward(next(backend.model.parameters()).sum())
     assert isinstance(first, MasterAdamW)
-    assert isinstance(backend.optimizer, MasterAdamW)
+    assert isinstance(backend.policy.optimizer, MasterAdamW)
     assert all(m.grad is None for m in first.masters)
-    assert backend.optimizer.masters[0].grad is not None
-
-
-def train(backend: TorchBackend, parts: Any, steps: range) -> None:
-    for step in steps:
-        update(backend, parts, groups_of(seed=step), settings_of(parts, 120, step=step))
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("shared", [None, True, False])
-def test_a_break_changes_no_bit(shared: bool | None, tmp_path: Path) -> None:
-    config = OptimizerConfig(learning_rate=1e-4, weight_decay=0.1)
-    parts = parts_of("grpo" if shared is None else "ppo")
-
-    def begun(folder: Path) -> TorchBackend:
-        folder.mkdir()
-        backend = half_backend(config, folder)
-        backend.refresh_reference()
-        if shared is not None:
-            backend.start_critic(shared, config, 10)
-        return backend
-
-    straight, broken = begun(tmp_path / "a"), begun(tmp_path / "b")
-    train(straight, parts, range(4))
-    train(broken, parts, range(2))
-    broken.save(tmp_path, lambda model, folder: model.save_pretrained(folder))
-    again = TorchBackend(load_model(str(tmp_path / "model"), "bfloat16"))
-    again.load(tmp_path)
-    train(again, parts, range(2, 4))
-    for ours, theirs in ((again, straight), (again.critic, straight.critic)):
-        if ours is None:
-            continue
-        left, right = ours.optimizer, theirs.optimizer  # type: ignore[union-attr]
-        assert isinstance(left, MasterAdamW)
-        assert isinstance(right, MasterAdamW)
-        assert all(torch.equal(a, b) for a, b in zip(left.masters, right.masters, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(left.parameters, right.parameters, strict=True))
-    held = zip(again.optimizer.masters, again.optimizer.parameters, strict=True)  # type: ignore[union-attr]
-    assert any(not torch.equal(m, p.float()) for m, p in held), "the masters hold more than the weights"
+    assert backend.policy.optimizer.masters[0].grad is not None
 
 
 def test_a_state_without_masters_is_refused(tmp_path: Path) -> None:
     backend = half_backend(OptimizerConfig(learning_rate=0.1), tmp_path)
     backend.save(tmp_path, lambda model, folder: model.save_pretrained(folder))
     state = torch.load(tmp_path / "trainer.pt", weights_only=True)
-    del state["optimizer"]["masters"]
+    del state["policy"]["optimizer"]["masters"]
     torch.save(state, tmp_path / "trainer.pt")
     with pytest.raises(CheckpointError, match="no float32 masters of these weights"):
         backend.load(tmp_path)
 
 
 def test_a_reward_model_in_bfloat16_has_masters_too() -> None:
-    model = RewardModel.of(policy(dtype=HALF), OptimizerConfig(learning_rate=1e-6), 10, TrainConfig())
+    model = Backend(policy(dtype=HALF)).reward_model(OptimizerConfig(learning_rate=1e-6), 10)
     model.update([((3, 4, 5), (3, 6)), ((4, 5), (7, 8, 3))])
-    assert isinstance(model.optimizer, MasterAdamW)
-    assert any(
-        not torch.equal(m, p.float()) for m, p in zip(model.optimizer.masters, model.optimizer.parameters, strict=True)
-    )
+    assert isinstance(optimizer := model.trained.optimizer, MasterAdamW)
+    assert any(not torch.equal(m, p.float()) for m, p in zip(optimizer.masters, optimizer.parameters, strict=True))
 
 
 def test_float32_and_float64_have_none() -> None:
-    assert type(backend_of().optimizer) is torch.optim.AdamW
-    assert type(backend_of(dtype=torch.float32).optimizer) is torch.optim.AdamW
+    assert type(backend_of().policy.optimizer) is torch.optim.AdamW
+    assert type(backend_of(dtype=torch.float32).policy.optimizer) is torch.optim.AdamW
+
+
+CONFIG = OptimizerConfig.model_validate({"kind": "adamw_8bit", "learning_rate": 1e-3, "weight_decay": 0.1})
+SIZES = {
+    "vocab_size": 100,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+"""Matrices of 4,096 numbers and more: smaller tensors keep float32 moments."""
+
+
+def started(folder: Path, dtype: str, config: OptimizerConfig = CONFIG) -> Backend:
+    backend = Backend(load_model(str(folder), dtype))
+    backend.start(config, 10)
+    return backend
+
+
+def train(backend: Backend, steps: range) -> None:
+    for step in steps:
+        ids = torch.randint(2, 20, (2, 9), generator=torch.Generator().manual_seed(step))
+        where = torch.ones(ids.shape, dtype=torch.bool)
+        where[:, 0] = False
+        backend.backward(-backend.logprobs(ids, where, 1.0, entropy=False)[0].sum())
+        backend.step()
+
+
+def weights(backend: Backend) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in backend.model.parameters()]
+
+
+def tensors(folder: Path) -> list[bytes]:
+    """The bytes of the trainer's tensors in a checkpoint, in the file's order."""
+    with ZipFile(folder / "trainer.pt") as file:
+        return [file.read(name) for name in file.namelist() if "/data/" in name]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
+    build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path / "start")
+    straight, broken = (started(tmp_path / "start", dtype) for _ in range(2))
+    train(straight, range(4))
+    train(broken, range(2))
+    folders = tmp_path / "broken", tmp_path / "straight", tmp_path / "again"
+    for folder in folders:
+        folder.mkdir()
+
+    def save(backend: Backend, folder: Path) -> None:
+        backend.save(folder, lambda model, place: model.save_pretrained(place))
+
+    save(broken, folders[0])
+    again = Backend(load_model(str(folders[0] / "model"), dtype))
+    again.load(folders[0])
+    train(again, range(2, 4))
+    assert all(map(torch.equal, weights(again), weights(straight)))
+    save(straight, folders[1])
+    save(again, folders[2])
+    assert tensors(folders[1]) == tensors(folders[2])
+    assert isinstance(again.policy.optimizer, Masters) == (dtype == "bfloat16")
+
+
+@pytest.mark.integration
+def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path: Path) -> None:
+    """A constant gradient: blocks of equal moments are exact in 8 bits, so each update is that of float32 moments."""
+    build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path)
+    plain = CONFIG.model_copy(update={"kind": "adamw"})
+    both = [started(tmp_path, "float32", config) for config in (CONFIG, plain)]
+    for _ in range(3):
+        for backend in both:
+            backend.backward(sum(p.sum() for p in backend.model.parameters()))  # type: ignore[arg-type]
+            backend.step()
+    for ours, theirs in zip(*map(weights, both), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    eight = both[0].policy.optimizer
+    assert eight is not None
+    for p, state in eight.state.items():
+        numbers = sum(state[name].nbytes for name in ("state1", "state2", "absmax1", "absmax2") if name in state)
+        is_wide = p.numel() < 4096 or p is both[0].model.get_input_embeddings().weight
+        assert numbers == (8 * p.numel() if is_wide else 2 * p.numel() + 8 * -(-p.numel() // 256))
+
+
+def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_kinds(["adamw", "adamw_8bit"], "cpu")
+    with pytest.raises(ConfigError, match=r"paged_adamw_8bit moves .* 'cpu'; set optimizer.kind: adamw_8bit"):
+        check_kinds(["paged_adamw_8bit"], "cpu")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    quantized._library.cache_clear()
+    check_kinds(["adamw"], "cpu")
+    with pytest.raises(ConfigError, match=r"optimizer.kind=adamw_8bit needs bitsandbytes.*verizero\[quantized\]"):
+        check_kinds(["adamw_8bit"], "cpu")
+    quantized._library.cache_clear()
+
+
+def test_no_program_of_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors with bfloat16 the library takes a kernel from the hub where `kernels` is installed."""
+    kernels: Any = object()
+    monkeypatch.setitem(sys.modules, "kernels", kernels)
+    quantized._library.cache_clear()
+    quantized.library("x")
+    assert sys.modules["kernels"] is kernels

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import random
 from typing import Any
 
 import pytest
@@ -13,22 +11,18 @@ from torch import Tensor
 
 from tests.models.families import VOCAB
 from tests.oracles.observations import answers, observation_loss
-from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, weights
+from tests.train.batches import backend_of, gradient_of, groups_of, parts_of, settings_of
 from tests.train.episodes import context, episodes_of, rollout_of
-from tests.train.rank_threads import gradient_of, two_ranks
 from tests.train.sampled import MAX, model_of
 from tests.train.sampled import groups_of as sampled_groups
 from tests.train.test_episode_rows import apart
-from tests.train.test_episodes import cut_groups, same
-from verizero.pipeline.rl.parts import Parts
+from tests.train.test_episodes import cut_groups, solved
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rows import observed_spans, trained_rows
-from verizero.pipeline.train.collate import collate, idle_micro_batch
-from verizero.pipeline.train.micros import micros_at, micros_of, row_costs
-from verizero.pipeline.train.prepare import prepare
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import collate, idle_micro_batch, micros_of
 from verizero.pipeline.train.replay import replay_at
-from verizero.pipeline.train.step import _policy_gradient, update
-from verizero.pipeline.train.torch_backend import TorchBackend
+from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Episode, Group, Turn
 
 COEF = 0.7
@@ -38,17 +32,6 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "overlong": ("dapo", {"overlong_filter": True, "entropy_coef": 0.1}),
     "turns": ("dr_grpo", {"credit": "turns"}),
 }
-Solved = tuple[dict[str, float], Tensor]
-
-
-def solved(parts: Parts, groups: list[Group], coef: float, pieces: Any = None) -> Solved:
-    """Metrics and gradient of one optimiser step, in those micro-batches of rows; None: all rows at once."""
-    backend, settings = backend_of(), settings_of(parts, 10_000, observation_coef=coef)
-    prepared = prepare(backend, parts, groups, settings)
-    pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = micros_at(prepared.batch, pieces, row_costs(prepared.batch), 10_000)
-    metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
-    return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 
 
 def rewritten(groups: list[Group]) -> list[Group]:
@@ -84,37 +67,16 @@ def test_loss_and_gradient_are_those_of_rl_and_of_the_slow_double(name: str) -> 
     assert any(row for _, row in shown)
     extra = observation_loss(COEF, shown, logprob)
     theirs.backward(extra)
-    metrics, gradient = solved(parts, groups, COEF)
-    plain, without = solved(parts, groups, 0.0)
+    metrics, gradient = solved(parts, groups, observation_coef=COEF)
+    plain, without = solved(parts, groups)
     assert metrics.pop("loss/observation") == pytest.approx(extra.item(), rel=1e-10)
     assert metrics.pop("observation/tokens") == len(shown)
     assert metrics.pop("loss/total") == pytest.approx(plain.pop("loss/total") + extra.item(), rel=1e-10)
     assert metrics == pytest.approx(plain, rel=1e-12, abs=1e-12)
     # Rotations of positions are computed in float32, and for beginnings of rows in other vectors than for rows.
-    torch.testing.assert_close(gradient, without + gradient_of(theirs), rtol=1e-6, atol=1e-8)
+    near = 16 * torch.finfo(torch.float32).eps * float(gradient.abs().max())
+    torch.testing.assert_close(gradient, without + gradient_of(theirs), rtol=0, atol=near)
     assert float(gradient_of(theirs).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_no_cut_and_no_padding_changes_anything(name: str) -> None:
-    groups, parts = rewritten(cut_groups()), parts_of(PARTS[name][0], **PARTS[name][1])
-    wanted = solved(parts, groups, COEF)
-    num = len(collate(groups, 0).rewards)
-    for seed in range(2):
-        draw = random.Random(seed)
-        order = draw.sample(range(num), num)
-        edges = sorted({0, num, *draw.sample(range(num), 4)})
-        same(solved(parts, groups, COEF, [order[a:b] for a, b in itertools.pairwise(edges)]), wanted)
-    same(solved(parts, groups, COEF, [[row] for row in range(num)]), wanted)  # no row is padded
-
-
-def test_no_division_among_ranks_changes_anything() -> None:
-    groups, parts = rewritten(cut_groups()), parts_of("grpo", kl_coef=0.1)
-    wanted = solved(parts, groups, COEF)
-
-    first, second = two_ranks(parts, groups, settings_of(parts, 40, observation_coef=COEF))
-    assert first[0] == second[0]
-    same((first[0], first[1] + second[1]), wanted)
 
 
 def test_a_token_counts_once_and_no_prompt_does() -> None:
@@ -143,7 +105,7 @@ def test_random_episodes_have_the_places_of_the_slow_double() -> None:
 
 def test_single_responses_have_nothing_observed() -> None:
     parts = parts_of("grpo")
-    assert solved(parts, groups_of(), COEF)[0].keys() == solved(parts, groups_of(), 0.0)[0].keys()
+    assert solved(parts, groups_of(), observation_coef=COEF)[0].keys() == solved(parts, groups_of())[0].keys()
     assert observed_spans(trained_rows(groups_of()[0].members[0].rollout)) == [[]]
 
 
@@ -168,22 +130,6 @@ def test_without_a_coefficient_no_observed_token_is_computed(monkeypatch: pytest
     assert "observation_mask" not in collate(groups, 0).extras
 
 
-def test_an_update_moves_towards_what_was_observed() -> None:
-    """With advantages of zero and no KL the term alone moves the policy, and its loss falls."""
-    groups = [
-        dataclasses.replace(g, members=tuple(dataclasses.replace(m, reward=m.reward and 0.0) for m in g.members))
-        for g in episodes_of()
-    ]
-    parts, backend = parts_of("grpo", kl_coef=0.0), backend_of()
-    before = weights(backend)
-    losses = [
-        update(backend, parts, groups, settings_of(parts, observation_coef=1.0))["loss/observation"] for _ in range(4)
-    ]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0] - 0.01
-    assert distance(before, weights(backend)) > 0
-
-
 def test_idle_micro_batches_train_no_observation() -> None:
     batch = collate(episodes_of(), 0, observations=True)
     assert float(batch.extras["observation_mask"].sum()) > 0
@@ -200,7 +146,7 @@ def test_records_of_sampling_stay_those_of_sampled_tokens(name: str) -> None:
     """Sets cut off by top-p are of sampled tokens: an observed one, not in a set, has the whole vocabulary."""
     model = model_of(name)
     sampling = Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB, keep_routing="moe" in name)
-    batch, backend = collate(apart(sampled_groups(model, sampling), 0), 0, observations=True), TorchBackend(model)
+    batch, backend = collate(apart(sampled_groups(model, sampling), 0), 0, observations=True), Backend(model)
     trains, observed = batch.response_mask > 0, batch.extras["observation_mask"] > 0
     assert bool(observed.any())
 

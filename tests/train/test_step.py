@@ -1,4 +1,4 @@
-"""The update: the same under any cut into micro-batches, and for GRPO the same as the formula says."""
+"""The update: for GRPO what the formula says, by whole groups, refused whole; and rows of an older policy."""
 
 from __future__ import annotations
 
@@ -22,76 +22,22 @@ from tests.train.batches import (
     weights,
 )
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.errors import ConfigError, NonFiniteError
-from verizero.pipeline.registry import names
-from verizero.pipeline.rl.shaping import length_penalty
-from verizero.pipeline.train.minibatches import minibatches
-from verizero.pipeline.train.prepare import Controllers
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.rl.controllers import KlController
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import minibatches
 from verizero.pipeline.train.step import update
-from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.types import Group
 
 PLAIN = OptimizerConfig(learning_rate=1e-3, max_grad_norm=None, betas=(0.0, 0.0), eps=1.0)
 
 
-def trains_here(name: str) -> bool:
-    """Rewards and log-probs are all that it needs."""
-    try:
-        parts = parts_of(name)
-    except ConfigError:  # one that has to be told its parts
-        return False
-    return not (parts.needs_critic or parts.needs_components)
-
-
-ALGORITHMS = [name for name in names("algorithms") if trains_here(name)]
-
-
-def gradient_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
+def gradient_of(backend: Backend) -> dict[str, torch.Tensor]:
     return {n: p.grad.clone() for n, p in backend.model.named_parameters() if p.grad is not None}
 
 
-def run(name: str, tokens: int, groups: list[Group], **params: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    parts = parts_of(name, **params)
-    backend = backend_of()
-    metrics = update(backend, parts, groups, settings_of(parts, tokens))
-    return metrics, weights(backend)
-
-
-def test_the_usual_algorithms_are_among_those_tested() -> None:
-    usual = {
-        "grpo",
-        "dapo",
-        "gspo",
-        "dr_grpo",
-        "cispo",
-        "kimi_k2",
-        "reinforce_pp",
-        "rloo",
-        "remax",
-        "clip_cov",
-        "r1_zero",
-    }
-    assert usual <= set(ALGORITHMS)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_micro_batches_change_nothing(name: str) -> None:
-    """Row by row, in pieces, and the whole batch at once; two epochs of two minibatches where old log-probs matter."""
-    groups = stale(groups_of(3, 3), 2, 1, version=2)
-    params = {"num_epochs": 2, "num_minibatches": 2, "mismatch_level": "token"} if name == "grpo" else {}
-    whole, wanted = run(name, 10_000, groups, **params)
-    assert finite(whole)
-    assert distance(wanted, weights(backend_of())) > 1e-6
-    for tokens in (1, 40):
-        metrics, found = run(name, tokens, groups, **params)
-        assert distance(found, wanted) < 1e-6
-        assert metrics.keys() == whole.keys()
-        for key, value in metrics.items():
-            assert value == pytest.approx(whole[key], rel=1e-5, abs=1e-6), key
-
-
 def double_of_grpo(
-    backend: TorchBackend, groups: list[Group], temperature: float, clip: float, kl_coef: float, version: int
+    backend: Backend, groups: list[Group], temperature: float, clip: float, kl_coef: float, version: int
 ) -> torch.Tensor:
     """GRPO's loss, response by response, from transformers' own forward and the formula of arXiv:2402.03300."""
     total, num = torch.zeros((), dtype=torch.float64), 0
@@ -107,7 +53,7 @@ def double_of_grpo(
             terms = []
             logits = backend.model(input_ids=ids, use_cache=False).logits[0] / temperature
             with torch.no_grad():
-                other = backend.reference(input_ids=ids, use_cache=False).logits[0] / temperature
+                other = backend.reference.model(input_ids=ids, use_cache=False).logits[0] / temperature
             for t, token in enumerate(r.response_ids):
                 at = len(r.prompt_ids) + t - 1
                 now = logits[at].log_softmax(-1)[token]
@@ -139,15 +85,6 @@ def test_grpo_is_what_its_paper_says(off_policy: bool) -> None:
     assert distance(weights(ours), weights(theirs)) < 1e-8
     assert distance(weights(ours), weights(backend_of())) > 1e-5
     assert metrics.get("rows/off_policy", 0.0) == (2.0 if off_policy else 0.0)
-
-
-def test_old_logprobs_of_a_stale_row_are_the_engines() -> None:
-    """Their ratio is off 1 at the first update; that of the rows just sampled is exactly 1."""
-    parts = parts_of("grpo", kl_coef=0.0)
-    fresh = update(backend_of(), parts, groups_of(), settings_of(parts))
-    mixed = update(backend_of(), parts, stale(groups_of(), 0, 0, version=2), settings_of(parts))
-    assert fresh["policy_kl/k3"] == pytest.approx(0.0, abs=1e-12)
-    assert mixed["policy_kl/k3"] > 1e-3
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -196,18 +133,9 @@ def test_minibatches_hang_on_seed_and_step_only(monkeypatch: pytest.MonkeyPatch)
     assert len(set(cuts)) == 3
 
 
-def test_max_kl_stops_the_batch() -> None:
-    """After the update that moved too far, and no sooner."""
-    parts = parts_of("grpo", num_epochs=6, max_kl=1e-4)
-    fast = OptimizerConfig(learning_rate=3e-2)
-    backend = backend_of(optimizer=fast)
-    metrics = update(backend, parts, groups_of(), settings_of(parts))
-    assert backend.num_updates == metrics["updates"] == 2
-
-
-def frozen(backend: TorchBackend) -> dict[str, Any]:
-    assert backend.optimizer is not None
-    state = backend.optimizer.state_dict()["state"]
+def frozen(backend: Backend) -> dict[str, Any]:
+    assert backend.policy.optimizer is not None
+    state = backend.policy.optimizer.state_dict()["state"]
     return {
         "weights": weights(backend),
         "adam": {(i, k): v.clone() for i, s in state.items() for k, v in s.items()},
@@ -215,10 +143,10 @@ def frozen(backend: TorchBackend) -> dict[str, Any]:
     }
 
 
-def poison(backend: TorchBackend, where: str) -> None:
+def poison(backend: Backend, where: str) -> None:
     """Make the loss, or only the gradient, of the next update not finite."""
     if where == "loss":
-        backend.reference.lm_head.weight[3, 0] = float("nan")
+        backend.reference.model.lm_head.weight[3, 0] = float("nan")
     else:
         handle: list[Any] = []
 
@@ -236,9 +164,9 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(where: str) ->
     settings = settings_of(parts)
     for b in (backend, twin):
         update(b, parts, groups_of(seed=1), settings_of(parts))  # so that the optimiser has a state
-    before, coef = frozen(backend), settings.controllers.kl.coef
+    before, coef = frozen(backend), settings.kl.coef
     good = weights(backend)
-    reference = backend.reference.lm_head.weight.clone()
+    reference = backend.reference.model.lm_head.weight.clone()
     poison(backend, where)
     with pytest.raises(NonFiniteError, match="refused"):
         update(backend, parts, groups_of(), settings)
@@ -247,9 +175,9 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(where: str) ->
     assert before["adam"].keys() == after["adam"].keys()
     assert all(torch.equal(v, after["adam"][k]) for k, v in before["adam"].items())
     assert after["updates"] == before["updates"]
-    assert settings.controllers.kl.coef == coef
+    assert settings.kl.coef == coef
     assert gradient_of(backend) == {}
-    backend.reference.lm_head.weight.copy_(reference)
+    backend.reference.model.lm_head.weight.copy_(reference)
     for b in (backend, twin):  # and training continues as if nothing had been
         update(b, parts, groups_of(seed=2), settings_of(parts))
     assert all(torch.equal(v, weights(twin)[k]) for k, v in weights(backend).items())
@@ -279,7 +207,7 @@ def test_length_penalties_enter_the_rewards() -> None:
     plain = parts_of("dapo", overlong_buffer=None)
     bent = parts_of("dapo", overlong_buffer=0.5)
     rows = [m for g in groups for m in g.members if m.reward is not None]
-    added = [length_penalty(bent.shaping, len(m.rollout.response_ids), MAX_RESPONSE) for m in rows]
+    added = [bent.params.length_penalty(len(m.rollout.response_ids), MAX_RESPONSE) for m in rows]
     assert any(added)
     one = update(backend_of(), plain, groups, settings_of(plain))
     two = update(backend_of(), bent, groups, settings_of(bent))
@@ -289,31 +217,20 @@ def test_length_penalties_enter_the_rewards() -> None:
     assert one["loss/total"] != two["loss/total"]
 
 
-def test_the_likelihood_of_right_answers_hangs_on_no_micro_batch_and_on_no_penalty() -> None:
-    """A penalty of 5 takes every reward below 0, and right answers are still those that the verifiers gave one."""
-    plain, penalty = {"nll_coef": 0.5}, {"token_budget": 1, "token_budget_penalty": 5.0}
-    found = [run("dr_grpo", tokens, groups_of(), **plain) for tokens in (15, 1000)]
-    assert found[0][0]["loss/nll"] == pytest.approx(found[1][0]["loss/nll"], rel=1e-10)
-    # Prompts are shared, so other rows are computed together, and the policy's norms are in float32.
-    assert distance(found[0][1], found[1][1]) < 1e-7
-    punished, _ = run("dr_grpo", 1000, groups_of(), **plain, **penalty)
-    assert punished["loss/nll"] == found[1][0]["loss/nll"] > 0
-
-
 def test_an_adaptive_kl_moves_and_is_saved() -> None:
     parts = parts_of("grpo", kl_coef=0.1, kl_target=1e-6, kl_horizon=100, allow=["adaptive_kl_in_loss"])
     settings = settings_of(parts)
     metrics = update(backend_of(), parts, groups_of(), settings)
     assert metrics["kl/coef"] == 0.1  # what this update used
     error = max(-0.2, min(0.2, metrics["kl/k1"] / 1e-6 - 1))
-    assert settings.controllers.kl.coef == pytest.approx(0.1 * (1 + error * metrics["rows"] / 100))
-    assert settings.controllers.kl.coef != 0.1
-    again = Controllers(parts)
-    again.load_state_dict(settings.controllers.state_dict())
-    assert again.kl.coef == settings.controllers.kl.coef
-    after = update(backend_of(), parts, groups_of(), settings_of(parts, controllers=again))
-    assert after["kl/coef"] == settings.controllers.kl.coef
-    assert again.kl.coef != settings.controllers.kl.coef
+    assert settings.kl.coef == pytest.approx(0.1 * (1 + error * metrics["rows"] / 100))
+    assert settings.kl.coef != 0.1
+    again = KlController(parts)
+    again.load_state_dict(settings.kl.state_dict())
+    assert again.coef == settings.kl.coef
+    after = update(backend_of(), parts, groups_of(), settings_of(parts, kl=again))
+    assert after["kl/coef"] == settings.kl.coef
+    assert again.coef != settings.kl.coef
 
 
 def test_an_adaptive_kl_of_the_reward_follows_the_batch_as_it_was_sampled() -> None:
@@ -324,32 +241,8 @@ def test_an_adaptive_kl_of_the_reward_follows_the_batch_as_it_was_sampled() -> N
     error = metrics["reward/kl_per_token"] / 0.055 - 1
     assert metrics["kl/k1"] != pytest.approx(metrics["reward/kl_per_token"], rel=1e-6)
     expected = 0.1 * (1 + max(-0.2, min(0.2, error)) * metrics["rows"] / 100)
-    assert settings.controllers.kl.coef == pytest.approx(expected, rel=1e-12)
+    assert settings.kl.coef == pytest.approx(expected, rel=1e-12)
     assert abs(error) < 0.2, "a clipped error would be the same for both"
-
-
-def test_an_adaptive_entropy_bonus_moves_and_is_saved() -> None:
-    parts = parts_of("grpo", entropy_coef=0.01, entropy_target=50.0, entropy_step=0.02, entropy_max=0.02)
-    settings = settings_of(parts)
-    update(backend_of(), parts, groups_of(), settings)
-    assert settings.controllers.entropy.coef == pytest.approx(0.02)
-    again = Controllers(parts)
-    again.load_state_dict(settings.controllers.state_dict())
-    assert again.entropy.coef == settings.controllers.entropy.coef
-
-
-@pytest.mark.integration
-def test_an_entropy_bonus_raises_the_entropy() -> None:
-    entropies = {}
-    for coef in (-0.5, 0.0, 0.5):
-        parts, backend = parts_of("grpo", kl_coef=0.0, entropy_coef=coef), backend_of()
-        entropies[coef] = [update(backend, parts, groups_of(), settings_of(parts))["entropy"] for _ in range(8)]
-    first = {round(seen[0], 9) for seen in entropies.values()}
-    last = [seen[-1] for seen in entropies.values()]
-    assert len(first) == 1
-    assert last == sorted(last)
-    assert last[2] > entropies[0.5][0]
-    assert last[0] < entropies[-0.5][0]
 
 
 def test_the_reference_is_measured_where_asked_for_and_changes_nothing() -> None:
@@ -376,3 +269,84 @@ def test_a_batch_in_which_every_response_is_masked_updates_nothing_and_says_so()
     assert finite(metrics)
     assert metrics["tokens/trained"] == 0
     assert distance(before, weights(backend)) == 0
+
+
+ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
+
+
+def trained(
+    name: str, groups: list[Group], version: int = 3, tokens: int = 40, **params: Any
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Metrics and weights after an update of the policy at `version`, on rows of version 3."""
+    parts, backend = parts_of(name, **params), backend_of()
+    metrics = update(backend, parts, groups, settings_of(parts, tokens, policy_version=version))
+    return metrics, weights(backend)
+
+
+@pytest.mark.parametrize("objective", ["bypass", "decoupled"])
+def test_the_engines_error_is_measured_on_fresh_rows_and_never_0_on_stale_ones(objective: str) -> None:
+    fresh, _ = trained("dapo", groups_of(), **ICEPOP)
+    late, _ = trained("dapo", groups_of(), version=4, mismatch_stale=objective, **ICEPOP)
+    assert fresh["mismatch/abs"] > 0.1
+    assert (fresh["mismatch/stale"], late["mismatch/stale"]) == (0.0, 1.0)
+    assert late["mismatch/stale_abs"] == pytest.approx(fresh["mismatch/abs"], rel=1e-12)
+    # No row is fresh, so the engine's error alone cannot be told: its metrics are absent, not 0.
+    assert not {"mismatch/abs", "mismatch/k3", "mismatch/p99"} & late.keys()
+    assert "mismatch/stale_abs" not in fresh
+
+
+def test_decoupled_a_stale_row_is_corrected_as_a_fresh_one_is() -> None:
+    """The ratio of the first update is 1 there, and the weight is the trainer's policy against what sampled."""
+    fresh, wanted = trained("dapo", groups_of(), **ICEPOP)
+    late, got = trained("dapo", groups_of(), version=4, mismatch_stale="decoupled", **ICEPOP)
+    assert late["masked/mismatch"] == fresh["masked/mismatch"] > 0
+    assert distance(wanted, got) == 0.0
+    bypassed, other = trained("dapo", groups_of(), version=4, mismatch_stale="bypass", **ICEPOP)
+    assert bypassed["masked/mismatch"] == 0.0
+    assert bypassed["ratio/p99"] > 1.5
+    assert distance(wanted, other) > 1e-6
+
+
+def test_gspo_one_update_late_clips_tokens_only_without_the_decoupled_ratio() -> None:
+    params: dict[str, Any] = {"mismatch_level": "token"}
+    clipped = {}
+    for objective in ("bypass", "decoupled"):
+        metrics, _ = trained("gspo", groups_of(), version=4, mismatch_stale=objective, **params)
+        clipped[objective] = metrics["clip_fraction/low"] + metrics["clip_fraction/high"]
+    assert clipped["bypass"] > 0.1
+    assert clipped["decoupled"] == 0.0
+
+
+def test_normalised_weights_act_on_the_batch() -> None:
+    plain, _ = trained("grpo", groups_of(), kl_coef=0.0, mismatch_level="geometric")
+    scaled, _ = trained("grpo", groups_of(), kl_coef=0.0, mismatch_level="geometric", mismatch_normalize=True)
+    assert plain["loss/policy"] != pytest.approx(scaled["loss/policy"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"mismatch_reject": {"max_k2": 0.5}},
+        {"mismatch_reject": {"token_k1": 0.5}, "num_minibatches": 2},
+        {"mismatch_reject": {"sum_k1": 1.0}, "mismatch_level": "token"},
+        {"mismatch_reject": {"max_k2": 0.5}, "mismatch_level": "geometric", "mismatch_normalize": True},
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_what_drops_tokens_judges_stale_rows_whatever_their_ratio(name: str, params: dict[str, Any]) -> None:
+    dropped = {
+        objective: trained(name, groups_of(), version=4, mismatch_stale=objective, **params)[0]["masked/rejected"]
+        for objective in ("bypass", "decoupled")
+    }
+    assert dropped["bypass"] == pytest.approx(dropped["decoupled"], abs=0.05)
+    assert dropped["bypass"] > 0.1
+    if "num_minibatches" not in params:
+        assert dropped["bypass"] == dropped["decoupled"]
+
+
+def test_a_batch_of_one_update_needs_no_forward_of_its_own() -> None:
+    parts, backend = parts_of("grpo", kl_coef=0.0, mismatch_stale="decoupled", mismatch_level="token"), backend_of()
+    forward, count = backend.logprobs, []
+    backend.logprobs = lambda *a, **k: (count.append(1), forward(*a, **k))[1]  # type: ignore[method-assign,misc]
+    update(backend, parts, groups_of(), settings_of(parts, 10_000, policy_version=4))
+    assert len(count) == 1

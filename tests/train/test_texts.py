@@ -1,30 +1,22 @@
-"""Texts: loss and gradient are those of the rows one by one, packed and padded, and no text sees another."""
+"""Texts: where they are packed, that none sees another, and demonstrations in an update of RL."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import itertools
-from typing import Any, Literal, get_args
-
 import pytest
 import torch
-from torch import Tensor
 
-from tests.models.families import VOCAB, build, tiny, with_exact_norms
-from tests.oracles.varlen import varlen_attn
+from tests.models.families import VOCAB, build, tiny
+from tests.train.batches import backend_of, groups_of, parts_of, settings_of, weights
 from tests.train.trees import lone
-from verizero.pipeline.config.sections import TrainConfig
-from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.models import runs, varlen
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.models.forward import Targets, logits_at
-from verizero.pipeline.models.runs import MIN_CALL_TOKENS, Runs
-from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.models.runs import Runs
+from verizero.pipeline.seeds import stream
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import Row, row_after, text_gradient
-from verizero.pipeline.train.torch_backend import TorchBackend
 from verizero.pipeline.train.trees import packed_paths
-
-Packing = Literal["auto", "on", "off"]
 
 
 def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
@@ -39,99 +31,13 @@ def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
     return rows
 
 
-def one_by_one(model: Any, rows: list[Row]) -> tuple[float, dict[str, Tensor]]:
-    """Mean negative log-likelihood of trained tokens and its gradient, by the model's own forward of each row alone."""
-    model = copy.deepcopy(model).double()
-    total = sum(row.num_trained for row in rows)
-    loss = torch.zeros((), dtype=torch.float64)
-    for ids, spans in rows:
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
-        for t in (t for begin, end in spans for t in range(begin, end)):
-            loss = loss - logits[t - 1, ids[t]] / total
-    loss.backward()
-    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
-def ours(model: Any, rows: list[Row], packing: Packing, tokens: int) -> tuple[float, dict[str, Tensor]]:
-    backend = TorchBackend(model, config=TrainConfig(packing=packing))
-    backend.discard()
-    seen = text_gradient(backend, rows, 1.0, 0, tokens)
-    return seen["loss"], {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Largest difference of gradients, relative to the largest entry of each parameter's."""
-    assert found.keys() == wanted.keys()
-    return max(float((found[n].double() - w.double()).abs().max() / w.abs().max()) for n, w in wanted.items())
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads"])
-def test_models_of_transformers_in_float32(name: str) -> None:
-    model = tiny(name)
-    rows = texts(count=40)
-    assert sum(len(ids) for ids, _ in rows) > MIN_CALL_TOKENS, "attention has several calls"
-    wanted_loss, wanted = one_by_one(model, rows)
-    for tokens in (200, 100_000):
-        loss, found = ours(model, rows, "on", tokens)
-        assert loss == pytest.approx(wanted_loss, rel=1e-5)
-        assert worst(found, wanted) <= 1e-4  # float32 against float64
-        plain_loss, plain = ours(model, rows, "off", tokens)
-        assert loss == pytest.approx(plain_loss, rel=1e-5)
-        assert worst(found, plain) <= 1e-5 * 10  # two orders of summing, both in float32
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied"])
-def test_models_of_transformers_in_float64(name: str) -> None:
-    """Some texts begin alike, so that they are a tree."""
-    model = with_exact_norms(tiny(name, dtype=torch.float64))
-    rows = texts(count=12, longest=40)
-    prompt = max((row.ids for row in rows), key=len)[:12]
-    rows += [Row((*prompt, *row.ids), row.spans) for row in rows[:6]]
-    wanted_loss, wanted = one_by_one(model, rows)
-    of_first_forward = ours(model, rows, "off", 100)
-    for tokens, packing in itertools.product((100, 100_000), get_args(Packing)):
-        loss, found = ours(model, rows, packing, tokens)
-        assert loss == pytest.approx(wanted_loss, rel=1e-9)
-        assert worst(found, wanted) <= 1e-6
-        assert loss == pytest.approx(of_first_forward[0], rel=1e-12)
-        assert worst(found, of_first_forward[1]) <= 1e-12
-
-
 @pytest.mark.parametrize(("longest", "packs"), [(60, True), (9, False)])
 def test_texts_are_packed_where_much_would_be_padding(longest: int, packs: bool) -> None:
     rows = [row_after(tuple(range(3, 3 + n)), 1) for n in range(8, longest + 1)]
     rows = [row_after((i, *row.ids), 1) for i, row in enumerate(rows)]  # that begin differently
-    backend = TorchBackend(tiny("qwen2 tied"))
+    backend = Backend(tiny("qwen2 tied"))
     assert (packed_paths(backend, [row.ids for row in rows], texts=True)[0] is not None) is packs
     assert packed_paths(backend, [row.ids for row in rows])[0] is None, "rows of an update"
-
-
-@pytest.mark.parametrize("name", ["qwen2 tied", "mistral with a sliding window"])
-@pytest.mark.parametrize("tokens", [100, 600])
-def test_where_a_kernel_attends_to_texts_of_different_lengths(
-    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow double takes the place of the GPU's kernel. Micro-batches have the few widths that they have there."""
-    asked = []
-
-    @functools.wraps(varlen_attn)
-    def kernel(query: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        asked.append(len(query))
-        return varlen_attn(query, *arguments, **named)
-
-    monkeypatch.setattr(varlen, "kernel_for", lambda *_: kernel)
-    monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
-    model = tiny(name, dtype=torch.float64)
-    rows = texts(count=12)
-    wanted_loss, wanted = one_by_one(model, rows)
-    loss, found = ours(model, rows, "on", tokens)
-    assert loss == pytest.approx(wanted_loss, rel=1e-9)
-    assert worst(found, wanted) <= 1e-6
-    shapes = {packed_width(n, tokens, "cuda") for n in range(1, sum(len(row.ids) for row in rows))}
-    layers = model.config.num_hidden_layers
-    assert set(asked[-layers:]) <= shapes
 
 
 def test_a_text_does_not_see_its_neighbours() -> None:
@@ -150,7 +56,45 @@ def test_a_text_does_not_see_its_neighbours() -> None:
 def test_texts_of_a_model_that_cannot_be_packed_are_padded_and_counted(name: str) -> None:
     model = build("mamba", {"num_hidden_layers": 1, "state_size": 4}) if name == "mamba" else tiny(name)
     for packing, fallbacks in (("auto", 1.0), ("off", None)):
-        backend = TorchBackend(model, config=TrainConfig(packing=packing))
+        backend = Backend(model, config=TrainConfig(packing=packing))
         assert text_gradient(backend, texts(count=3), 1.0, 0, 100).get("tree/fallbacks") == fallbacks
     with pytest.raises(ConfigError, match=rf"train\.packing=on: model type '{name.split()[0]}"):
-        text_gradient(TorchBackend(model, config=TrainConfig(packing="on")), texts(count=3), 1.0, 0, 100)
+        text_gradient(Backend(model, config=TrainConfig(packing="on")), texts(count=3), 1.0, 0, 100)
+
+
+RATE = 1e-3
+
+
+NEARLY_LINEAR = OptimizerConfig(learning_rate=RATE, betas=(0.0, 0.0), eps=1e4, max_grad_norm=None)
+"""g / (|g| + eps) is g / eps for gradients far below ten thousand, and steps are far above the rounding of weights."""
+
+
+def test_an_update_with_demonstrations_is_the_sum_of_both_gradients() -> None:
+    """Against the formula: with a step that is linear in the gradient, the moves add up."""
+    texts = (Row((3, 4, 5, 6), ((1, 2), (3, 4))), row_after((7, 8, 9), 2))
+    moves = {}
+    for coef in (0.0, 0.5):
+        parts = parts_of("grpo", ptx_coef=coef, kl_coef=0.0)
+        backend = backend_of(0, NEARLY_LINEAR)
+        before = weights(backend)
+        update(backend, parts, groups_of(), settings_of(parts, texts=texts, texts_per_update=3))
+        moves[coef] = {k: v - before[k] for k, v in weights(backend).items()}
+    drawn = [stream(5, "ptx", 2, 0)]
+    chosen = [drawn[0].choice(texts) for _ in range(3)]
+    policy = backend_of().model
+    loss, num = torch.zeros((), dtype=torch.float64), 0
+    for ids, spans in chosen:
+        logits = policy(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        for t in (t for begin, end in spans for t in range(begin, end)):
+            loss, num = loss - logits[t - 1, ids[t]], num + 1
+    torch.autograd.backward(loss / num)
+    for name, p in policy.named_parameters():
+        assert p.grad is not None
+        found = (moves[0.5][name] - moves[0.0][name]) / -RATE
+        torch.testing.assert_close(found * NEARLY_LINEAR.eps, 0.5 * p.grad, rtol=1e-3, atol=1e-7)
+
+
+def test_demonstrations_are_wanted_where_there_are_none() -> None:
+    parts = parts_of("grpo", ptx_coef=0.5)
+    with pytest.raises(DataError, match=r"ptx_coef is 0\.5 and there are no demonstrations"):
+        update(backend_of(), parts, groups_of(), settings_of(parts))

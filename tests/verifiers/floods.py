@@ -9,7 +9,7 @@ LONG = 60_000
 PIECES = [
     " ", "\n", "\t ", "a", "A ", "A or ", "B, ", "1", "1,", "1.", "-", "(", ")", "[", "{", "}", "[1,",
     '{"a":', "\\", "$", "\\boxed{", "*", "`", "```\n", "~~~\n", "<think>", "</think>", "<answer>",
-    "</answer>", "answer is ", "####", "####\n", "Ann and ", "Ann is ", "is a knight ", "knights: Ann, ",
+    "</answer>", "answer is ", "####", "####\n",
     "def f(x):\n ", "<<", "*a", "e9", "9e", "9^", "½", "\x00", "\u202e", "é", "好", "'", '"', "the choice ",
 ]  # fmt: skip
 VERIFIERS: list[tuple[str, dict[str, Any], Any]] = [
@@ -18,8 +18,6 @@ VERIFIERS: list[tuple[str, dict[str, Any], Any]] = [
     ("numeric", {}, "42"),
     ("format", {}, None),
     ("countdown", {}, {"numbers": [2, 3], "target": 6}),
-    ("sudoku", {}, "1000000000000001"),
-    ("knights_knaves", {}, {"people": ["Ann", "Bob"], "solution": {"Ann": "knave", "Bob": "knight"}}),
     ("json_schema", {}, {"schema": {"type": "object", "uniqueItems": True}}),
 ]
 

@@ -7,6 +7,10 @@ import re
 import time
 from typing import Any
 
+import numpy as np
+
+from verizero.verifiers.base import Verdict, verifier
+
 
 def found(text: str) -> str:
     match = re.search(r"<answer>(.*?)</answer>", text)
@@ -78,6 +82,19 @@ def a_text(completion: str) -> str:
 
 def raises(row: dict[str, Any]) -> Any:
     return row["no such key"]
+
+
+SHOWN = {"a": float("nan"), "b": 10**400, "c": float("-inf"), "g": True}
+
+
+@verifier
+def shown(attempt):  # type: ignore[no-untyped-def]
+    return Verdict("graded", 0.5, seconds=float("nan"), parts=tuple(SHOWN.items()))
+
+
+def shown_of_batch(completions: list[str], **kwargs: Any) -> dict[str, Any]:
+    columns = {name: [value] * len(completions) for name, value in SHOWN.items()}
+    return {"score": [0.5] * len(completions), "extra": columns, "of_the_batch": np.array(3.0), "short": [0.0] * 9}
 
 
 def hangs(completion: str) -> float:

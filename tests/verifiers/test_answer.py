@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,81 +21,15 @@ from verizero.verifiers.base import load as load_verifier
 
 load = lru_cache(load_verifier)
 
-ANSWERED = [
-    (r"\boxed{42}", "42", "boxed"),
-    (r"\boxed{1} and then \boxed{42}", "42", "boxed"),
-    (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}", "boxed"),
-    (r"\boxed{\{1,2\}}", r"\{1,2\}", "boxed"),
-    (r"\boxed{1}, \boxed{2}", "1, 2", "boxed"),
-    (r"$\boxed{1}$ or $\boxed{2}$", r"1 \text{ or } 2", "boxed"),
-    (r"\boxed{7}, that is \boxed{7}", "7", "boxed"),
-    (r"\boxed 42", "42", "boxed"),
-    (r"\fbox{42}", "42", "boxed"),
-    ("\\boxed{1 is cut\n\nso \\boxed{42}", "42", "boxed"),
-    ("<answer> 42 </answer>", "42", "answer_tag"),
-    ("<answer>1</answer> <answer>42</answer>", "42", "answer_tag"),
-    ("<answer>The answer is 42.</answer>", "42.", "cue"),
-    ("The answer is 42.", "42.", "cue"),
-    ("The answer should be 42", "42", "cue"),
-    ("#### 1,200", "1,200", "cue"),
-    ("Answer: 1\nAnswer: 42", "42", "cue"),
-    ("La réponse est 3,5.", "3,5.", "cue"),
-    ("The answer is 42 because 6 times 7 is 42.", "42", "cue"),
-    ('{"answer": "42"}', "42", "cue"),
-    ("**Final answer**\n\n42", "42", "cue"),
-    ("Answer: J. R. R. Tolkien", "J. R. R. Tolkien", "cue"),
-    ("The answer is the house by the sea.", "the house by the sea.", "cue"),
-    ("We have 40 and 2. Thus, x = 42.", "x = 42.", "conclusion"),
-    ("Hence the area is $25\\pi$.", "25\\pi", "conclusion"),
-    ("x^2", "x^2", "whole"),
-    (
-        "Marie Sklodowska Curie, born in the city of Warsaw",
-        "Marie Sklodowska Curie, born in the city of Warsaw",
-        "whole",
-    ),
-    ("9" * 5_000, "9" * 5_000, "whole"),
-]
-UNANSWERED = [
-    ("", "empty_answer"),
-    ("\u200b\u2800", "empty_answer"),
-    ("\\boxed{42", "unclosed_box"),
-    ("\\boxed{1} so \\boxed{42", "unclosed_box"),
-    ("\\boxed{1 is cut, so \\boxed{42}", "unclosed_box"),
-    ("\\boxed{}", "empty_box"),
-    ("\\boxed{\u200b}", "empty_box"),
-    ("<answer>42", "unclosed_answer_tag"),
-    ("<answer>1</answer><answer>42", "unclosed_answer_tag"),
-    ("<answer> </answer>", "empty_answer_tag"),
-    ("The answer is", "empty_cue"),
-    ("Is the answer: 42?", "no_conclusion"),
-    ("The common wrong answer is 42.", "no_conclusion"),
-    ("If x were 1, the answer would be 42.", "no_conclusion"),
-    ("We find 6*7 = 42, and so the", "no_conclusion"),
-    ("Is it 42?", "no_conclusion"),
-    ("If it were 42 we would be done.", "no_conclusion"),
-    ("I do not know. The problem says 42.", "no_conclusion"),
-    ("First 42 fails.\nThen 43 holds, but the", "no_conclusion"),
-]
-THOUGHTS = [
-    ("<think>1</think>@", True),
-    ("<thinking>1</thinking>@", True),
-    ("1</think>@", True),
-    ("1</thinking>@", True),
-    ("<think>1<think>2</think>3</think>@", True),
-    ("<thinking>1<think>2</think></thinking>@", True),
-    ("<think>1</think>2</think>@", True),
-    ("<think>1</think><thinking>2</thinking>@", True),
-    ("<think>1</thinking>@", True),
-    ("<think>@", False),
-    ("<thinking>@", False),
-    ("<thinking>maybe @", False),
-    ("<think>1</think><thinking>@", False),
-    ("<think>1</think>@<think>", False),
-    ("<thinking>1</thinking>2<think>@", False),
-    ("<think>1<think>2</think>3<think>@", False),
-    ("<think>@</think>", None),
-    ("<thinking>@</thinking>\n\u200b", None),
-]
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return list(map(json.loads, Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()))
+
+
+MARKED = [(row["response"], row["written"], row["reason"]) for row in _rows("answers.jsonl")]
+MARKED.append(("9" * 5_000, "9" * 5_000, "whole"))
+"""(response, its answer as it is written or None, the mark of the answer or the reason for its absence)"""
+THOUGHTS = [(row["response"], row["outcome"]) for row in _rows("thoughts.jsonl")]
 """(a response with thinking around @, True if @ is answered, False if thinking is unclosed, None if nothing follows)"""
 
 GAME = {"numbers": [42], "target": 42}
@@ -122,24 +58,18 @@ def verdict(name: str, response: str, prompt: str = "", truncated: bool = False)
     return load(name).bind(params).score([attempt])[0]
 
 
-@pytest.mark.parametrize(("response", "written", "reason"), ANSWERED)
-def test_an_answer_is_taken_from_its_mark(response: str, written: str, reason: str) -> None:
+@pytest.mark.parametrize(("response", "written", "reason"), MARKED)
+def test_an_answer_is_taken_from_its_mark_or_there_is_a_reason(response: str, written: str | None, reason: str) -> None:
     answer = read(response)
-    assert (answer.written, answer.reason) == (written, reason)
-    assert answer.text == written.removesuffix(".")
-
-
-@pytest.mark.parametrize(("response", "reason"), UNANSWERED)
-def test_a_response_without_an_answer_has_a_reason(response: str, reason: str) -> None:
-    answer = read(response)
-    assert (answer.text, answer.reason) == (None, reason)
+    assert (answer.written or None, answer.reason) == (written, reason)
+    assert answer.text == (written and written.removesuffix("."))
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_verifier_finds_an_answer_or_the_same_reason(name: str) -> None:
     """Whatever a verifier makes of a final answer, it finds one exactly if the reader does, and names its reason."""
     thoughts = [thought.replace("@", box) for thought, _ in THOUGHTS for box in ("\\boxed{42}", "The answer is 42")]
-    for response in [row[0] for row in (*ANSWERED, *UNANSWERED)] + thoughts:
+    for response in [row[0] for row in MARKED] + thoughts:
         for truncated in (False, True):
             answer, graded = read(response, truncated=truncated), verdict(name, response, truncated=truncated)
             if answer.text is None:
@@ -201,10 +131,8 @@ def test_a_cut_response_answers_only_in_a_closed_box_or_tag(name: str) -> None:
 
 
 def test_other_readers_cut_thinking_alike() -> None:
-    """Verifiers that read more than one final answer (grids, roles, programs, JSON) start after the same thinking."""
+    """Verifiers that read more than one final answer (programs, JSON) start after the same thinking."""
     rows: list[tuple[str, Any, str]] = [
-        ("sudoku", "1000000000000001", "1234341221434321"),
-        ("knights_knaves", {"people": ["Ann"], "solution": {"Ann": "knave"}}, "Ann is a knave"),
         ("json_schema", {"equals": 42}, "42"),
         ("instructions", [{"type": "words", "max": 3}], "three short words"),
     ]
@@ -227,7 +155,7 @@ def test_every_language_announces(language: str) -> None:
     pattern = re.compile(CUES[language].split("|\\b")[0], re.IGNORECASE)
     cue = from_regex(pattern, fullmatch=True).filter(lambda s: "\n" not in s and pattern.fullmatch(s))
 
-    @settings(max_examples=5, database=None, derandomize=True, deadline=None)
+    @settings(max_examples=5, database=None, derandomize=True)
     @given(cue)
     def check(announcement: str) -> None:
         answer = read(f"{announcement} 42")
@@ -247,7 +175,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(PIECES, max_size=12).map("".join), st.booleans())
 def test_all_verifiers_agree_on_any_response(response: str, truncated: bool) -> None:
     answer = read(response, truncated=truncated)
@@ -275,7 +203,6 @@ def test_the_last_box_is_the_box_that_a_slow_scan_finds(before: str, inside: str
         assert answer.text == inside.strip() if inside.strip() else answer.reason == "empty_box"
 
 
-@settings(deadline=None)
 @given(st.text("<>/think answer\n42ing", max_size=60))
 def test_the_part_after_thinking_holds_no_thinking(text: str) -> None:
     part = after_thinking(Attempt(text, None))
@@ -284,7 +211,6 @@ def test_the_part_after_thinking_holds_no_thinking(text: str) -> None:
         assert text.rstrip().endswith(part.text)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_has_an_answer_or_a_reason(text: str) -> None:
     answer = read(text)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,30 +140,26 @@ def test_answers_of_bigcodebench_use_what_its_tests_import() -> None:
     ]
 
 
-def test_packages_whose_objects_stay_in_one_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verizero.sandbox.settings.modules", lambda: {"pandas", "numpy"})
-    assert layout_of({**BIG, "libs": "['numpy']"})
-    with pytest.raises(DataError, match="libs: needs pandas, whose objects do not travel"):
-        layout_of({**BIG, "libs": "['pandas', 'numpy']"})
-    with pytest.raises(DataError, match=r"reference.test: needs pandas, whose objects"):
-        layout_of({"test": "import pandas as pd\ndef test_a(): assert f() == 1"})
-
-
-def test_integers_of_any_length_are_read() -> None:
-    digits = "12345" * 2_000
-    (test,) = suite_of(f'{{"fn_name": "f", "inputs": [[{digits}]], "outputs": [-{digits}]}}').tests
-    value = sum(int(digits[i : i + 1000]) * 10 ** (9_000 - i) for i in range(0, 10_000, 1000))
-    assert (test["args"], test["expected"]) == ([value], -value)
-
-
-def test_a_packed_object_is_not_unpacked() -> None:
-    import base64
-    import pickle
-    import zlib
-
-    packed = base64.b64encode(zlib.compress(pickle.dumps(Path("x")))).decode()
-    with pytest.raises(DataError, match=r"it holds an object of pathlib"):
-        suite_of({"public_test_cases": "[]", "private_test_cases": packed})
+@pytest.mark.parametrize(
+    ("pickled", "error"),
+    [
+        (pickle.dumps(Path("x")), "STACK_GLOBAL"),
+        (pickle.dumps(["[]"]), "EMPTY_LIST"),
+        (b"Nr\xff\xff\xff\x00.", "NONE"),  # an unpickler would make a table of 2 ** 25 places
+        (b"X\xff\xff\xff\x7fx.", "expected 2147483647 bytes"),
+        (b".", "0 texts"),
+        (b"X\x02\x00\x00\x00[]r\xff\xff\xff\x00.", None),
+        *((pickle.dumps("[]", protocol), None) for protocol in range(6)),
+    ],
+)
+def test_a_packed_column_is_a_text_and_nothing_is_unpickled(pickled: bytes, error: str | None) -> None:
+    column = base64.b64encode(zlib.compress(pickled)).decode()
+    reference = {"public_test_cases": '[{"input": "1", "output": "2"}]', "private_test_cases": column}
+    if error is None:
+        assert len(suite_of(reference).tests) == 1
+        return
+    with pytest.raises(DataError, match=rf"private_test_cases: cannot be unpacked .*{error}"):
+        suite_of(reference)
 
 
 BATCH: list[tuple[Any, str, str]] = [
@@ -251,3 +250,31 @@ def test_a_wrong_answer_says_what_went_in_and_came_out() -> None:
     ]  # fmt: skip
     said = load("code").bind().score([Attempt(program, reference) for program, reference, _ in rows])
     assert [v.reason for v in said] == [wanted for _, _, wanted in rows]
+
+
+@pytest.mark.integration
+def test_a_package_of_judges_that_is_absent_is_no_fault_of_the_program() -> None:
+    rows = [
+        ("from sortedcontainers import SortedList\ndef f(x): return x", "verifier_error: sortedcontainers"),
+        ("def f(x):\n    import os, numpy.linalg as la\n    return x", "verifier_error: numpy"),
+        ("import sortedcontainer\ndef f(x): return x", "graded: 0.0"),
+        ("def f(x): raise ImportError(\"No module named 'numpy'\")", "graded: 0.0"),
+        ("try: import numpy\nexcept ImportError: pass\ndef f(x): return x", "graded: 1.0"),
+        ("try: import numpy\nexcept ImportError: pass\ndef f(x): return 0", "graded: 0.0"),
+    ]
+    references = [
+        ("code", {"fn": "f", "tests": [{"args": [1], "expected": 1}]}),
+        ("unit_tests", {"tests": "assert f(1) == 1"}),
+        ("code", {"tests": [{"input": "", "output": "1"}]}),
+    ]
+    for name, reference in references:
+        programs = [program + "\nprint(f(1))" * ("input" in str(reference)) for program, _ in rows]
+        for verdict, (program, wanted) in zip(
+            load(name).bind().score([Attempt(p, reference) for p in programs]), rows, strict=True
+        ):
+            kind, _, detail = wanted.partition(": ")
+            assert verdict.status == kind, (program, verdict)
+            assert f"imports {detail};" in verdict.reason if kind != "graded" else verdict.score == float(detail), (
+                program,
+                verdict,
+            )

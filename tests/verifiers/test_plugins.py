@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from verizero import verifiers
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.errors import ConfigError, UnknownName
@@ -78,10 +77,6 @@ def score(verifier: Verifier[Any], response: str, reference: object = None, **pa
     return said.score if said.status == "graded" else said.status
 
 
-def test_the_package_is_ours() -> None:
-    assert Path(verifiers.__file__ or "").resolve().parent == Path(__file__).resolve().parents[2] / "verifiers"
-
-
 def test_a_file_is_enough(file: Path) -> None:
     found = load(path="checks.py:shouts", base=file)
     assert score(found, "yes!!") == 1.0
@@ -109,9 +104,9 @@ def test_what_a_plugin_does_wrong_is_no_wrong_answer(file: Path) -> None:
 
 def test_parameters_are_validated_before_anything_runs(file: Path) -> None:
     found = load(path="checks.py:shouts", base=file)
-    with pytest.raises(ConfigError, match=r"times: .*10"):
+    with pytest.raises(ConfigError, match=r"times = 10: "):
         found.bind({"times": 10})
-    with pytest.raises(ConfigError, match=r"'time'.* times"):
+    with pytest.raises(ConfigError, match=r"no parameter 'time'; did you mean times"):
         found.bind({"time": 1})
 
 
@@ -158,27 +153,10 @@ def test_rows_name_either_kind(file: Path, installed: Path) -> None:
 
 
 def test_every_file_here_is_a_verifier_of_its_own_name() -> None:
-    found = registry.names("verifiers")
-    for name in found:
+    for name in registry.names("verifiers"):
         verifier = load(name)
         assert verifier.name == name
         assert verifier.__doc__, f"{name} does not say what it returns"
-    assert set(found) >= {
-        "choice", "code", "combine", "countdown", "exact", "format", "instructions", "json_schema", "judge",
-        "knights_knaves", "length", "math", "numeric", "reasoning_gym", "regex", "repetition", "reward_model",
-        "sql",
-        "sudoku", "unit_tests",
-    }  # fmt: skip
-
-
-def test_a_former_name_loads_the_verifier_and_is_not_listed(tmp_path: Path) -> None:
-    assert load("reference_model") is load("reward_model")
-    assert "reference_model" not in registry.names("verifiers")
-    choice = VerifierChoice(name="reference_model", params={"model": str(tmp_path)})
-    bound = bind_verifiers([Prompt("1", "q", choice.key, None)], {choice.key: choice}, tmp_path)
-    assert [b.name for b in bound.values()] == ["reward_model"]
-    part = {"name": "reference_model", "params": {"model": str(tmp_path)}}
-    assert load("combine").bind({"parts": [part]}).params.parts[0].bound.name == "reward_model"
 
 
 def test_a_name_of_no_verifier_says_which_are_near() -> None:

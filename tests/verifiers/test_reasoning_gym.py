@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +10,9 @@ import pytest
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers import reasoning_gym as module
 from verizero.verifiers._gym_scorer import is_plain
-from verizero.verifiers.reasoning_gym import (
-    INSTALL,
-    PROCESS,
-    ReasoningGymParams,
-    ScoringProcess,
-    _verdict,
-    reasoning_gym,
-)
+from verizero.verifiers.reasoning_gym import ScoringProcess, reasoning_gym
 
-TASKS = [
-    "countdown",
-    "chain_sum",
-    "sentence_reordering",
-    "knights_knaves",
-    "spiral_matrix",
-    "polynomial_multiplication",
-    "letter_counting",
-]
+TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "letter_counting"]
 
 
 def one(reference: Any, response: str, **params: Any) -> Verdict:
@@ -127,20 +108,6 @@ def test_hostile_answers_are_not_plain(text: str) -> None:
 
 
 @pytest.mark.integration
-def test_a_scorer_that_is_halted_or_dies_makes_no_verdict_and_the_next_answer_is_graded() -> None:
-    gold = str(entry("chain_sum")["answer"])
-    assert one(reference("chain_sum"), gold).is_correct
-    for act in (signal.SIGSTOP, signal.SIGKILL):  # as a machine too busy to run it, and one short of memory
-        before = PROCESS._process
-        assert before is not None
-        os.kill(before.pid, act)
-        if act == signal.SIGSTOP:
-            assert one(reference("chain_sum"), gold, timeout_s=0.02).status == "verifier_error"
-        before.wait()
-        assert one(reference("chain_sum"), gold).is_correct
-
-
-@pytest.mark.integration
 def test_an_answer_that_uses_its_cpu_time_is_a_timeout_and_making_the_task_is_no_part_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -163,36 +130,9 @@ def test_an_answer_that_uses_its_cpu_time_is_a_timeout_and_making_the_task_is_no
     asked.close()
 
 
-def test_threads_get_the_same() -> None:
-    gold = str(entry("chain_sum")["answer"])
-    with ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(lambda text: one(reference("chain_sum"), text).score, [gold, "1x"] * 20))
-    assert said == [1.0, 0.0] * 20
-
-
-def test_without_the_package_the_error_says_how_to_install_it() -> None:
-    said = _verdict({"missing": "No module named 'reasoning_gym'"}, "4", ReasoningGymParams(), 0.0)
-    assert said.status == "verifier_error"
-    assert INSTALL in said.reason
-
-
 @pytest.mark.parametrize(
     "bad",
     [None, {}, {"dataset": "chain_sum"}, {"dataset": "chain_sum", "entry": {}}, {"dataset": "no_such", "index": 0}],
 )
 def test_broken_references_are_no_wrong_answers(bad: Any) -> None:
     assert one(bad, "4").status == "verifier_error"
-
-
-@pytest.mark.integration
-def test_the_package_is_never_loaded_into_this_process_by_grading() -> None:
-    import subprocess
-
-    code = (
-        "import sys; from verizero.verifiers.base import load; from verizero.pipeline.types import Attempt;"
-        "v = load('reasoning_gym').bind();"
-        "r = {'dataset': 'chain_sum', 'config': {'size': 2, 'seed': 1}, 'index': 0};"
-        "assert v.score([Attempt('1', r)])[0].status == 'graded';"
-        "sys.exit('reasoning_gym' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.verifiers import rewards_by_shape as by_shape
 from tests.verifiers import rewards_of_others as theirs
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.scoring.score import tells_right
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.base import BoundVerifier, load
+from verizero.verifiers._reward_functions import verdict_of
+from verizero.verifiers.base import BoundVerifier, load, verifier
 
-FILE = Path(theirs.__file__)
+FILE, SHAPES = Path(theirs.__file__), Path(by_shape.__file__)
 
 
 def attempts(count: int = 200) -> list[Attempt]:
@@ -129,6 +134,17 @@ def test_one_that_abstains_adds_nothing_and_all_that_abstain_leave_no_reward() -
     assert all(v.is_left_out and not v.is_infrastructure for v in verdicts[::3])
 
 
+def test_what_is_only_shown_costs_no_reward() -> None:
+    shown = {"a": math.nan, "b": 10**400, "c": -math.inf, "d": "text", "e": [1, 2], "f": np.zeros(2), "g": True}
+    verdicts = [verdict_of({"score": 0.5, **shown}), bound("shown").score(attempts(1))[0]]
+    verdicts += bound("shown_of_batch").score(attempts(2))
+    for verdict in verdicts:
+        assert (verdict.status, verdict.score) == ("graded", 0.5)
+        assert str(dict(verdict.parts)) == "{'a': nan, 'b': inf, 'c': -inf, 'g': 1.0}"
+    with pytest.raises(ValueError, match=r"returned 1e\+200; a reward is a number up to 1e\+100"):
+        verdict_of(1e200)
+
+
 def test_a_threshold_says_what_is_right() -> None:
     some = attempts(30)
     for a, v in zip(some, bound("signed", success=2.0).score(some), strict=True):
@@ -141,8 +157,8 @@ def test_a_threshold_says_what_is_right() -> None:
 def test_failures_say_what_was_returned_and_where() -> None:
     some, line = attempts(2), f", at {FILE}:"
     for function, why in {
-        "not_a_number": "ValueError: returned nan; a reward is a finite number, or None for no reward",
-        "a_text": "TypeError: returned 'good'; a reward is a finite number, or None for no reward",
+        "not_a_number": "ValueError: returned nan; a reward is a number up to 1e+100, or None for no reward",
+        "a_text": "TypeError: returned 'good'; a reward is a number, or None for no reward",
         "raises": "KeyError: 'no such key'",
     }.items():
         verdict = bound(function).score(some)[0]
@@ -165,7 +181,23 @@ def test_a_bad_value_of_a_batch_costs_no_other_response() -> None:
     assert [v.status for v in verdicts] == ["verifier_error", "graded", "graded"] * 2
     short = bound("too_few").score(attempts(6))
     assert {v.status for v in short} == {"verifier_error"}
-    assert "returned 0 values for 1 responses; return one for each" in short[0].reason
+    assert "returned 5 values for 6 responses; return one for each" in short[0].reason
+    same = load(path=f"{SHAPES}:one_for_all").bind().score(attempts(6))
+    assert {v.reason for v in same} == {
+        f"WrongCount: returned 1 values for 6 responses; return one for each, at {SHAPES}:"
+        f"{by_shape.one_for_all.__code__.co_firstlineno}"
+    }
+
+
+def test_each_shape_is_right_for_two_callers_at_a_time() -> None:
+    names = list(vars(by_shape))  # in the order of the file: one that awaits precedes one that asks for a loop
+    shapes = [n for n in names[names.index("in_main_thread") :] if n not in ("Kind", "AsyncKind", "one_for_all")]
+    assert len(shapes) == 19
+    some = [Attempt("1", "1", row={"answer": "1"})] * 4
+    with ThreadPoolExecutor(2) as callers:
+        for shape in shapes:
+            verdicts = callers.map(load(path=f"{SHAPES}:{shape}").bind().score, [some] * 10)
+            assert {(v.status, v.score, v.reason) for own in verdicts for v in own} == {("graded", 1.0, "right")}, shape
 
 
 def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
@@ -176,3 +208,8 @@ def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
         load(path=f"{tmp_path}/r.py:x")
     with pytest.raises(ConfigError, match="has no 'g'"):
         load(path=f"{tmp_path}/r.py:g")
+    with pytest.raises(ConfigError, match=r"'Kind' is a class; give an object that can be called: Kind\(\)"):
+        load(path=f"{SHAPES}:Kind")
+    for shape in (by_shape.waits, by_shape.cached, by_shape.kind, by_shape.Kind, by_shape.part):
+        with pytest.raises(ConfigError, match="@verifier goes directly above a def without async"):
+            verifier(shape)

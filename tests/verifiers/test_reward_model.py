@@ -86,21 +86,11 @@ def score_alone(folder: Path, text: str) -> float:
 
 def test_a_batch_scores_as_each_text_alone_would(model: Path) -> None:
     texts = ["a", "bcd 12", "hgfe 0123456789", "ab", "<think>aaa</think>c 9"]
-    verdicts = said(model, texts, batch_size=3, center=0.1, scale=0.5)
+    verdicts = said(model, texts, center=0.1, scale=0.5)
     for text, verdict in zip(texts, verdicts, strict=True):
         logit = score_alone(model, PROMPT + text.rsplit("</think>", 1)[-1])
         assert verdict.status == "graded"
         assert verdict.score == pytest.approx(1 / (1 + math.exp(-(logit - 0.1) / 0.5)), abs=1e-5)
-
-
-def test_thresholds_and_clipping(model: Path) -> None:
-    texts = ["a", "h 9", "0 0"]
-    logits = [score_alone(model, PROMPT + t) for t in texts]
-    middle = sorted(logits)[1]
-    clipped = said(model, texts, squash="clip")
-    assert [v.score for v in clipped] == pytest.approx([min(1, max(0, 0.5 + x / 2)) for x in logits], abs=1e-5)
-    cut = said(model, texts, center=middle - 1e-4, threshold=0.5)
-    assert [v.score for v in cut] == [float(x >= middle) for x in logits]
 
 
 @pytest.mark.integration
@@ -111,10 +101,12 @@ def test_only_calling_it_loads_torch() -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
-    """In a batch with attacks, honest answers score as they do alone; every attack is graded as text."""
-    alone = [said(model, [r], chat=chat)[0].score for r in HONEST]
-    mixed = said(model, [*HONEST, *INJECTIONS], chat=chat, batch_size=4)
-    assert [v.score for v in mixed[: len(HONEST)]] == pytest.approx(alone, abs=1e-5)
+    """In any company each answer has the very score that it has alone; every attack is graded as text."""
+    responses = [*HONEST, *INJECTIONS]
+    alone = [said(model, [r], chat=chat)[0].score for r in responses]
+    mixed = said(model, responses, chat=chat)
+    assert [v.score for v in mixed] == alone
+    assert [v.score for v in said(model, responses[4::-1], chat=chat)] == alone[4::-1]
     assert {v.status for v in mixed} == {"graded"}
     assert all(0 < v.score < 1 for v in mixed)
 
@@ -123,6 +115,7 @@ def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
 def test_each_step_is_scored_as_a_text_that_ends_with_it(model: Path, response: str) -> None:
     """The response is worth its worst step; in a batch with others, and behind a thinking that is not shown."""
     found = said(model, ["x\ny", response, "a b c d e f"], step_end="\n")[1]
+    assert found.steps == said(model, [response], step_end="\n")[0].steps
     texts = [text for text, _ in found.steps]
     assert "".join(texts) == response
     shown = response.partition("</think>")[2] or response
@@ -175,17 +168,15 @@ def test_a_flood_is_refused_unread_and_costs_others_nothing(model: Path) -> None
 
 
 @pytest.mark.parametrize("spoil", [math.nan, math.inf])
-@pytest.mark.parametrize("squash", ["sigmoid", "clip"])
-def test_a_score_that_is_no_number_is_a_failure_and_no_zero(tmp_path: Path, spoil: float, squash: str) -> None:
-    for verdict in said(saved(tmp_path, spoil=spoil), HONEST, squash=squash, threshold=0.5):
+def test_a_score_that_is_no_number_is_a_failure_and_no_zero(tmp_path: Path, spoil: float) -> None:
+    for verdict in said(saved(tmp_path, spoil=spoil), HONEST):
         assert verdict.status == "verifier_error"
         assert "score is" in verdict.reason
 
 
 @pytest.mark.parametrize("spoil", [1e30, -1e30])
 def test_huge_scores_stay_within_bounds(tmp_path: Path, spoil: float) -> None:
-    for squash in ("sigmoid", "clip"):
-        assert all(0.0 <= v.score <= 1.0 for v in said(saved(tmp_path / squash, spoil=spoil), HONEST, squash=squash))
+    assert all(0.0 <= v.score <= 1.0 for v in said(saved(tmp_path, spoil=spoil), HONEST))
 
 
 def test_what_is_no_reward_model_is_named(tmp_path: Path) -> None:

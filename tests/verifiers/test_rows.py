@@ -23,9 +23,9 @@ def bound(name: str, params: str) -> BoundVerifier[Any]:
     return load(name).bind(json.loads(params))
 
 
-def verdict(row: Row, truncated: bool = False) -> Verdict:
+def verdict(row: Row) -> Verdict:
     name, params, reference, response, _ = row
-    return bound(name, json.dumps(params)).score([Attempt(response, reference, truncated=truncated)])[0]
+    return bound(name, json.dumps(params)).score([Attempt(response, reference)])[0]
 
 
 def outcome(said: Verdict) -> float | str:
@@ -36,13 +36,6 @@ def outcome(said: Verdict) -> float | str:
 def test_every_row_gets_its_label(name: str) -> None:
     wrong = [(r, verdict(r)) for r in WITHOUT_SANDBOX if r[0] == name and outcome(verdict(r)) != r[4]]
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_holds_right_answers_and_wrong_ones(name: str) -> None:
-    labels = [r[4] for r in WITHOUT_SANDBOX if r[0] == name]
-    assert labels.count(1) >= 3
-    assert labels.count(0) >= 5
 
 
 def test_threads_and_order_change_nothing() -> None:
@@ -63,26 +56,3 @@ def test_a_batch_gives_the_same_as_single_calls() -> None:
         rows = list(same)
         together = bound(rows[0][0], json.dumps(rows[0][1])).score([Attempt(r[3], r[2]) for r in rows])
         assert [outcome(v) for v in together] == [r[4] for r in rows]
-
-
-def test_thinking_never_counts() -> None:
-    """A right answer inside the thinking of a response that then answers wrongly, or not at all, is worth nothing."""
-    for row in WITHOUT_SANDBOX:
-        if row[0] == "format" or row[4] != 1:
-            continue
-        bare = row[3].rsplit("</think>", 1)[-1]
-        hidden = (*row[:3], f"<think>{bare}</think>", 0.0)
-        assert verdict(hidden).status == "no_answer", row
-        for opening in ("<think>", "<thinking>"):
-            assert verdict((*row[:3], f"{opening}{bare}", 0.0)).status == "no_answer", row
-
-
-def test_a_cut_response_earns_only_what_it_closed() -> None:
-    cut = [
-        r for r in WITHOUT_SANDBOX if r[0] != "format" and r[4] == 1 and "boxed" not in r[3] and "<answer>" not in r[3]
-    ]
-    unclosed = [r for r in cut if "```" not in r[3] and not r[3].lstrip().startswith("{")]
-    assert len(unclosed) > 20
-    for row in unclosed:
-        if row[1].get("where") != "response":
-            assert verdict(row, truncated=True).status == "no_answer", row

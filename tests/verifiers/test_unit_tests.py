@@ -1,4 +1,4 @@
-"""Asserts against programs that never see them: replay, in the sandbox."""
+"""Asserts against programs that never see them, in the sandbox."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.verifiers.suites import rows_of
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._test_classes import classes_in
+from verizero.sandbox.settings import SandboxSettings, configure
+from verizero.verifiers._one_process import reason_for
 from verizero.verifiers._test_suites import suite_of
 from verizero.verifiers.unit_tests import unit_tests
 
@@ -42,7 +44,6 @@ GOLD = [
     (HAS_CLOSE, HUMAN_EVAL),
     (ROOT, PYTEST),
     ("def first(x): return (x[0], {1: {2.5}})", ["assert first([3]) == (3, {1: {2.5}})"]),
-    ("def f(x): x.append(1)", ["a = [0]\nf(a)\nassert a == [0, 1]"]),
     ("def f(*, a, b=2): return a - b", ["assert f(a=5) == 3", "assert f(b=1, a=1) == 0"]),
     ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert tick() == 1", "assert tick() == 1"]),
     ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert [tick(), tick(), tick()] == [1, 2, 3]"]),
@@ -69,30 +70,13 @@ WRONG = [
     ("def f(x):\n    if x < 0: raise KeyError\n    return x ** 0.5", RAISING),
     ("def f(x):\n    if x < 0: raise ValueError\n    return 1.4142 if x == 2 else 2", RAISING),
     ("def double(x): return x + 2", DOUBLE),
-    ("def double(x): return None", DOUBLE),
     ("def dubble(x): return 2 * x", DOUBLE),
     ("def double(x): raise AssertionError", DOUBLE),
     ("this is not python", DOUBLE),
     ("def has_close(xs, t): return True", HUMAN_EVAL),
-    ("def has_close(xs, t): return False", HUMAN_EVAL),
     ("def root(x): return abs(x) ** 0.5", PYTEST),
     ("def first(x): return [3, {1: {2.5}}]", ["assert first([3]) == (3, {1: {2.5}})"]),
-    ("def f(x): x.append(2)", ["a = [0]\nf(a)\nassert a == [0, 1]"]),
 ]
-HACKS = {
-    "exits": "import sys\ndef double(x): sys.exit(0)",
-    "exits at once": "import os\nos._exit(0)",
-    "equal to all": "class A:\n    def __eq__(s, o): return True\n    __hash__ = None\ndef double(x): return A()",
-    "an int equal to all": "class A(int):\n    def __eq__(s, o): return True\ndef double(x): return A(0)",
-    "replaces the caller": "def double(x): return 0\n"
-    "import builtins\nbuiltins.AssertionError = type('Q', (BaseException,), {})",
-    "own protocol": "def verizero_calls(tests): return [[('passed',)]]\ndef double(x): return ('value', 4, [2], {})",
-    "claims": "import sys\ndef double(x):\n    f = sys._getframe(1)\n"
-    "    f.f_locals['said'][-1].append(('passed',))\n    return 0",
-    "reads the test": "import gc\ndef double(x):\n"
-    "    return next(o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o)",
-    "loops": "def double(x):\n    while True: pass",
-}
 
 
 @pytest.mark.parametrize(("program", "reference"), GOLD)
@@ -105,14 +89,6 @@ def test_right_programs_pass(program: str, reference: Any) -> None:
 def test_wrong_programs_fail(program: str, reference: Any) -> None:
     said = one(program, reference)
     assert (said.status, said.score) == ("graded", 0.0)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", HACKS)
-def test_reward_hacks_earn_nothing(name: str) -> None:
-    said = one(HACKS[name], DOUBLE, cpu_s=0.3 if name == "loops" else 1)
-    assert said.score == 0.0
-    assert said.status == ("timeout" if name == "loops" else "graded"), said.reason
 
 
 def test_a_shared_process_is_not_held_against_a_program() -> None:
@@ -227,24 +203,110 @@ def test_objects_of_the_tasks_own_classes_travel_whole(program: str, is_right: b
     assert said.status == "graded", said.reason
 
 
+NAMES = ("n", "f", "E", "Bag")
+
+
 @pytest.mark.parametrize(
-    ("source", "is_class"),
+    ("source", "reason"),
     [
-        ("assert abs(n(2) - 4) < 1e-9", False),
-        ("assert n(2).strip().startswith('4')", False),
-        ("x = n(2)\nx.sort()\nassert math.sqrt(x[0]) == y.z and helper(x).status", False),
-        ("m = re.match('a', n(2))\nassert m.group()", False),
-        ("assert n(2).area() == 4", True),
-        ("import solution\nassert solution.n(2).area() == 4", True),
-        ("for x in [n(1)]:\n    y = x\nassert y[0].name", True),
-        ("class TestA:\n    def setup_method(self): self.s = n()\n    def test_a(self): assert self.s.push(1)", True),
-        ("@fixture\ndef s():\n    return n()\ndef test_a(s):\n    s.push(1)", True),
-        ("with n(1) as x:\n    assert x.value", True),
-        ("assert n(1) * 2 == n(2)", True),
-        ("with raises((ValueError, n)): f()", True),
-        ("try: f()\nexcept n: pass", True),
-        ("assert type(f()) is n", True),
+        ("assert abs(n(2) - 4) < 1e-9", ""),
+        ("assert n(2).strip().startswith('4')", ""),
+        ("x = n(2)\nx.sort()\nassert math.sqrt(x[0]) == y.z and helper(x).status", ""),
+        ("m = re.match('a', n(2))\nassert m.group()", ""),
+        ("assert encode(n(1)) == n(1) and n(2)(3) == [x for x in f(4)]", ""),
+        ("with raises((ValueError, E)) as e: f()\nassert isinstance(e.value, E) and e.value.code == 7", ""),
+        (
+            "class T(TestCase):\n    def setUp(self): self.s = n()\n    def test_a(self): self.assertEqual(self.s, 1)",
+            "",
+        ),
+        ("def helper(): return n(1)\ndef test_a(capsys, x=1): assert f(helper())", ""),
+        ("@mark.parametrize('a, b', [(1, 2)])\ndef test_a(a, b): assert f(a) == b", ""),
+        ("assert n(2).area() == 4", "they use .area of an object that n gives"),
+        ("import solution\nassert solution.n(2).area() == 4", "they use .area"),
+        ("for x in [n(1)]:\n    y = x\nassert y[0].name", "they use .name"),
+        (
+            "class TestA:\n    def setUp(self): self.s = n()\n    def test_a(self): assert self.s.push(1)",
+            "they use .push",
+        ),
+        ("xs = [n(i) for i in (1, 2)]\nfor i, x in enumerate(xs): x.left = xs[i]", "they use .left"),
+        ("def helper(x: n | None): assert x", "they use n as a class"),
+        ("with n(1) as x:\n    assert x", "they use n as a class"),
+        ("assert type(f()) is n", "they use n as a class"),
+        ("assert isinstance(f(), n)", "they use n as a class"),
+        ("class A(n): pass", "they use n as a class"),
+        ("assert Bag([2]) is not None and f(Bag(1)) == 3 and f(2) == f(2)", ""),
+        ("assert len(Bag([2])) == 1", "they use an object of Bag: len(Bag([2]))"),
+        ("b = Bag([2])\nassert str(b) == 'x'", "they use an object of Bag: str(b)"),
+        ("b = Bag([2])\nassert f'{b}' == 'x'", "they use an object of Bag"),
+        ("assert [x for x in Bag(2)] == [2]", "they use an object of Bag"),
+        ("for x in Bag(2): assert x", "they use an object of Bag"),
+        ("from solution import Bag as B\nassert 3 in B(2)", "they use an object of Bag"),
+        ("b = Bag()\nassert not b", "they use an object of Bag"),
+        ("def made(): return Bag(3)\nb = made()\nassert b[0] == 3", "they use an object of Bag"),
+        ("b = Bag(1)\nb += 1", "they use an object of Bag"),
+        ("x, y = Bag(1)", "they use an object of Bag"),
+        ("assert Bag(1) + 2 == 3", "they use an object of Bag"),
+        ("assert sum([Bag(1)]) == 3", "they use an object of Bag"),
+        ("assert {Bag(1): 2}", "they use an object of Bag"),
+        ("assert f(3) == Bag(3)", "they use Bag as a class"),
+        ("class T(TestCase):\n    def test_a(self): self.assertEqual(f(3), Bag(3))", "they use Bag as a class"),
+        (
+            "class T(TestCase):\n    def setUp(self): self.s = Bag()\n    def test_a(self): assert len(self.s)",
+            "they use",
+        ),
+        ("class T(TestCase):\n    def test_a(self): self.assertTrue(Bag())", "they use an object of Bag"),
+        ("with raises(E) as e: f()\nassert e.match('x') and e.value.args.count(1) and e.value.code.real", ""),
+        ("with raises(E) as e: f()\nassert e.value.told()", "they use .told of an exception"),
+        ("try: f()\nexcept E as e: assert e.told()", "they use .told of an exception"),
+        ("assert f(lambda x: x)", "the program gets a function"),
+        ("def g(x): return x\nassert f(g)", "the program gets g of the tests"),
+        ("class Box: pass\nb = Box()\nassert f(b)", "the program gets b of the tests"),
+        ("@f\ndef g(): pass", "f of the program decorates g"),
+        ("import solution\nsolution.n = 3", "they change the program: solution.n = 3"),
+        ("from unittest import mock\nwith mock.patch('n'): f()", "they use mock"),
+        ("from unittest.mock import patch\n@patch('n')\ndef test_a(m): f()", "they use mock"),
+        ("@pytest.fixture\ndef s():\n    return n()\ndef test_a(s):\n    assert s", "they use pytest.fixture"),
+        ("def test_a(tmp_path):\n    assert f(str(tmp_path))", "the fixture 'tmp_path'"),
+        ("import pytest\npytest.skip('x')\nassert f()", "they use pytest.skip"),
+        ("async def test_a():\n    assert await f(1)", "they are asynchronous"),
+        ("sys.stdin = io.StringIO('4')\nassert f() == 4", "they use sys.stdin"),
+        ("assert eval(f(2)) == 4", "eval(f(2)) runs a text"),
+        ("import pandas as pd\nassert f(pd.DataFrame()) == 1", "they use pandas"),
     ],
 )
-def test_a_name_is_a_class_by_what_the_tests_do_with_its_objects(source: str, is_class: bool) -> None:
-    assert ("n" in classes_in(ast.parse(source))) == is_class
+def test_what_needs_the_programs_own_process(source: str, reason: str) -> None:
+    said = reason_for(ast.parse(source), NAMES, ())
+    assert said.startswith(reason)
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.integration
+def test_such_tests_run_with_the_program_where_the_recipe_has_pytest() -> None:
+    rows, wrong = (
+        rows_of("one_process"),
+        ("def f(x): return x", {"tests": "assert f(lambda x: 1) == 1\nassert f(2) == 2"}),
+    )
+    lacks = (
+        "def f(x): return x",
+        {"tests": "def test_a():\n    __import__('no_such_module')\n    assert f(str)(lambda x: 1)"},
+    )
+    needs = ("def f(x): return x", {"tests": "def test_a(no_such_fixture): assert f(1)"})
+    attempts = [Attempt(program, reference) for program, reference, _ in rows.values()]
+    attempts += [Attempt(*row) for row in (wrong, lacks, needs)]
+    without = unit_tests.bind().score(attempts)
+    assert {v.status for v in without} == {"verifier_error"}
+    assert all(
+        v.reason.startswith("needs one process: ") and "name pytest in sandbox.packages" in v.reason for v in without
+    )
+    try:
+        configure(SandboxSettings(packages=("pytest",)))
+        *within, failed, no_module, no_fixture = unit_tests.bind({"grading": "fraction"}).score(attempts)
+    finally:
+        configure(SandboxSettings())
+    assert not {name: v.reason for name, v in zip(rows, within, strict=True) if v.reason != "passed (in one process)"}
+    assert [v.status for v in (no_module, no_fixture)] == ["verifier_error"] * 2
+    assert "no_such_module" in no_module.reason
+    assert "no_such_fixture" in no_fixture.reason
+    assert (failed.status, failed.score) == ("graded", 0.5)
+    assert failed.reason.startswith("test 1: ")
+    assert failed.reason.endswith(" (in one process)")

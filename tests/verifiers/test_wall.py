@@ -15,14 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import family, until
-from verizero.pipeline.commands.verifiers.check import check
-from verizero.pipeline.commands.verifiers.verify import verify
-from verizero.pipeline.config.choices import VerifierChoice
-from verizero.pipeline.config.sandbox import SandboxConfig
-from verizero.pipeline.scoring.grader_process import GraderProcess
+from tests.processes import PATIENCE_S, family, until
+from verizero.pipeline.commands.verifiers.proof import check
+from verizero.pipeline.commands.verify import verify
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers import _wall
+from verizero.verifiers import _verifier_process
 from verizero.verifiers.base import BoundVerifier, load, verifier
 
 pytestmark = pytest.mark.integration
@@ -50,7 +47,7 @@ FAULTS = {
     "never returns to Python": ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "no verdict within 3 s"),
     "ends its process": ("import os; os._exit(3)", "exit status 3"),
     "kills its process": ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-    "sets itself an alarm": ("import signal, time; signal.alarm(1); time.sleep(9)", "SIGALRM"),
+    "sets itself an alarm": ("import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()", "SIGALRM"),
     "closes all files": ("import os; os.closerange(0, 99)", "ended its process"),
 }
 NO_LINE = ("returns", "ends its process", "kills", "sets itself", "closes")
@@ -129,21 +126,19 @@ def test_prints_are_no_answers_and_floods_stop_nothing(
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "hello" in shown.err
-    assert len(shown.err) < 2 * _wall.MAX_PRINTED
+    assert len(shown.err) < 2 * _verifier_process.MAX_PRINTED
 
 
 def test_a_call_does_not_wait_for_each_of_many_that_hang(write: Callable[..., str]) -> None:
-    start = time.monotonic()
     verdicts = bound(write("import time; time.sleep(1e6)"), 0.5).score([Attempt("bad", "a")] * 100)
     assert {v.status for v in verdicts} == {"verifier_error"}
     assert "not asked about after others: no verdict within 0.5 s" in verdicts[-1].reason
-    assert time.monotonic() - start < 60, "a hundred waits would be the longest by far"
 
 
 def test_the_operator_is_told_what_is_waited_for(
     write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_wall, "SILENCE_S", 0.3)
+    monkeypatch.setattr(_verifier_process, "SILENCE_S", 0.3)
     bound(write("import time; time.sleep(1e6)"), 1.5).score([Attempt("a", "a"), Attempt("bad", "a")])
     told = capsys.readouterr().err
     assert "mine.py:mine': 1 of 2 responses graded, waiting for" in told
@@ -188,18 +183,6 @@ def test_without_a_file_to_load_the_code_runs_here_and_ctrl_c_passes() -> None:
         interrupted.bind().score([Attempt("a", "a")])
 
 
-def test_the_grader_process_goes_on(write: Callable[..., str], tmp_path: Path) -> None:
-    part = {"path": write("import sys; sys.exit(0)")}
-    choice = VerifierChoice.model_validate({"name": "combine", "params": {"parts": [part]}}, context={"base": tmp_path})
-    graders = GraderProcess(SandboxConfig(), tmp_path, {"mine": choice})
-    try:
-        verdicts = graders.score("mine", [Attempt("bad", "a"), Attempt("a", "a")])
-    finally:
-        graders.close()
-    assert verdicts is not None
-    assert [v.status for v in verdicts] == ["verifier_error", "graded"]
-
-
 @pytest.mark.parametrize("body", ["import sys; sys.exit(0)", "return None", "import time; time.sleep(1e6)"])
 def test_a_check_names_the_row_and_the_line(body: str, write: Callable[..., str], tmp_path: Path) -> None:
     write(body)
@@ -214,14 +197,12 @@ def test_a_check_names_the_row_and_the_line(body: str, write: Callable[..., str]
 def test_a_real_ctrl_c_stops_a_command_that_waits(write: Callable[..., str], tmp_path: Path) -> None:
     row = json.dumps({"verifier": {"path": write("import time; time.sleep(1e6)")}, "reference": "a", "response": "bad"})
     (tmp_path / "rows.jsonl").write_text(row + "\n")
-    # The interrupt that this process may ignore, as jobs in the background do, must reach that one.
-    command = [sys.executable, "-c", "import signal, sys; signal.signal(2, signal.default_int_handler); "
-               "from verizero.pipeline.cli import main; sys.exit(main())", "verify", "rows.jsonl"]  # fmt: skip
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "verify", "rows.jsonl"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: len(family(process.pid)) > 1, "the process of the verifier")
     everyone = family(process.pid)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1].count("stopped") == 1
+    assert process.communicate(timeout=PATIENCE_S)[1].count("stopped") == 1
     assert process.returncode == 130
     until(lambda: not any(os.path.exists(f"/proc/{p}") for p in everyone), "the end of both")

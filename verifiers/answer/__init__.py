@@ -27,6 +27,7 @@ __all__ = [
     "MAX_TAIL",
     "Answer",
     "after_thinking",
+    "announced_answer",
     "boxed_or_tagged",
     "final_answer",
     "is_blank",
@@ -43,12 +44,11 @@ MAX_DECORATION = 100
 """Characters by which an answer may be longer than the reference that it is: spaces, emphasis, dollar signs."""
 
 
-def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
+def final_answer(attempt: Attempt) -> Answer:
     """Return the final answer of a response, or the reason why it has none.
 
-    A response that was cut at its length limit answers only in a box or tag that it closed. Without
-    `concluding_sentence`, a response without box, tag and announcement has no answer. What is the reference, letter
-    for letter, is never cut: "No. 5: Who is Ann?" announced, or as the whole response, is the answer to itself.
+    A response that was cut at its length limit answers only in a box or tag that it closed. What is the reference,
+    letter for letter, is never cut: "No. 5: Who is Ann?" announced, or as the whole response, is the answer to itself.
     """
     part = after_thinking(attempt)
     if part.text is None:
@@ -58,8 +58,8 @@ def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
     if answer is None and attempt.truncated:
         return Answer(None, "truncated")
     if answer is None:
-        answer = announced_answer(text) or (concluding_answer(text) if concluding_sentence else Answer(None, "no_cue"))
-        offered = [*answer.uncut, *([text] if concluding_sentence else [])]
+        answer = announced_answer(text) or concluding_answer(text)
+        offered = [*answer.uncut, text]
     elif answer.text is not None:
         offered = [] if answer.others else [answer.text]
         inner = (

@@ -139,6 +139,7 @@ def last_box(text: str) -> Answer:
         return Answer(None, "unclosed_box")
     if not boxes:
         return Answer(None, "no_box")
+    boxes = _shown(text, boxes)
     contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
     first, joiner = boxes[-1][0], ", "
     for start, inner, closed in reversed(boxes[-MAX_BOXES:-1]):
@@ -153,6 +154,20 @@ def last_box(text: str) -> Answer:
     joined, end = joiner.join(dict.fromkeys(contents)), boxes[-1][2] + 1
     alternative = hedges.candidate_near_box(text, first, end) or hedges.replacing_value(text[end:])
     return Answer(joined, "boxed", joined, tuple(contents), alternative, is_other_language(text))
+
+
+def _shown(text: str, boxes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return the boxes outside code fences and LaTeX's lines of comments, or all if there are none outside."""
+    if "```" not in text and "%" not in text:
+        return boxes
+    programs = program_places(text)
+    shown = [
+        box
+        for box in boxes
+        if not _is_inside(box[0], programs)
+        and not text[text.rfind("\n", 0, box[0]) + 1 : box[0]].lstrip().startswith("%")
+    ]
+    return shown or boxes
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
@@ -226,7 +241,7 @@ def without_decoration(text: str) -> str:
             bare = bare[1:-1]
         if bare.endswith(".") and not bare.endswith(".."):
             bare = bare[:-1]
-        for style in STYLES:
+        for style in STYLES if bare.startswith("\\") else ():
             if bare.startswith(style) and _closing_brace(bare, len(style) - 1) == len(bare) - 1:
                 bare = bare[len(style) : -1]
         if bare == text:

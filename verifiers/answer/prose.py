@@ -8,7 +8,6 @@ from functools import lru_cache
 
 from verizero.verifiers.answer import hedges
 from verizero.verifiers.answer.parts import MAX_TAIL, Answer, is_other_language
-from verizero.verifiers.answer.sentences import asserts, is_code, sentence_ends
 from verizero.verifiers.answer.words import (
     CLAUSE,
     CONCLUDES,
@@ -26,6 +25,114 @@ from verizero.verifiers.answer.words import (
     VERB_ENDING,
 )
 
+SENTENCE_END = re.compile(r"(?<=[^\d\s])[.!?]\**(?=\s)|(?<=\d)[.!?]\**(?=\s+[A-Z\\$*]|\s*\n)|[。！？؟।](?=.)|\n\s*\n")
+MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+ABBREVIATED = re.compile(
+    r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|Sgt|Capt|Mt|Ft|Sr|Jr|Lt|Col|Gen|Rev|Hon|Gov|Sen|Rep|vs|et al|e\.g|i\.e)\.\s"
+    r"|\b(?:No|Nos|[Vv]ol|[Vv]|pp?|[Ff]ig|[Ee]qs?|[Cc]h|[Ss]ec|[Aa]rt|[Oo]p|[Aa]pprox|ca?|[bd]|[Gg]en|Ex|Ps)\.\s+[\d§(]"
+    rf"|\b{MONTHS}[a-z]{{0,2}}\.\s+\d|\b\d{{1,2}}\.\s+{MONTHS}|\b(?:[A-Za-z]\.)+[A-Za-z]\.\s+[a-z\d]|\betc\.\s+[a-z]"
+)
+"""A dot that ends no sentence, with what follows it: Dr. Who, No. 5, Oct. 21, 26. March, at 9 p.m. today."""
+MAX_ABBREVIATION = 12
+CODE = re.compile(
+    r"^\W{0,3}(?:select|insert|update|delete|create|alter|with)\b.{0,300}?\b(?:from|into|set|table|as|\*)(?!\w)"
+    r"|[;{}]\s*$|\s\?\s[^:]{1,80}\s:\s|^\s*[{\[<]|://|::|=>|->|[=!+*/%-]=|\w\(\)|^\s*(?:const|var|int|def|sudo|git)\s+\S",
+    re.IGNORECASE,
+)
+ASSERTS = re.compile(
+    r"\W{0,3}(?:the|we|it|there|that|this|these|those|in|i|you|he|she|they|each|all|all of|il|le|la|les|el|los|der|die"
+    r"|das)\b"
+    r"|(?:[A-Za-z'’]+\s){1,8}(?:is|are|was|were|equals?|has|have|had|gets?|costs?|makes?|takes?|gives?)\s[^:=]*\d",
+    re.IGNORECASE,
+)
+
+
+def sentence_ends(text: str) -> list[re.Match[str]]:
+    """Return the marks that end sentences of a text; dots of abbreviations are left out."""
+    return [m for m in SENTENCE_END.finditer(text) if not _is_abbreviation(text, m)]
+
+
+def _is_abbreviation(text: str, mark: re.Match[str]) -> bool:
+    if mark[0][0] != ".":
+        return False
+    start, stop = max(0, mark.start() - MAX_ABBREVIATION), mark.end() + MAX_ABBREVIATION
+    return any(m.start() < mark.end() - start <= m.end() for m in ABBREVIATED.finditer(text[start:stop]))
+
+
+def is_code(line: str) -> bool:
+    """True if a line is code, a query, an address or data, where words and signs announce no value."""
+    return CODE.search(line) is not None
+
+
+def asserts(line: str) -> bool:
+    """True if a line is a sentence that tells something, not a name, a pair or an expression."""
+    if is_code(line):
+        return False
+    return bool(
+        line.endswith((".", "!", "*", "。")) or OPENING.match(line) or CONCLUDES.search(line) or ASSERTS.match(line)
+    )
+
+
+MAX_CHARS = 200
+"""Maximum of characters in such a sentence; a longer one says more than a letter."""
+LETTER_OPENING = r"(?i:(?:so|thus|therefore|hence|then|finally|consequently)\b,?\s+)?"
+CHOICE_NAME = (
+    r"(?i:(?:the|la|el|le|die|der|das|[ao](?=\s(?:letra|opção|[(A-J]))|correct|right|best|option|choice|answer|letter|lettre|letra"
+    r"|lettera|opción|opção|opzione|réponse|respuesta|resposta|risposta|antwort|вариант(?:\s+ответа)?|选项|選項|选|選)"
+    r"\s*)"
+)
+MARKS = r"[*(\[$\s]{0,4}", r"[*)\]$]{0,4}"
+NOT = r"(?i:(?:and |und |y |e |et )?(?:not|rather than|instead of|nicht|а не|而不是))"
+CONTRASTS = (
+    ("not", "but(?: rather)?"), ("nicht", "sondern"), ("no es", "sino(?: que es)?"), ("pas", "mais"), ("не", "а"),
+    ("不是", "而是"), ("não é", "mas(?: sim)?"), ("non è", "ma"),
+)  # fmt: skip
+
+
+def _letter(name: str = "") -> str:
+    """Return the pattern of a letter in any decoration, with words that name it a choice."""
+    opening, closing = MARKS
+    return f"{CHOICE_NAME}{{0,4}}{opening}(?{f'P<{name}>' if name else ':'}[A-J]){closing}(?![\\w'’])"
+
+
+END = r"[\s.。!*]*"
+ALONE = rf"{_letter('letter')}(?:,?\s*\(?{NOT}\s*{_letter()}\)?)?{END}"
+BUT = [rf"(?i:{no})\s*{_letter()},?\s*(?i:{but})\s*{_letter('letter')}{END}" for no, but in CONTRASTS]
+BECAUSE = r"(?:,?\s+(?i:because|since|as)\b.*)?"
+RIGHT = (
+    rf"{_letter('letter')}\s+(?i:is|must be|has to be)\s+"
+    rf"(?i:(?:the\s+)?(?:correct|right|best)(?:\s+(?:option|choice|answer|alternative|one))?|the answer){BECAUSE}{END}"
+)
+MUST = rf"[^.!?\n]{{1,100}}?\s(?i:must|has to|can only)\s+be\s+{_letter('letter')}{END}"
+PICKED = (
+    r"(?i:I(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|picked|select|selected|go with|opt for)"
+    r"|(?:my|our|the)\s+(?:final\s+|correct\s+|right\s+|best\s+)*(?:choice|option|answer)\s*(?:is\b|:)"
+    r"|it\s+is|it['’]s)\s*"
+)
+ANNOUNCED = [re.compile(pattern) for pattern in (ALONE, *BUT)]
+SENTENCE = [
+    re.compile(LETTER_OPENING + pattern, re.DOTALL)
+    for pattern in (RIGHT, MUST, *(PICKED + p for p in (ALONE, *BUT)), *BUT, ALONE)
+]
+
+
+def letter_announced(content: str) -> str | None:
+    """Return the letter that is all the text behind an announcement, or that it prefers to another; None if none is."""
+    return _first(ANNOUNCED, content)
+
+
+def letter_stated(sentence: str) -> str | None:
+    """Return the letter that a whole sentence names the right one; None if it names none, or says more than that."""
+    return _first(SENTENCE, sentence)
+
+
+def _first(patterns: list[re.Pattern[str]], text: str) -> str | None:
+    if len(text) > MAX_CHARS:
+        return None
+    matches = (pattern.fullmatch(text.strip()) for pattern in patterns)
+    return next((match["letter"] for match in matches if match), None)
+
+
 MAX_CLOSING = 1_500
 """Characters at the end in which a concluding sentence is looked for."""
 MAX_CUES = 3
@@ -40,6 +147,10 @@ FORMULA = re.compile(
 STATEMENT = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]{1,2}\b|\b(?:or|and)\b)*")
 JOINS = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*", re.IGNORECASE)
 CHOICE_FIRST = re.compile(r"\*{0,2}\(?[A-F]\)?\*{0,2}[.)]\*{0,2}\s+[^\n]{1,150}")
+EXPLAINED = re.compile(
+    r"\**(\(?[A-J]\)?|-?\d[\d.,/]*?)[.)]?\**\s*\n\s*\**(?:explanation|justification|reason(?:ing)?)\b\**:", re.I
+)
+"""A value in the first line, above its explanation."""
 NUMBER = re.compile(r"[$€£]?\s?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 LABEL = re.compile(r"\W{0,3}(?:(?:final\s+)?result|total|sum|value|A)\**\s?:", re.IGNORECASE)
 """A word before a colon that tells that the value follows. Any other is a part of a pair or a title: name: Ann."""
@@ -50,6 +161,16 @@ NAME = re.compile(r"(?:\(?[A-Z][\w.'’)-]{0,30}[ ]){1,6}[A-Z][\w.'’-]{0,30}(?
 VALUE_OF = re.compile(r"(?:so |thus |hence |therefore,? )?the\s[^.\n]{1,120}?\s(?:is|are|equals)\s", re.IGNORECASE)
 """A sentence behind an announcement that says again what it is of: Final answer: The largest n is 34."""
 VERB = re.compile(r"\b(?:is|are|equals|was|were)\b")
+STATED = re.compile(
+    r"(?:=|≈|(?:is|are|was|equals?|must be|has to be|have to be|can only be|comes? out (?:as|to be))\b)\s*"
+    r"(?:(?:exactly|precisely|simply|just|therefore|thus|then|equal to)\s+){0,2}"
+)
+VALUE_ONLY = re.compile(
+    r"([-−+]?[$€£]?\s?\d[\d.,]*(?<!,)(?<!\.)(?:/\d+)?\s?%?)((?:\s?[°A-Za-z²³/]{1,15}){0,3})[.!*\s]*"
+)
+STATED_BEFORE = re.compile(r"(?:=|\b(?:is|are|equals?))\s*[-−]?\d")
+SUBJECT = re.compile(r"[\s$\\()\[\]]*[A-Za-z]+(?:_\{?\w+\}?)?[\s$\\()\[\]]*")
+"""A name in delimiters, which is no value itself."""
 ENDINGS = (".", "!", "*", "。")
 FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za-z]*(?:\b[a-z]{1,4}\b[^A-Za-z]*)?")
 
@@ -87,6 +208,8 @@ def _behind(text: str, cue: re.Match[str]) -> Answer:
     if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not sentence_ends(rest)):
         return Answer(None, "no_conclusion")
     other = cue["other"] is not None
+    if (letter := letter_announced(content)) is not None:
+        return Answer(letter, "cue", alternative=alternative, other_language=other)
     if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
         return Answer(None, "no_conclusion")
     content = VERB_ENDING.sub("", content) if other else content
@@ -135,10 +258,14 @@ def concluding_answer(text: str) -> Answer:
         return Answer(None, "no_conclusion")
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
         return Answer(_until_sentence_end(text), "whole")
+    if (explained := EXPLAINED.match(text)) is not None:
+        return Answer(explained[1], "whole")
     if CHOICE_FIRST.fullmatch(text) and not NO_CONCLUSION.search(text):
         return Answer(text.replace("*", ""), "whole")
     if NAME.fullmatch(text):
         return Answer(text, "whole")
+    if (letter := letter_stated(sentence)) is not None and len(sentence) > 4:
+        return Answer(letter, "conclusion")
     alone = start == 0 and len(text) <= MAX_CLOSING and "\n" not in sentence
     if alone and not spans and not asserts(sentence) and not LABEL.match(sentence):
         # One line that is no sentence is the answer, whatever signs and words are in it: 17:05, x == 5, Catch: 22.
@@ -207,6 +334,14 @@ def _from_sentence(sentence: str, is_whole: bool) -> Answer | None:
         if hedges.BOUNDED.search(sentence, 0, last.start()):
             return None
         after = sentence[last.end() :].strip()
+        if (verb := STATED.match(after)) is not None:
+            # The formula is the subject, as in: so $n$ is 8.
+            value = VALUE_ONLY.fullmatch(after, verb.end())
+            is_second = STATED_BEFORE.search(FORMULA.sub(" ", sentence[: last.start()]))
+            if value is not None and not is_second and not UNFINISHED.search(value[2]):
+                return Answer(f"{value[1]}{value[2]}", "conclusion", other_language=other)
+            if SUBJECT.fullmatch(last[0]) and (value is not None or re.search(r"\d", after)):
+                return None
         finished = not after.strip(" .*") or after.endswith(ENDINGS)
         # A unit or a noun may follow the formula; a longer rest says something else of it.
         if not finished and (len(after.split()) > 2 or UNFINISHED.search(after)):

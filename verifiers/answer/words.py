@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 ENGLISH_CUE = (
-    r"\b(?:final\s+|correct\s+|right\s+)?(?:answer|ans|solution)\b(?:\s+to\s+(?:the|this)\s+(?:problem|question)"
+    r"\b(?<!step )(?<!detailed )(?<!worked )(?:final\s+|correct\s+|right\s+)?(?:answer|ans|solution)\b"
+    r"(?:\s+to\s+(?:the|this)\s+(?:problem|question)"
     r"|\s+choice)?"
     r"\**\s{0,3}(?:\bis\b|[:=]|\bwould be\b|\bshould be\b)"
     r"|\bfinal\s+(?:answer|result)\b\**(?=\s*\n)"
@@ -16,14 +17,14 @@ ENGLISH_CUE = (
     r"|\b(?:correct|right|best)\s+(?:option|choice|alternative)\s*(?:\bis\b|:)"
 )
 CUES = {
-    "Spanish": r"(?:la\s+)?respuesta(?:\s+(?:final|correcta))?\s*(?:es|:)",
-    "French": r"(?:la\s+)?réponse(?:\s+finale)?\s*(?:est|:)",
+    "Spanish": r"(?:la\s+)?(?:respuesta(?:\s+(?:final|correcta))?|opción\s+correcta)\s*(?:es|:)",
+    "French": r"(?:la\s+)?(?:réponse(?:\s+(?:finale|correcte))?|bonne\s+option)\s*(?:est|:)",
     "German": r"(?:die\s+)?(?:antwort|lösung)(?:\s+(?:ist|lautet)|\s*:)|\b(?:ist|lautet)\s+die\s+(?:antwort|lösung)",
-    "Portuguese": r"(?:a\s+)?resposta(?:\s+final)?\s*(?:é|:)",
-    "Italian": r"(?:la\s+)?risposta(?:\s+(?:finale|corretta))?\s*(?:è|:)",
+    "Portuguese": r"(?:a\s+)?(?:resposta(?:\s+(?:final|correta|certa))?|opção\s+correta)\s*(?:é|:)",
+    "Italian": r"(?:la\s+)?(?:risposta(?:\s+(?:finale|corretta|giusta))?|opzione\s+corretta)\s*(?:è|:)",
     "Russian": r"ответ\w*\s*(?::|—|–|-|равен|это|будет)",
     "Ukrainian": r"відповідь\s*(?::|—|–|-)",
-    "Chinese": r"答案\s*(?:是|为|為|:|：)+|最终答案\s*(?:是|为|:|：)",
+    "Chinese": r"(?:答案|正确选项)\s*(?:是|为|為|选|選|:|：)+|[故应應][选選](?=\s?[A-J])",
     "Japanese": r"(?:答え|正解|解答)\s*(?:は|:|：)",
     "Korean": r"(?:정답|답)\s*(?:은|는|:|：)",
     "Arabic": r"(?:ال)?(?:جواب|إجابة)(?:\s+النهائي\w*)?\s*(?:هو|هي|:)",

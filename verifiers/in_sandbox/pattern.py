@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 
-def matches(pattern: str, text: str, flags: str, whole: bool) -> bool | str:
+def matches(pattern: str, text: str, whole: bool) -> bool | str:
     """Return True if `pattern` matches all of `text` (or a part of it), "bad_pattern" if it is malformed."""
     try:
-        compiled = re.compile(pattern, sum(getattr(re, f.upper()) for f in flags))
+        compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError):
         return "bad_pattern"
     return (compiled.fullmatch(text) if whole else compiled.search(text)) is not None

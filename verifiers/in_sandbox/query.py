@@ -15,17 +15,31 @@ READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sq
 FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 
 
-def result_of(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int) -> str:
-    """Return a line that is equal for equal results: the number of rows and their hash; or "error: ...".
+def opened(setup: str, refused: frozenset[str] = frozenset(), max_value: int = 1_000_000) -> sqlite3.Connection:
+    """Return a new database that the script has filled, and that can only be read.
 
-    The query may only read. Without `ordered`, rows are a multiset. Column names do not count; whole
-    floats equal integers, floats are compared to 9 digits.
+    `refused` are further functions that fail; a value has at most `max_value` bytes. Raises: sqlite3.Error.
     """
-    database = sqlite3.connect(":memory:", isolation_level=None)
+    # Steps of an episode come from several threads, one after the other.
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     database.executescript(setup)
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_value)
     database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    database.set_authorizer(_authorize)
+    forbidden = FORBIDDEN_FUNCTIONS | refused
+
+    def authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        is_refused = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in forbidden
+        return sqlite3.SQLITE_DENY if is_refused or action not in READS else sqlite3.SQLITE_OK
+
+    database.set_authorizer(authorize)
+    return database
+
+
+def rows_of(database: sqlite3.Connection, query: str, max_rows: int, max_steps: int) -> list[tuple[Any, ...]]:
+    """Return at most so many rows of a query, which ends after `max_steps` of SQLite's virtual machine.
+
+    Raises: sqlite3.Error, sqlite3.Warning, ValueError.
+    """
     steps = [0]
 
     def count() -> int:
@@ -33,8 +47,24 @@ def result_of(setup: str, query: str, ordered: bool, max_rows: int, max_steps: i
         return int(steps[0] * 1_000 > max_steps)
 
     database.set_progress_handler(count, 1_000)
+    cursor = database.execute(query)
     try:
-        rows = database.execute(query).fetchmany(max_rows + 1)
+        return cursor.fetchmany(max_rows)
+    finally:
+        cursor.close()
+
+
+def result_of(
+    setup: str, query: str, ordered: bool, max_rows: int, max_steps: int, refused: frozenset[str] = frozenset()
+) -> str:
+    """Return a line that is equal for equal results: the number of rows and their hash; or "error: ...".
+
+    The query may only read. Without `ordered`, rows are a multiset. Column names do not count; whole
+    floats equal integers, floats are compared to 9 digits.
+    """
+    database = opened(setup, refused)
+    try:
+        rows = rows_of(database, query, max_rows + 1, max_steps)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
         return f"error: {exc}"
     finally:
@@ -44,12 +74,6 @@ def result_of(setup: str, query: str, ordered: bool, max_rows: int, max_steps: i
     lines = [json.dumps([_plain(cell) for cell in row]) for row in rows]
     body = "\n".join(lines if ordered else sorted(lines))
     return f"rows: {len(rows)} {hashlib.sha256(body.encode()).hexdigest()}"
-
-
-def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    if action == sqlite3.SQLITE_FUNCTION and str(second).lower() in FORBIDDEN_FUNCTIONS:
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
 
 
 def _plain(cell: Any) -> Any:

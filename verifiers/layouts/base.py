@@ -1,27 +1,28 @@
-"""Layouts of references of programs, and the search for the one of a reference: each file of this folder is a layout.
+"""Layouts of references of programs, and the search for the one of a reference.
 
-A layout has `VERIFIER`, the verifier that its tests are for; `KEYS`, which a reference must have; `OTHERS`, which it
-may have; and `read(reference)`, which returns its tests, or None if the values are another layout's. A reference with
-keys that no layout has is refused, and so is one that a layout reads only in part.
+Each family is a file of this folder with its LAYOUTS by name; an installed package brings others by entry points. A
+reference with keys that no layout has is refused, and so is one that a layout reads only in part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from verizero.pipeline import registry
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import language_named
-from verizero.pipeline.files import parse_json
+from verizero.pipeline.host.disk import parse_json
 from verizero.pipeline.near import did_you_mean
 
 Mode = Literal["stdin", "function"]
 Language = Literal["python", "c", "cpp", "java", "go", "rust", "javascript", "bash"]
 Test = dict[str, Any]
 Reference = Mapping[str, Any]
+FAMILIES = ("in_and_out", "contests", "sources")
 FOR_CODE = ("checker", "language", "limits", "setup")
 """Keys that a reference of any layout of `code` may have besides."""
 LIMITS = ("cpu_s", "memory_mib", "output_kib", "wall_s")
@@ -78,22 +79,27 @@ class Asserts:
 Tests = Suite | Asserts
 
 
-class Layout(Protocol):
-    """A file of this folder."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The way to read the references of a data set."""
 
-    VERIFIER: str
-    KEYS: tuple[str, ...]
-    OTHERS: tuple[str, ...]
-
-    def read(self, reference: Reference) -> Tests | None:
-        """Return the tests; None if the values show another layout. Raises: DataError naming the field at fault."""
+    verifier: str
+    """The verifier that its tests are for: code or unit_tests."""
+    keys: tuple[str, ...]
+    """Keys that a reference must have."""
+    others: tuple[str, ...]
+    """Keys that it may have."""
+    read: Callable[[Reference], Tests | None]
+    """Returns the tests; None if the values show another layout. Raises: DataError naming the field at fault."""
 
 
 @lru_cache(maxsize=1)
 def layouts() -> dict[str, Layout]:
     """Return all layouts by name: those with the most keys first, as they are the surest."""
-    by_name: dict[str, Layout] = {name: registry.find("layouts", name) for name in registry.names("layouts")}
-    return dict(sorted(by_name.items(), key=lambda item: (-len(item[1].KEYS), item[0])))
+    families = (importlib.import_module(f"{__package__}.{family}") for family in FAMILIES)
+    by_name = {name: layout for family in families for name, layout in family.LAYOUTS.items()}
+    by_name |= {name: registry.find("layouts", name) for name in registry.installed("layouts")}
+    return dict(sorted(by_name.items(), key=lambda item: (-len(item[1].keys), item[0])))
 
 
 def layout_of(reference: Any) -> tuple[str, Tests]:
@@ -104,9 +110,9 @@ def layout_of(reference: Any) -> tuple[str, Tests]:
     """
     keyed = _as_object(reference)
     near: DataError | None = None
-    fitting = {name: layout for name, layout in layouts().items() if keyed.keys() >= set(layout.KEYS)}
+    fitting = {name: layout for name, layout in layouts().items() if keyed.keys() >= set(layout.keys)}
     for name, layout in fitting.items():
-        known = {*layout.KEYS, *layout.OTHERS, *(FOR_CODE if layout.VERIFIER == "code" else ())}
+        known = {*layout.keys, *layout.others, *(FOR_CODE if layout.verifier == "code" else ())}
         unknown = sorted(str(key) for key in keyed.keys() - known)
         if unknown and near is not None:
             continue
@@ -190,7 +196,7 @@ def limits_of(value: Any) -> dict[str, float]:
 
 
 def _unknown(reference: Reference) -> str:
-    known = "; ".join(f"{name}: {', '.join(layout.KEYS)}" for name, layout in sorted(layouts().items()))
+    known = "; ".join(f"{name}: {', '.join(layout.keys)}" for name, layout in sorted(layouts().items()))
     keys = ", ".join(sorted(map(str, reference))) or "none"
     return f"reference: no layout has its keys ({keys}) with such values; known are {known} (docs/verifiers.md)"
 

@@ -1,6 +1,5 @@
 """Mathematical answers: extraction, reading and equality. `grade` one response, or `score` many."""
 
-from verizero.verifiers.mathematics.grader import grade, score
-from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.grader import MathParams, grade, score
 
 __all__ = ["MathParams", "grade", "score"]

@@ -9,33 +9,48 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from pydantic import Field
+
 from verizero.pipeline.errors import DataError, GradingError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import MAX_TAIL, final_answer, last_box
+from verizero.verifiers.answer import MAX_TAIL, announced_answer, final_answer, last_box
+from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
-from verizero.verifiers.mathematics.decide.canonical import letters_for_unit
 from verizero.verifiers.mathematics.decide.compare import match
 from verizero.verifiers.mathematics.decide.equality import approximate
 from verizero.verifiers.mathematics.decide.equation_chains import last
+from verizero.verifiers.mathematics.decide.exact import BUDGET, MAX_DECISION, OverBudget
+from verizero.verifiers.mathematics.decide.formulas import letters_for_unit
 from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded
-from verizero.verifiers.mathematics.policy import DEFAULT, MathParams
 from verizero.verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold, choices_in
 from verizero.verifiers.mathematics.read.clock import same_time
-from verizero.verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
-from verizero.verifiers.mathematics.read.syntax_tree import COLLECTIONS, IMAGINARY, Node, has, is_constant, nodes
-from verizero.verifiers.mathematics.words.spelled_out import STYLE
-from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.read.reading import APPROXIMATE, KINDS, Reading, clean
+from verizero.verifiers.mathematics.read.syntax_tree import (
+    COLLECTIONS,
+    IMAGINARY,
+    Node,
+    has,
+    in_one_font,
+    is_constant,
+    nodes,
+)
+from verizero.verifiers.mathematics.words.characters import is_certain
+from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 GOLDS, ANSWERS = 16_384, 16_384
 """Entries of the two caches."""
+SLOW_PATH_S = 0.5
+"""Seconds of work that a question to a computer algebra system may take."""
 MAX_ASKED = 300
 """Characters of a text that a computer algebra system is asked about."""
-MAX_ASKED_POWERS, MAX_ASKED_EXPONENT = 6, 20
+MAX_ASKED_POWERS, MAX_ASKED_EXPONENT, MAX_ASKED_POWER = 6, 20, 100_000
 HEDGE_TOLERANCE = 0.01
 """Relative distance of the decimal of an exact answer from it: `\\boxed{\\sqrt2}` or 1.41."""
 MANY_DIGITS = re.compile(r"\d{30}")
 OPERATORS = re.compile(r"[-+*/^!]|\\(?:times|cdot|frac|sqrt|binom|sum|int)")
-MATHEMATICAL = re.compile(r"[-+*/^!=]|\\(?!text)[A-Za-z]")
+OUTSIDE_GRAMMAR = re.compile(r"[+*/^!=|_]|\\(?!text|mathrm|mbox|quad|operatorname)[A-Za-z]")
+"""Signs of a formula, as opposed to words. Of a formula that no tree is made of every mark counts, and its case."""
+BOLD = re.compile(r"\\(?:math)?(?:bf|bold|bm|pmb|symbf)")
 WITH_VALUE = re.compile(r"[\d\\+*/^]")
 ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
@@ -47,16 +62,27 @@ NO_BRACES = str.maketrans("", "", "{}\\")
 YES_NO = {"yes", "no"}
 
 
+class MathParams(VerifierParams):
+    """The points of the label policy (`docs/verifiers-math.md`) that a recipe decides."""
+
+    decimal_comma: bool = Field(False, description="read 3,5 as 3.5 in every response, not only in other languages")
+    max_answer_chars: int = Field(2_000, ge=16, le=20_000, description="a longer answer is wrong: too_long")
+    slow_path: bool = Field(True, description="ask a computer algebra system, in its own process, what is undecided")
+
+
+DEFAULT = MathParams()
+
+
 class Gold:
     """A gold answer, read once: its reading and the type it decides."""
 
     __slots__ = ("choice", "choices", "reading", "rounded", "text")
 
-    def __init__(self, text: str, params: MathParams) -> None:
+    def __init__(self, text: str, comma: bool) -> None:
         self.text = text
-        self.reading = Reading(clean(text, params.decimal_comma))
+        self.reading = Reading(clean(text, comma))
         self.rounded = False
-        if self.reading.approximate and params.rounded_gold:
+        if self.reading.approximate:
             bare = Reading(clean(APPROXIMATE.sub("", self.reading.text)))
             # The sign of approximation comes first. An ellipsis behind 3.14... makes no rounded number of it.
             if bare.tree is not None and is_constant(bare.tree) and self.reading.text[:1] in "\\~a≈r":
@@ -73,23 +99,25 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    answer = final_answer(Attempt(response, reference, prompt, truncated), params.concluding_sentence)
+    answer = final_answer(Attempt(response, reference, prompt, truncated))
     if answer.text is None:
         return Verdict("no_answer", reason=answer.reason, seconds=time.perf_counter() - start)
-    text = answer.written if params.join_boxes or not answer.boxes else answer.boxes[-1]
+    text = answer.written
     if len(text) > params.max_answer_chars:
         return Verdict("graded", 0.0, f"too_long: {len(text)} characters", text[:80], time.perf_counter() - start)
-    if prompt and _restates(text, prompt, reference, params):
+    if prompt and _restates(text, prompt, reference, params.decimal_comma):
         equal, reason = False, "restatement"
     else:
         comma, other = answer.other_language or params.decimal_comma, answer.alternative
         try:
             equal, reason = _answered(text, reference, comma, params)
+            if not equal and answer.reason == "boxed":
+                equal, reason = _chosen_below(response, text, reference, params.decimal_comma) or (equal, reason)
             if equal and other is not None and _is_another(other, reference, comma, params):
                 equal, reason = False, f"hedge: {other:.60}"
         except TimedOut:
             seconds = time.perf_counter() - start
-            return Verdict("timeout", reason=f"slow_path: over {params.slow_path_s} s", extracted=text, seconds=seconds)
+            return Verdict("timeout", reason=f"slow_path: over {SLOW_PATH_S} s", extracted=text, seconds=seconds)
     return Verdict("graded", float(equal), reason, text, time.perf_counter() - start)
 
 
@@ -128,31 +156,46 @@ def gold_text(gold: Any) -> str:
     return text
 
 
-def _restates(text: str, prompt: str, reference: str, params: MathParams) -> bool:
+def _restates(text: str, prompt: str, reference: str, comma: bool) -> bool:
     """True if the answer only copies an expression of the prompt instead of its value."""
     if not OPERATORS.search(text[1:]):
         return False
     copied = "".join(text.split()).strip("$.=?") in "".join(prompt.split())
-    tree = _gold(reference, params).reading.tree
+    tree = _gold(reference, comma).reading.tree
     return copied and tree is not None and tree.op in {"num", "dec"}
 
 
 @lru_cache(maxsize=GOLDS)
-def _gold(text: str, params: MathParams) -> Gold:
-    return Gold(text, params)
+def _gold(text: str, comma: bool) -> Gold:
+    return Gold(text, comma)
+
+
+def _chosen_below(response: str, text: str, reference: str, comma: bool) -> tuple[bool, str] | None:
+    r"""Return the verdict on a letter that is announced behind a box with a value: \boxed{45}. The answer is (E)."""
+    gold = _gold(reference, comma).choice
+    if gold is None or gold.shown or choice_of_answer(text) is not None:
+        return None
+    announced = announced_answer(response[response.rfind("\\boxed") :])
+    letter = None if announced is None or announced.text is None else choice_of_answer(announced.text)
+    if letter is None or announced is None or announced.alternative:
+        return None
+    return letter.letter == gold.letter, "equal" if letter.letter == gold.letter else f"wrong: {announced.text:.60}"
 
 
 @lru_cache(maxsize=ANSWERS)
 def _answered(text: str, reference: str, comma: bool, params: MathParams) -> tuple[bool, str]:
     """Return (equal, reason). What the own tree leaves open is asked of a computer algebra system."""
-    gold = _gold(reference, params)
+    gold = _gold(reference, params.decimal_comma)
     answer = Reading(clean(text, comma))
     if not answer.text:
         return False, "empty"
-    equal = equivalent(gold, answer, params)
+    try:
+        equal = BUDGET.within(MAX_DECISION, equivalent, gold, answer)
+    except OverBudget:
+        return False, f"undecided: too much work: {answer.text:.60}"
     asked = params.slow_path and equal is not True and _worth_asking(gold.reading, answer, equal)
     if asked:
-        equal = ALGEBRA.equal(gold.reading.text, answer.text, params.slow_path_s)
+        equal = ALGEBRA.equal(gold.reading.text, answer.text, SLOW_PATH_S)
     if equal:
         return True, "equal_by_algebra" if asked else "equal"
     if equal is None:
@@ -164,7 +207,7 @@ def _is_another(alternative: str, reference: str, comma: bool, params: MathParam
     """True if the second candidate next to a right answer is neither another form of the answer nor its decimal."""
     if _answered(alternative, reference, comma, params)[0]:
         return False
-    trees = _gold(reference, params).reading.tree, Reading(clean(alternative, comma)).tree
+    trees = _gold(reference, params.decimal_comma).reading.tree, Reading(clean(alternative, comma)).tree
     if any(t is None or (has(t, "rel") and "=" not in t.args) or IMAGINARY in nodes(t) for t in trees):
         return True
     gold, other = (last(t) for t in trees if t is not None)
@@ -177,17 +220,27 @@ def _is_another(alternative: str, reference: str, comma: bool, params: MathParam
 def _worth_asking(gold: Reading, answer: Reading, equal: bool | None) -> bool:
     """True if a computer algebra system may know better than `equal`.
 
-    That is where the gold is mathematics outside the grammar, or nothing could be decided about small expressions.
+    That is where the gold is left unevaluated, or nothing could be decided about small expressions.
     """
     if len(gold.text) > MAX_ASKED or len(answer.text) > MAX_ASKED or MANY_DIGITS.search(answer.text):
         return False
-    if gold.tree is None or has(gold.tree, "undone"):
-        is_mathematics = "\\text" not in gold.text and bool(MATHEMATICAL.search(gold.text))
+    if gold.tree is None or has(gold.tree, "ratio") or (answer.tree is not None and has(answer.tree, "undone")):
+        return False
+    if gold.tree.op == "undone":
         # Towers of powers are written to hang a computer algebra system.
         is_value = bool(WITH_VALUE.search(answer.text)) and answer.text.count("^") < MAX_ASKED_POWERS
-        return equal is not True and is_mathematics and is_value
+        is_value = is_value and (answer.tree is None or not any(map(_is_huge, nodes(answer.tree))))
+        return equal is not True and "\\text" not in gold.text and is_value
     trees = (gold.tree, answer.tree)
     return equal is None and all(t is not None and all(_is_small(n) for n in nodes(t)) for t in trees)
+
+
+def _is_huge(node: Node) -> bool:
+    """True if the node is a power of numbers with more digits than a computer algebra system works out in time."""
+    if node.op != "pow" or not is_constant(node):
+        return False
+    exponent = approximate(node.args[1])
+    return IMAGINARY not in nodes(node) and (exponent is None or abs(exponent) > MAX_ASKED_POWER)
 
 
 def _is_small(node: Node) -> bool:
@@ -200,7 +253,7 @@ def _is_small(node: Node) -> bool:
     return exponent.op in {"num", "dec"} and abs(exponent.args[0]) <= MAX_ASKED_EXPONENT
 
 
-def equivalent(gold: Gold, answer: Reading, params: MathParams) -> bool | None:
+def equivalent(gold: Gold, answer: Reading) -> bool | None:
     """True if the answer equals the gold; None if that could not be decided."""
     wanted = gold.reading
     if answer.text == wanted.text:
@@ -208,36 +261,46 @@ def equivalent(gold: Gold, answer: Reading, params: MathParams) -> bool | None:
     if gold.choices is not None and choices_in(answer.text) == gold.choices:
         return True
     if gold.choice is not None:
-        return _chosen(gold.choice, answer, params)
+        return _chosen(gold.choice, answer)
     if wanted.base is not None or answer.base is not None:
-        return _same_base(wanted, answer, params)
+        return _same_base(wanted, answer)
+    if wanted.chemical is not None:
+        if wanted.chemical == answer.chemical:
+            return True
+        if is_certain(wanted.text):
+            return False
     early = _as_words(wanted, answer)
     if early is not None:
         return early
     if wanted.tree is None or _is_words(wanted.tree):
-        equal = _same_text(wanted, answer, params)
-        return equal if params.text_ignores_case or not equal else _letters(wanted.text) == _letters(answer.text)
+        if wanted.tree is None and OUTSIDE_GRAMMAR.search(wanted.text):
+            return wanted.marks is not None and wanted.marks == answer.marks
+        return _same_text(wanted, answer)
     tree = answer.tree
     if tree is None or has(tree, "word"):
-        tree = answer.number_word or tree
+        tree = answer.number_word or answer.counted or tree
     if tree is None:
         return False
+    gold_tree = wanted.tree
+    if ("b" in wanted.text or "b" in answer.text) and (BOLD.search(wanted.text) or BOLD.search(answer.text)):
+        gold_tree, tree = in_one_font(gold_tree, tree)
     # "3 and 1/2" is a mixed number or a list of two, and the gold's type tells which.
-    if answer.mixed is not None and wanted.tree.op not in COLLECTIONS and match(wanted.tree, answer.mixed, params):
+    if answer.mixed is not None and gold_tree.op not in COLLECTIONS and match(gold_tree, answer.mixed):
         return True
-    if gold.rounded and is_constant(tree) and explicitly_rounded(wanted.tree, tree):
+    if gold.rounded and is_constant(tree) and explicitly_rounded(gold_tree, tree):
         return True
-    equal = match(wanted.tree, tree, params)
-    spelled = None if equal else letters_for_unit(wanted.tree, tree)
-    return equal if spelled is None else match(spelled, tree, params)
+    equal = match(gold_tree, tree)
+    spelled = None if equal else letters_for_unit(gold_tree, tree)
+    return equal if spelled is None else match(spelled, tree)
 
 
 def _as_words(wanted: Reading, answer: Reading) -> bool | None:
     """Compare with a gold that its words make a non-number, a time or a date; None if it is none of these."""
     if wanted.nothing is not None:
         kind = answer.nothing
-        if kind is None and answer.tree is not None and wanted.tree is not None and wanted.tree.op != "word":
-            return match(wanted.tree, answer.tree, DEFAULT)
+        tree = wanted.tree if kind is None and wanted.nothing in KINDS else None
+        if tree is not None and tree.op != "word" and answer.tree is not None:
+            return match(*in_one_font(tree, answer.tree))
         return kind == wanted.nothing
     if wanted.date is not None:
         return answer.date == wanted.date
@@ -263,22 +326,20 @@ def _is_words(tree: Node) -> bool:
     )
 
 
-def _chosen(gold: Choice, answer: Reading, params: MathParams) -> bool | None:
+def _chosen(gold: Choice, answer: Reading) -> bool | None:
     """Compare with a choice as gold: by letters, or by the text of the choice where the gold shows it."""
     choice = choice_of_answer(answer.text)
     # Lower-case letters from f on are rather names than choices.
     if choice is None or (len(answer.text) == 1 and answer.text.islower() and gold.letter > "E"):
-        if not gold.shown or not params.choice_text:
-            return False
-        return equivalent(_gold(gold.shown, params), answer, params)
+        return equivalent(_gold(gold.shown, False), answer) if gold.shown else False
     if choice.letter != gold.letter:
         return False
     if choice.shown and gold.shown:
-        return equivalent(_gold(gold.shown, params), Reading(clean(choice.shown)), params)
+        return equivalent(_gold(gold.shown, False), Reading(clean(choice.shown)))
     return True
 
 
-def _same_base(wanted: Reading, answer: Reading, params: MathParams) -> bool | None:
+def _same_base(wanted: Reading, answer: Reading) -> bool | None:
     """Compare where a side is written in a base. Only base ten may be left out: the base was the task."""
     if wanted.base is not None and answer.base is not None:
         same_value = int(*wanted.base) == int(*answer.base)
@@ -290,10 +351,10 @@ def _same_base(wanted: Reading, answer: Reading, params: MathParams) -> bool | N
     if other is None:
         return False
     number = Reading(digits).tree or other
-    return match(number, other, params) if wanted.base is not None else match(other, number, params)
+    return match(number, other) if wanted.base is not None else match(other, number)
 
 
-def _same_text(wanted: Reading, answer: Reading, params: MathParams) -> bool | None:
+def _same_text(wanted: Reading, answer: Reading) -> bool | None:
     """Compare texts in lower case: words, yes and no, numbers in words, lists."""
     gold, text = wanted.plain, ANNOUNCED.sub("", answer.plain)
     if gold == text:
@@ -302,7 +363,7 @@ def _same_text(wanted: Reading, answer: Reading, params: MathParams) -> bool | N
         first, _, rest = text.partition(",")
         return first.strip() == gold and not YES_NO.intersection(re.findall(r"[a-z]+", rest))
     if wanted.number_word is not None and answer.tree is not None:
-        return match(wanted.number_word, answer.tree, params)
+        return match(wanted.number_word, answer.tree)
     is_same_kind = PARITY.search(gold) and _bare_kind(gold) == _bare_kind(text)
     if is_same_kind or "".join(gold.split()) == "".join(text.split()):
         return True
@@ -312,12 +373,8 @@ def _same_text(wanted: Reading, answer: Reading, params: MathParams) -> bool | N
     return len(items) > 1 and items == others
 
 
-def _letters(text: str) -> str:
-    return re.sub(r"[^A-Za-z]", "", STYLE.sub("", text))
-
-
 def _bare_kind(text: str) -> list[str]:
     return [w for w in text.replace("mathbb", "").split() if w not in FILLING]
 
 
-__all__ = ["Gold", "equivalent", "gold_text", "grade", "score"]
+__all__ = ["Gold", "MathParams", "equivalent", "gold_text", "grade", "score"]

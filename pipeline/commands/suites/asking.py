@@ -1,34 +1,171 @@
-"""Ask a model the questions of suites: one that is computed here, or one behind an endpoint."""
+"""Suites and their questions, and the answers of a model to them: one that is computed here, or behind an endpoint.
+
+Each answer is written to disk as soon as it is there, so that a killed command asks for none of them again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from verizero.pipeline.commands.rate import at_start
-from verizero.pipeline.commands.suites.answers import Answer, Answers, key_of
 from verizero.pipeline.commands.suites.models import Measured
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.suites import Suite
+from verizero.pipeline.config.suites import Suite, load_suite
 from verizero.pipeline.config.template import Template
+from verizero.pipeline.data.prompts import read_prompts
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.errors import EngineError, GradingError
+from verizero.pipeline.errors import ConfigError, DataError, EngineError, GradingError
+from verizero.pipeline.host.disk import disk_errors, json_text, locked
+from verizero.pipeline.models.named import is_hub_reached, is_offline
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.endpoint import answer_of
 from verizero.pipeline.rollout.engine import Ended, Request, Sampling
+from verizero.pipeline.rollout.generate import Generation
 from verizero.pipeline.run.build import build_tokenizer, context_of
 from verizero.pipeline.run.data import write_rows
-from verizero.pipeline.seeds import derive
+from verizero.pipeline.seeds import derive, stream
 from verizero.pipeline.types import Prompt
+
+FILE = "answers.jsonl"
+ROWS = "suites.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A suite and its prompts."""
+
+    suite: Suite
+    prompts: list[Prompt]
+
+
+def load_suites(names: Sequence[str], data_dir: Path | None, changes: Mapping[str, int | None]) -> list[Loaded]:
+    """Return the suites with their prompts. `changes`: limit, samples, max_tokens; None: the suite's own.
+
+    Raises: ConfigError, DataError, which says what to download where the hub is not reached.
+    """
+    loaded: list[Loaded] = []
+    for name in names:
+        suite = load_suite(name.strip(), Path.cwd(), data_dir)
+        prompts = _prompts(suite)
+        odd = next((p.id for p in prompts if p.environment is not None), None)
+        if odd is not None:
+            raise DataError(f"suite {suite.name}: row {odd!r} has an environment; a suite grades one answer a row")
+        for what, value in changes.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"--{what.replace('_', '-')} must be >= 1, got {value}")
+        limit = changes.get("limit")
+        if limit is not None and limit < len(prompts):
+            prompts = stream(0, "suite", suite.name).sample(prompts, limit)
+            suite = suite.model_copy(update={"rows": suite.rows.model_copy(update={"limit": limit})})
+        own = {key: value for key, value in changes.items() if key != "limit" and value is not None}
+        loaded.append(Loaded(Suite.model_validate({**suite.model_dump(), **own}), prompts))
+    names = [own.suite.name for own in loaded]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--suite names a suite twice: {', '.join(names)}; name each once")
+    _require_distinct(loaded)
+    return loaded
+
+
+def _prompts(suite: Suite) -> list[Prompt]:
+    hub = suite.rows.hub
+    try:
+        if hub is not None and not Path(hub.id).is_dir() and (is_offline() or not is_hub_reached()):
+            raise DataError("the hub is not reached")
+        return read_prompts([suite.rows], 0)[0]
+    except DataError as exc:
+        if hub is None:
+            raise
+        revision = f" --revision {hub.revision}" if hub.revision else ""
+        raise DataError(
+            f"suite {suite.name}: the rows of {hub.id} are not here ({exc}). Where there is a network: hf download "
+            f"--repo-type dataset {hub.id}{revision} --local-dir {suite.name}; of what it writes, put the file of "
+            f"{hub.config + ', ' if hub.config else ''}split {hub.split}, into a folder as {suite.name}.parquet, "
+            ".jsonl or .csv, and name the folder with --data-dir"
+        ) from exc
+
+
+def _require_distinct(loaded: Sequence[Loaded]) -> None:
+    """Raise DataError if two suites have a row of the same id."""
+    names: dict[str, str] = {}
+    for own in loaded:
+        for prompt in own.prompts:
+            if (other := names.setdefault(prompt.id, own.suite.name)) != own.suite.name:
+                raise DataError(
+                    f"suites {other} and {own.suite.name} both have a row {prompt.id!r}; set mapping.id: null in one"
+                )
+
+
+class Answer(NamedTuple):
+    """An answer, as a grader reads it."""
+
+    text: str
+    tokens: int
+    """0 where nobody counted them."""
+    was_cut: bool
+
 
 TOO_LONG = Answer("", 0, True)
 """The answer to a prompt that leaves no room in the model's context."""
-ROWS = "suites.jsonl"
+
+
+def key_of(model: str, prompt: object, sampling: Sampling) -> str:
+    """Return a hash of all that an answer depends on, but for its number: the model, its prompt and the sampling."""
+    how = [sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k]
+    return hashlib.sha256(json_text([model, prompt, how]).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+class Answers:
+    """The answers of a folder, by key and number."""
+
+    def __init__(self, path: Path) -> None:
+        self.known: dict[tuple[str, int], Answer] = {}
+        self._path, self._lock = path, threading.Lock()
+        content = path.read_bytes() if path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                answer = Answer(str(row["text"]), int(row["tokens"]), bool(row["was_cut"]))
+                self.known[str(row["key"]), int(row["sample"])] = answer
+            except (ValueError, KeyError, TypeError) as exc:
+                raise DataError(f"{path} line {number} is no answer ({exc}); remove the line, or give --out") from exc
+        self._file = path.open("ab")
+        # A killed command leaves half a line, to which the next one would be glued.
+        self._file.truncate(len(whole))
+
+    def add(self, key: str, prompt_id: str, sample: int, answer: Answer) -> None:
+        """Keep an answer, unless it is there. Any thread may call it."""
+        row = {"key": key, "id": prompt_id, "sample": sample, **answer._asdict()}
+        with self._lock, disk_errors(f"writing {self._path}"):
+            if (key, sample) not in self.known:
+                self.known[key, sample] = answer
+                self._file.write(json.dumps(row).encode() + b"\n")  # ASCII: a text may have half a surrogate pair
+                self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@contextmanager
+def answers_in(folder: Path) -> Iterator[Answers]:
+    """Yield the answers of a folder, which is locked meanwhile. Raises: InUse; RunError if it cannot be written."""
+    with locked(folder):
+        answers = Answers(folder / FILE)
+        try:
+            yield answers
+        finally:
+            answers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +179,6 @@ class Question:
     sampling: Sampling
     key: str
     is_too_long: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A suite and its prompts."""
-
-    suite: Suite
-    prompts: list[Prompt]
 
 
 def config_of(model: Measured, overrides: Sequence[str], rows: Path | None = None) -> RunConfig:
@@ -130,33 +259,27 @@ def ask(
         questions = questions_there(model, loaded)
     missing = list(_missing(questions, answers))
     total = sum(q.samples for q in questions)
-    count = _Count(progress, f"ask {model.label}", total - sum(len(numbers) for _, numbers in missing), total)
+    done = total - sum(len(numbers) for _, numbers in missing)
+
+    def begin() -> None:
+        progress.begin(f"ask {model.label}", done, total)
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        progress.advance(done, {})
+
     if not missing:
-        count.begin()
+        begin()
     elif model.served is None:
-        _ask_here(config, missing, answers, count, [p for own in loaded for p in own.prompts])
+        with _rows_of(config, [p for own in loaded for p in own.prompts]) as config:
+            with at_start(config, Path.cwd(), progress) as session:
+                begin()
+                _ask_here(session.workers.rollouts.generation, missing, answers, count)
     else:
+        begin()
         _ask_there(config, missing, answers, count)
     return questions
-
-
-@dataclass
-class _Count:
-    """The number of answers, with those of an earlier start."""
-
-    progress: Progress
-    what: str
-    done: int
-    total: int
-
-    def begin(self) -> None:
-        """Show the count, when the model is ready."""
-        self.progress.begin(self.what, self.done, self.total)
-
-    def add(self, number: int) -> None:
-        """Count answers."""
-        self.done += number
-        self.progress.advance(self.done, {})
 
 
 def _missing(questions: Sequence[Question], answers: Answers) -> Iterator[tuple[Question, list[int]]]:
@@ -170,49 +293,52 @@ def _seed(question: Question, number: int) -> int:
     return derive(0, "rollout", "suite", question.prompt.id, number)
 
 
-def _ask_here(
-    config: RunConfig,
-    missing: Sequence[tuple[Question, list[int]]],
-    answers: Answers,
-    count: _Count,
-    prompts: Sequence[Prompt],
-) -> None:
+@contextmanager
+def _rows_of(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[RunConfig]:
+    """Yield the recipe with a file of these prompts as its rows."""
     with TemporaryDirectory() as folder:
         rows = Path(folder) / ROWS
         write_rows(rows, prompts)
         source = config.data.train[0].model_copy(update={"file": str(rows)})
-        config = config.model_copy(update={"data": config.data.model_copy(update={"train": (source,)})})
-        with at_start(config, Path.cwd(), count.progress) as session:
-            count.begin()
-            generation = session.workers.rollouts.generation
-            for how in dict.fromkeys(q.sampling for q, _ in missing):
-                some = [(q, numbers) for q, numbers in missing if q.sampling == how]
-                requests = [Request(q.ids, tuple(_seed(q, i) for i in numbers)) for q, numbers in some]
+        yield config.model_copy(update={"data": config.data.model_copy(update={"train": (source,)})})
 
-                def keep(ended: Sequence[Ended], some: list[tuple[Question, list[int]]] = some) -> None:
-                    for e in ended:
-                        question, numbers = some[e.request]
-                        text = generation.renderer.decode(e.token_ids)
-                        answer = Answer(text, len(e.token_ids), e.finish_reason == "length")
-                        answers.add(question.key, question.prompt.id, numbers[e.sample], answer)
-                    count.add(len(ended))
 
-                completed = generation.engine.generate(requests, how, keep)
-                # An engine may report some of its answers, or none, before it returns.
-                keep(
-                    [
-                        Ended(i, j, c.token_ids, c.finish_reason)
-                        for i, completions in enumerate(completed)
-                        for j, c in enumerate(completions)
-                        if (some[i][0].key, some[i][1][j]) not in answers.known
-                    ]
-                )
+def _ask_here(
+    generation: Generation,
+    missing: Sequence[tuple[Question, list[int]]],
+    answers: Answers,
+    count: Callable[[int], None],
+) -> None:
+    for how in dict.fromkeys(q.sampling for q, _ in missing):
+        some = [(q, numbers) for q, numbers in missing if q.sampling == how]
+        requests = [Request(q.ids, tuple(_seed(q, i) for i in numbers)) for q, numbers in some]
+
+        def keep(ended: Sequence[Ended], some: list[tuple[Question, list[int]]] = some) -> None:
+            for e in ended:
+                question, numbers = some[e.request]
+                text = generation.renderer.decode(e.token_ids)
+                answer = Answer(text, len(e.token_ids), e.finish_reason == "length")
+                answers.add(question.key, question.prompt.id, numbers[e.sample], answer)
+            count(len(ended))
+
+        completed = generation.engine.generate(requests, how, keep)
+        # An engine may report some of its answers, or none, before it returns.
+        keep(
+            [
+                Ended(i, j, c.token_ids, c.finish_reason)
+                for i, completions in enumerate(completed)
+                for j, c in enumerate(completions)
+                if (some[i][0].key, some[i][1][j]) not in answers.known
+            ]
+        )
 
 
 def _ask_there(
-    config: RunConfig, missing: Sequence[tuple[Question, list[int]]], answers: Answers, count: _Count
+    config: RunConfig,
+    missing: Sequence[tuple[Question, list[int]]],
+    answers: Answers,
+    count: Callable[[int], None],
 ) -> None:
-    count.begin()
     endpoint = config.sample.endpoint if config.sample is not None else None
     assert endpoint is not None
 
@@ -225,7 +351,7 @@ def _ask_there(
         try:
             for finished in as_completed(waiting):
                 finished.result()
-                count.add(1)
+                count(1)
         except GradingError as exc:
             raise EngineError(f"{exc}; check that it runs, then start the same command again") from exc
         finally:

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from verizero.pipeline.commands.suites.answers import Answers
-from verizero.pipeline.commands.suites.asking import TOO_LONG, Loaded, Question
+from verizero.pipeline.commands.suites.asking import TOO_LONG, Answers, Loaded, Question
 from verizero.pipeline.commands.suites.models import Measured
-from verizero.pipeline.commands.suites.overlap import overlaps_with
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.suites import Suite
-from verizero.pipeline.files import disk_errors, write_atomic
+from verizero.pipeline.data.overlap import Overlap, find_overlap
+from verizero.pipeline.data.prompts import read_demonstrations, read_prompts
+from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.host.disk import disk_errors, write_atomic
 from verizero.pipeline.loop.metrics import require_verdicts, sample_rows
 from verizero.pipeline.report.estimates import summarize_domain
+from verizero.pipeline.report.intervals import rate_interval
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, to_json
 from verizero.pipeline.report.summary import build_summary
+from verizero.pipeline.run.info import recipe_folder
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from verizero.pipeline.scoring.score import Scorer, bind_verifiers
 from verizero.pipeline.scoring.select import form_groups
 from verizero.pipeline.shown import show
 from verizero.pipeline.stages.evaluate import count_failures, prompt_samples
-from verizero.pipeline.types import Group, Rollout
-from verizero.verifiers import _wall
+from verizero.pipeline.types import Group, Prompt, Rollout
+from verizero.verifiers import _verifier_process
 
 STAGE = "suites"
-Graded = tuple[list[Group], list[str]]
-"""Graded answers by row, and notes for people."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def grade(config: RunConfig, loaded: Sequence[Loaded], questions: Sequence[Quest
         rollouts = [r for q in questions for r in _rollouts(q, answers)]
         scored, _ = scorer.score({p.id: p for p in prompts}, rollouts)
     finally:
-        _wall.close()
+        _verifier_process.close()
         scorer.close()
         close_sandbox()
     groups: list[Group] = []
@@ -92,30 +94,24 @@ def measure(
     loaded: Sequence[Loaded],
     questions: Sequence[Question],
     groups: Sequence[Group],
-    tasks: Mapping[str, Graded],
     seconds: Mapping[str, float],
 ) -> Measurement:
-    """Return the measures of each suite and of each task of inspect, with notes.
-
-    Raises: GradersFailed if graders failed on all of a suite.
-    """
+    """Return the measures of each suite, with notes. Raises: GradersFailed if graders failed on all of a suite."""
     domains: dict[str, Any] = {}
-    asked = {own.suite.name: own.prompts for own in loaded}
-    asked |= {name: [g.prompt for g in of_task] for name, (of_task, _) in tasks.items()}
-    overlaps = {} if model.run is None else overlaps_with(model.run, asked)
+    trained = None if model.run is None else trained_on(model.run)
     for own in loaded:
         suite, ids = own.suite, {p.id for p in own.prompts}
         of_suite = [g for g in groups if g.prompt.id in ids]
-        measures = _measures(suite.name, of_suite)
+        require_verdicts(f"suite {suite.name}", of_suite)
+        k = max(len(g.members) for g in of_suite)
+        measures = {**summarize_domain([prompt_samples(g) for g in of_suite], k), **count_failures(of_suite), "k": k}
         if model.served is not None:
             measures.pop("length", None)  # an endpoint's tokens are not counted
         of_questions = [q for q in questions if q.prompt.id in ids]
-        domains[suite.name] = {**measures, "notes": [*_notes(suite, of_questions), *_published(suite, model, measures)]}
-    for name, (of_task, notes) in tasks.items():
-        domains[name] = {**_measures(name, of_task), "notes": list(notes)}
-    for name, overlap in overlaps.items():
-        domains[name]["notes"].append(overlap.note(domains[name]))
-    all_groups = [*groups, *(g for of_task, _ in tasks.values() for g in of_task)]
+        notes = [*_notes(suite, of_questions), *_published(suite, model, measures)]
+        if trained is not None:
+            notes.append(overlap_note(find_overlap(trained[0], own.prompts), trained[1], measures))
+        domains[suite.name] = {**measures, "notes": notes}
     samples = {row["k"] for row in domains.values()}
     row = EvaluationRow(
         stage=STAGE,
@@ -124,16 +120,10 @@ def measure(
         label=model.label,
         k=samples.pop() if len(samples) == 1 else 1,
         domains=domains,
-        verdicts=dict(sorted(Counter(m.verdict.status for g in all_groups for m in g.members).items())),
+        verdicts=dict(sorted(Counter(m.verdict.status for g in groups for m in g.members).items())),
         time=dict(seconds),
     )
-    return Measurement(model, row, all_groups)
-
-
-def _measures(name: str, groups: Sequence[Group]) -> dict[str, Any]:
-    require_verdicts(f"suite {name}", groups)
-    k = max(len(g.members) for g in groups)
-    return {**summarize_domain([prompt_samples(g) for g in groups], k), **count_failures(groups), "k": k}
+    return Measurement(model, row, list(groups))
 
 
 def _notes(suite: Suite, questions: Sequence[Question]) -> list[str]:
@@ -208,15 +198,32 @@ def text_lines(measurements: Sequence[Measurement], summary: Mapping[str, Any]) 
             yield f"{'':<14} {note}"
 
 
-class Stopwatch:
-    """Seconds by phase."""
+def overlap_note(overlap: Overlap, unread: str, measures: Mapping[str, Any]) -> str:
+    """Return the overlap of a suite with a run's training data in words, with pass@1 of the rows that it leaves.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.monotonic()
+    `unread`: the part of the training data that could not be read; "" if all was.
+    """
+    text = f"contamination: {overlap}"
+    matching = {m.evaluation_id for m in overlap.matches}
+    rest = [value for prompt_id, value in measures.get("by_prompt", []) if prompt_id not in matching]
+    if matching and rest:
+        clean = rate_interval(rest)
+        text += f"; without them pass@1 is {clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"
+    return text + (f"; {unread}" if unread else "")
 
-    def lap(self, phase: str) -> None:
-        """Count the seconds since the last lap for a phase."""
-        now = time.monotonic()
-        self.seconds[phase] = round(now - self._last, 3)
-        self._last = now
+
+def trained_on(run: Path) -> tuple[list[Prompt], str]:
+    """Return what the run trained on: its rows, and demonstrations of its own sources; and what could not be read."""
+    rows = run / "data" / "train.jsonl"
+    train: list[Prompt] = []
+    if rows.is_file() and rows.stat().st_size:
+        train = read_prompts([Source(file=str(rows.resolve()), graded=False)], 0)[0]
+    recipe = load_recipe(run / "recipe.yaml")
+    if not recipe.data.demonstrations:
+        return train, ""
+    try:
+        base = recipe_folder(run) or run
+        shown = read_demonstrations(recipe.data.demonstrations, (), recipe.seed, base, {})
+    except (DataError, RunError) as exc:
+        return train, f"its demonstrations could not be read ({exc})"
+    return [*train, *(replace(p, id=f"demonstrations/{p.id}") for p in shown.prompts)], ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import DataError, VerizeroError
-from verizero.pipeline.files import parse_json
+from verizero.pipeline.host.disk import parse_json
 from verizero.pipeline.registry import names
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import TIME_S, BoundVerifier, load
@@ -184,6 +185,8 @@ def _row(number: int, fields: Mapping[str, Any], defaults: Defaults) -> Row:
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {verifier!r:.80}")
     if "reference" not in fields:
         raise DataError(f"field 'reference': missing; the row has {', '.join(sorted(fields)) or 'no fields'}")
+    if isinstance(fields["reference"], float) and not math.isfinite(fields["reference"]):
+        raise DataError(f"field 'reference': {fields['reference']} is no answer; give one, or leave out the row")
     key = key_of(verifier, defaults.base, defaults.rows_folder)
     try:
         bound(key)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.commands.verifiers.audit import AuditReport, audit
 from verizero.pipeline.commands.verifiers.labelled_rows import Row, key_of, score_all
+from verizero.pipeline.commands.verifiers.proof import Report, audit
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.files import iterate_jsonl
+from verizero.pipeline.host.disk import numbered_jsonl
 from verizero.pipeline.types import Verdict
 
 MAX_ROWS, TIME_S = 24, 5.0
@@ -59,7 +59,7 @@ class RewardReport:
     """Form -> mean reward of right answers in it, and of wrong ones."""
     seconds: float
     """Seconds of a call."""
-    holes: AuditReport | None = None
+    holes: Report | None = None
     """Rewritings and attacks in the form that is accepted; None if no form is."""
 
     @property
@@ -150,7 +150,7 @@ def _others(rows: Sequence[Row]) -> list[Any]:
 
 
 def _columns(data: Path) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = [row for _, row in zip(range(MAX_ROWS), iterate_jsonl(data), strict=False)]
+    rows: list[Mapping[str, Any]] = [row for _, (_, row) in zip(range(MAX_ROWS), numbered_jsonl(data), strict=False)]
     if not rows:
         raise DataError(f"{data}: holds no rows; give a JSONL file with a question and an answer in each line")
     return rows

@@ -8,7 +8,7 @@ A generator writes rows in the format of a user's own file:
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, cast
 
@@ -16,7 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.data import validated_params
+from verizero.pipeline.data.conversations import as_item
+from verizero.pipeline.environments.base import Environment
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.types import Call, Message, Verdict
 
 Row = dict[str, Any]
 """One row of data, as JSON holds it. Keys: id, question, answer, domain, verifier, and optionally
@@ -99,3 +102,37 @@ def with_demonstrations(tasks: Sequence[Row], demonstrations: Sequence[Any]) -> 
         for i, text in enumerate(demonstrations)
     ]
     return train, shown
+
+
+Words = str | tuple[str, Mapping[str, Any]]
+"""A move of a player: a text, or the name and the arguments of a call."""
+Player = Callable[[str], Words]
+"""Takes the last observation (at first nothing)."""
+MOST_TURNS = 50
+
+
+def played(environment: Environment, player: Player) -> tuple[list[dict[str, Any]], Verdict | None]:
+    """Return the messages after the question, as a row's demonstration holds them, and the environment's verdict."""
+    messages: list[dict[str, Any]] = []
+    try:
+        environment.start()
+        observed = ""
+        for turn in range(MOST_TURNS):
+            words = player(observed)
+            message = spoken(words, turn)
+            messages.append(as_item(message))
+            reply = environment.step(message)
+            messages.extend(map(as_item, reply.messages))
+            if reply.done:
+                return messages, reply.outcome
+            observed = reply.messages[-1].content
+    finally:
+        environment.close()
+    return messages, None
+
+
+def spoken(words: Words, turn: int) -> Message:
+    """Return the player's message."""
+    if isinstance(words, str):
+        return Message("assistant", words)
+    return Message("assistant", "", (Call(f"{turn}-0", *words),))

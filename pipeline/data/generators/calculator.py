@@ -11,8 +11,15 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.data.generators._play import Words, played
-from verizero.pipeline.data.generators.base import GeneratorParams, Probability, Row, Split, with_demonstrations
+from verizero.pipeline.data.generators.base import (
+    GeneratorParams,
+    Probability,
+    Row,
+    Split,
+    Words,
+    played,
+    with_demonstrations,
+)
 from verizero.pipeline.environments import calculator
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt, Verdict

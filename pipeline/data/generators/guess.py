@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.data.generators._play import played
-from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split, with_demonstrations
+from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split, played, with_demonstrations
 from verizero.pipeline.environments import guess
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt, Verdict

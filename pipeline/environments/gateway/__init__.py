@@ -1,1 +1,1 @@
-"""An HTTP server through which any program talks to the policy: the APIs chat completions, responses, messages."""
+"""An HTTP server through which any program talks to the policy, by chat completions."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pydantic import Field
 
@@ -52,39 +51,11 @@ class Output:
         return "\n".join(part for part in (self.stdout.rstrip("\n"), reason) if part) or "no output"
 
 
-class Programs(Protocol):
-    """Runs the programs of an episode, each in a process or all in one session."""
-
-    def python(self, code: str) -> Output:
-        """Run a Python program. Raises: EnvironmentFailed if the sandbox failed."""
-        ...
-
-    def shell(self, line: str) -> Output:
-        """Run a line of Bash. Raises: EnvironmentFailed if the sandbox failed."""
-        ...
-
-    def close(self) -> None:
-        """End the session, if there is one."""
-        ...
-
-
-class SeparateProcesses:
-    """Runs every program in a process of its own, which leaves nothing behind."""
-
-    def __init__(self, limits: sandbox.Limits) -> None:
-        self.limits = limits
-
-    def python(self, code: str) -> Output:
-        """Run a Python program on empty input."""
-        return _output(run(sandbox.Trial(code, [{"input": "", "output": None}], "stdin", self.limits)))
-
-    def shell(self, line: str) -> Output:
-        """Run a Bash script on empty input."""
-        trial = sandbox.Trial(line, [{"input": "", "output": None}], "stdin", self.limits, language="bash")
-        return _output(run(trial))
-
-    def close(self) -> None:
-        """Do nothing: no program is left."""
+def alone(code: str, limits: sandbox.Limits, language: str = "python") -> Output:
+    """Run a program in a process of its own, on empty input. Raises: EnvironmentFailed if the sandbox failed."""
+    trial = sandbox.Trial(code, [{"input": "", "output": None}], "stdin", limits, language=language)
+    (result,) = run(trial)
+    return Output(result.status, result.stdout, result.error)
 
 
 def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
@@ -99,8 +70,3 @@ def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
     if result.status == "sandbox_error":
         raise EnvironmentFailed(f"the sandbox failed: {result.error[:300]}")
     return result.tests
-
-
-def _output(results: Sequence[sandbox.TestResult]) -> Output:
-    (result,) = results
-    return Output(result.status, result.stdout, result.error)

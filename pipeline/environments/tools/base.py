@@ -10,19 +10,24 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from verizero.pipeline import registry
-from verizero.pipeline.environments.base import PluginParams, ToolSchema, ToolUse, params_of, validated
+from verizero.pipeline.environments.base import (
+    Bound,
+    Plugin,
+    PluginParams,
+    ToolSchema,
+    ToolUse,
+    function_of,
+    params_of,
+)
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
-from verizero.pipeline.types import Call, Message, Prompt
+from verizero.pipeline.types import Call, Message
 
 MISTAKES: tuple[type[Exception], ...] = (ValueError, ArithmeticError, LookupError)
 """Exceptions that are the policy's mistakes in every tool."""
@@ -168,64 +173,20 @@ class Toolbox:
             raise failures[0]
 
 
-MakeTools = Callable[[Any, Prompt], Toolbox]
+BoundTools = Bound[Toolbox]
 
 
-@dataclass(frozen=True, slots=True)
-class BoundTools:
-    """Tools with their parameters: makes a toolbox for each episode.
-
-    Example: load("calculator").bind()
-    """
-
-    name: str
-    params: ToolParams
-    function: MakeTools
-
-    def make(self, prompt: Prompt) -> Toolbox:
-        """Return the tools of a new episode."""
-        return self.function(self.params, prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolsPlugin:
-    """Tools by name, with the class of their parameters.
-
-    Example: load("sql")
-    """
-
-    name: str
-    params_type: type[ToolParams]
-    function: MakeTools
-
-    def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundTools:
-        """Return these tools with validated parameters. Relative paths among them start from `base`.
-
-        Raises: ConfigError naming the parameter, its value and what is allowed.
-        """
-        return BoundTools(self.name, validated(self.params_type, params, base, f"tool {self.name!r}"), self.function)
-
-
-def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> ToolsPlugin:
+def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> Plugin[Toolbox]:
     """Return the tools called `name` (a file here or an entry point), or those at `path`, "file.py:function".
 
     A file here has `Params` and `tools(params, prompt) -> Toolbox`. A path or entry point may name such a function, or
     a function decorated with @tool, which has no parameters. Raises: UnknownName, ConfigError.
     """
-    if (name is None) == (path is None):
-        raise ConfigError("a tool needs either a name or a path, e.g. {name: calculator} or {path: my_tools.py:add}")
-    if name is not None:
-        plugin = registry.find("tools", name)
-        function = getattr(plugin, "tools", None) if isinstance(plugin, ModuleType) else plugin
-    else:
-        assert path is not None
-        function = registry.at_path(path, base, "tool")[0]
-    key = name or path or ""
+    function, key = function_of("tool", "calculator", "my_tools.py:add", name, path, base), name or path or ""
     if isinstance(function, Tool):
         single = function
-        return ToolsPlugin(key, ToolParams, lambda params, prompt: Toolbox([single]))
-    params_type, make = params_of(function, ToolParams, f"tool {key!r}")
-    return ToolsPlugin(key, params_type, make)
+        return Plugin("tool", key, ToolParams, lambda params, prompt: Toolbox([single]))
+    return Plugin("tool", key, *params_of(function, ToolParams, f"tool {key!r}"))
 
 
 def result_text(value: Any) -> str:
@@ -241,52 +202,37 @@ def _exception_text(exc: Exception) -> str:
     return text or type(exc).__name__.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """The parts of a function that its arguments and schema depend on, as a key for a cache.
-
-    A plug-in makes its functions again for every episode, and a model of arguments takes a millisecond to make.
-    """
-
-    name: str
-    code: CodeType
-    description: str | None
-    defaults: tuple[Any, ...] | None
-    keyword_defaults: tuple[tuple[str, Any], ...]
-    annotations: tuple[tuple[str, Any], ...]
-    function: Callable[..., Any] = field(compare=False)
-
-
 Shape = tuple[dict[str, str], type[Arguments], ToolSchema]
+MOST_SHAPES = 512
+_SHAPES: dict[tuple[Any, ...], Shape] = {}
+"""Shapes by all that they depend on: a plug-in makes its functions again for every episode, and a model takes a
+millisecond to make."""
 
 
 def _shape(function: Callable[..., Any], name: str) -> Shape:
     """Return the arguments' names by the fields of their model, the model, and the schema."""
-    keywords = tuple((getattr(function, "__kwdefaults__", None) or {}).items())
-    annotations = tuple(getattr(function, "__annotations__", {}).items())
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         raise ConfigError(f"tool {name!r}: expected a function written in Python, got {function!r:.80}")
-    key = _Key(name, code, function.__doc__, getattr(function, "__defaults__", None), keywords, annotations, function)
+    parts = [getattr(function, part, None) for part in ("__doc__", "__defaults__", "__kwdefaults__", "__annotations__")]
+    key = (name, code, *(tuple(part.items()) if isinstance(part, dict) else part for part in parts))
     try:
-        return _cached_shape(key)
+        known = _SHAPES.get(key)
     except TypeError:  # a default that has no hash
-        return _new_shape(key)
+        return _new_shape(function, name)
+    if known is None:
+        if len(_SHAPES) >= MOST_SHAPES:
+            _SHAPES.clear()
+        known = _SHAPES[key] = _new_shape(function, name)
+    return known
 
 
-def _new_shape(key: _Key) -> Shape:
-    fields, model = _arguments(key.function, key.name)
-    return fields, model, ToolSchema(key.name, _description(key.function, key.name), _parameters(model))
-
-
-_cached_shape = lru_cache(maxsize=512)(_new_shape)
-
-
-def _description(function: Callable[..., Any], name: str) -> str:
-    text = inspect.getdoc(function)
-    if not text:
+def _new_shape(function: Callable[..., Any], name: str) -> Shape:
+    description = inspect.getdoc(function)
+    if not description:
         raise ConfigError(f"tool {name!r}: its function has no docstring, which the policy would read")
-    return text
+    fields, model = _arguments(function, name)
+    return fields, model, ToolSchema(name, description, _parameters(model))
 
 
 def _arguments(function: Callable[..., Any], name: str) -> tuple[dict[str, str], type[Arguments]]:

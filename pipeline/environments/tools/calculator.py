@@ -6,9 +6,11 @@ expression costs much time or memory.
 
 from __future__ import annotations
 
+import ast
 import re
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -20,13 +22,20 @@ MAX_BITS = 4096
 """Largest numerator and denominator: 2**4096, which has 1,234 digits."""
 MAX_DEPTH = 40
 """The most brackets, signs and powers inside each other."""
+MAX_CHARACTERS = 500
+"""Characters of an expression or a number. Python's parser reads sums of so many terms; it gives up on long ones."""
 DIGITS = 12
 """Significant digits of a result that is no integer."""
-TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|\*\*|//|[-+*/%^()])", re.ASCII)
+TOO_DEEP = f"more than {MAX_DEPTH} brackets and signs inside each other"
+UNREADABLE = "the expression cannot be read: write numbers with + - * / // % ^ between them, and close every bracket"
+NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
+ODD = re.compile(r"[^\s\d.()+*/%^-]", re.ASCII)
+"""A letter that no expression has."""
+SIGNS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
 Number = Annotated[str, WithJsonSchema({"type": "number"})]
 """A number as text: as a float, large integers would lose digits."""
-TERMS = {"+", "-"}
-FACTORS = {"*", "/", "//", "%"}
 
 
 class Params(ToolParams):
@@ -35,21 +44,19 @@ class Params(ToolParams):
     form: Literal["expression", "operations"] = Field(
         "expression", description="expression: calc takes 2*(3+4); operations: add, sub, mul and div take two numbers"
     )
-    max_characters: int = Field(500, ge=1, le=10_000, description="longer expressions and numbers are refused")
 
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the calculator, or its four operations."""
-    limit = params.max_characters
 
     @tool
     def calc(expression: str) -> str:
         """Return the value of an expression of numbers with + - * / // % ^ and brackets."""
-        return shown(evaluate(expression, limit))
+        return shown(evaluate(expression))
 
     def operation(name: str, sign: str, description: str) -> Tool:
         def compute(a: Number, b: Number) -> str:
-            return shown(_apply(sign, _number(a, limit), _number(b, limit)))
+            return shown(_apply(sign, _number(a), _number(b)))
 
         compute.__doc__ = description
         return Tool(compute, name)
@@ -66,15 +73,35 @@ def tools(params: Params, prompt: Prompt) -> Toolbox:
     )
 
 
-def evaluate(expression: str, max_characters: int = 500) -> Fraction:
+def evaluate(expression: str) -> Fraction:
     """Return the exact value of an arithmetic expression.
 
     ** and ^ are powers with integer exponents, // and % divide as in Python.
     Raises: ValueError for what is no expression or too large, ZeroDivisionError.
     """
-    if len(expression) > max_characters:
-        raise ValueError(f"the expression has {len(expression)} characters, at most {max_characters} are read")
-    return _Parser(_tokens(expression)).value()
+    if len(expression) > MAX_CHARACTERS:
+        raise ValueError(f"the expression has {len(expression)} characters, at most {MAX_CHARACTERS} are read")
+    if odd := ODD.search(expression):
+        raise ValueError(f"cannot read {expression[odd.start() : odd.start() + 10].strip()} in the expression")
+    nested = accumulate((c == "(") - (c == ")") for c in expression)
+    if max(nested, default=0) > MAX_DEPTH:
+        raise ValueError(TOO_DEEP)
+    numbers: list[Fraction] = []
+
+    def named(match: re.Match[str]) -> str:
+        numbers.append(Fraction(match[0]))
+        return f" n{len(numbers) - 1} "  # Python's own numbers are floats
+
+    try:
+        tree = ast.parse(NUMBER.sub(named, " ".join(expression.split())).strip().replace("^", "**"), mode="eval")
+    except SyntaxError as exc:  # its own words differ from one version of Python to the next
+        raise ValueError(UNREADABLE) from exc
+    except (
+        MemoryError,
+        RecursionError,
+    ) as exc:  # of the parser, for many signs and powers
+        raise ValueError(TOO_DEEP) from exc
+    return _value(tree.body, numbers)
 
 
 def shown(value: Fraction) -> str:
@@ -87,86 +114,33 @@ def shown(value: Fraction) -> str:
     return f"{quotient:f}" if -DIGITS <= quotient.adjusted() <= DIGITS else f"{quotient:e}"
 
 
-def _number(text: str, max_characters: int) -> Fraction:
+def _number(text: str) -> Fraction:
     sign, digits = (-1, text.strip()[1:]) if text.strip().startswith("-") else (1, text.strip())
-    if len(digits) > max_characters or not re.fullmatch(r"\d+(\.\d+)?", digits, re.ASCII):
+    if len(digits) > MAX_CHARACTERS or not re.fullmatch(r"\d+(\.\d+)?", digits, re.ASCII):
         raise ValueError(f"{text[:40]} is not a number")
     return sign * _bounded(Fraction(digits))
 
 
-def _tokens(expression: str) -> list[str]:
-    tokens, position = [], 0
-    text = expression.rstrip()
-    while position < len(text):
-        match = TOKEN.match(text, position)
-        if match is None:
-            raise ValueError(f"cannot read {text[position : position + 10].strip()} in the expression")
-        tokens.append(match[1])
-        position = match.end()
-    return tokens
-
-
-class _Parser:
-    """Reads an expression by its grammar: terms, factors, signs, powers and brackets."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens, self.position, self.depth = tokens, 0, 0
-
-    def value(self) -> Fraction:
-        result = self.terms()
-        if self.position < len(self.tokens):
-            raise ValueError(f"{self.tokens[self.position]} is not expected here")
-        return result
-
-    def next(self, expected: set[str]) -> str | None:
-        if self.position < len(self.tokens) and self.tokens[self.position] in expected:
-            self.position += 1
-            return self.tokens[self.position - 1]
-        return None
-
-    def terms(self) -> Fraction:
-        result = self.factors()
-        while sign := self.next(TERMS):
-            result = _apply(sign, result, self.factors())
-        return result
-
-    def factors(self) -> Fraction:
-        result = self.signed()
-        while sign := self.next(FACTORS):
-            result = _apply(sign, result, self.signed())
-        return result
-
-    def signed(self) -> Fraction:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} brackets and signs inside each other")
-        sign = self.next(TERMS)
-        if sign is not None:
-            inner = self.signed()
-            result = -inner if sign == "-" else inner
-        else:
-            result = self.power()
-        self.depth -= 1
-        return result
-
-    def power(self) -> Fraction:
-        base = self.single()
-        # To the right first: 2^3^2 is 2^9; and -2^2 is -4.
-        return _power(base, self.signed()) if self.next({"**", "^"}) else base
-
-    def single(self) -> Fraction:
-        if self.next({"("}):
-            result = self.terms()
-            if not self.next({")"}):
-                raise ValueError("a bracket is not closed")
-            return result
-        if self.position == len(self.tokens):
-            raise ValueError("the expression ends too early")
-        token = self.tokens[self.position]
-        if not token[-1].isdigit() and not token[0].isdigit():
-            raise ValueError(f"{token} is not expected here")
-        self.position += 1
-        return _bounded(Fraction(token))
+def _value(node: ast.expr, numbers: list[Fraction], depth: int = 0) -> Fraction:
+    if depth > MAX_DEPTH:
+        raise ValueError(TOO_DEEP)
+    if isinstance(node, ast.Name):
+        return _bounded(numbers[int(node.id[1:])])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        inner = _value(node.operand, numbers, depth + 1)
+        return -inner if isinstance(node.op, ast.USub) else inner
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return _power(_value(node.left, numbers, depth), _value(node.right, numbers, depth + 1))
+    chain = []  # a sum of many terms leans to the left: it is no recursion
+    while isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
+        chain.append(node)
+        node = node.left
+    if not chain:
+        raise ValueError(UNREADABLE)  # as 2(3) and (), which Python reads as a call and a tuple
+    result = _value(node, numbers, depth)
+    for step in reversed(chain):
+        result = _apply(SIGNS[type(step.op)], result, _value(step.right, numbers, depth))
+    return result
 
 
 def _apply(sign: str, a: Fraction, b: Fraction) -> Fraction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verizero.pipeline.environments.tools._programs import ProgramParams, Programs, SeparateProcesses
+from verizero.pipeline.environments.tools._programs import ProgramParams, alone
 from verizero.pipeline.environments.tools.base import Toolbox, tool
 from verizero.pipeline.types import Prompt
 
@@ -13,15 +13,10 @@ class Params(ProgramParams):
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tool `python`."""
-    return over(SeparateProcesses(params.limits))
-
-
-def over(programs: Programs) -> Toolbox:
-    """Return the tool `python`, whose programs `programs` runs."""
 
     @tool
     def python(code: str) -> str:
         """Run a Python program and return what it prints."""
-        return programs.python(code).text
+        return alone(code, params.limits).text
 
-    return Toolbox([python], [programs.close])
+    return Toolbox([python])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from verizero import sandbox
@@ -11,10 +9,7 @@ from verizero.pipeline.environments.tools._programs import Output, ProgramParams
 from verizero.pipeline.environments.tools.base import Toolbox, tool
 from verizero.pipeline.errors import EnvironmentFailed, IsolationError, SessionError
 from verizero.pipeline.types import Prompt
-from verizero.sandbox.settings import open_session
-
-if TYPE_CHECKING:
-    from verizero.sandbox.client import RemoteSession
+from verizero.sandbox.settings import SESSION, open_session
 
 
 class Params(ProgramParams):
@@ -25,8 +20,8 @@ class Params(ProgramParams):
     shell: bool = Field(True, description="false: Python alone")
 
     def languages(self) -> frozenset[str]:
-        """Return Python, and Bash if there is a shell."""
-        return frozenset({"python", "bash"} if self.shell else {"python"})
+        """Return Python, Bash if there is a shell, and that both keep a state."""
+        return frozenset({"python", "bash", SESSION} if self.shell else {"python", SESSION})
 
 
 class SessionPrograms:
@@ -34,7 +29,7 @@ class SessionPrograms:
 
     def __init__(self, params: Params) -> None:
         self.params = params
-        self._session: sandbox.Session | RemoteSession | None = None
+        self._session: sandbox.Session | None = None
 
     def python(self, code: str) -> Output:
         """Run a cell. Raises: EnvironmentFailed if the sandbox failed or the session is lost."""
@@ -61,7 +56,7 @@ class SessionPrograms:
             raise EnvironmentFailed(f"the sandbox failed: {result.error[:300]}")
         return Output(result.status, result.stdout + result.stderr, result.error)
 
-    def _open(self) -> sandbox.Session | RemoteSession:
+    def _open(self) -> sandbox.Session:
         quota = sandbox.Quota(calls=self.params.calls, disk_mib=self.params.disk_mib)
         try:
             return open_session(self.params.limits, quota)

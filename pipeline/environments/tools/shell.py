@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verizero.pipeline.environments.tools._programs import ProgramParams, Programs, SeparateProcesses
+from verizero.pipeline.environments.tools._programs import ProgramParams, alone
 from verizero.pipeline.environments.tools.base import Toolbox, tool
 from verizero.pipeline.types import Prompt
 
@@ -17,15 +17,10 @@ class Params(ProgramParams):
 
 def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tool `shell`."""
-    return over(SeparateProcesses(params.limits))
-
-
-def over(programs: Programs) -> Toolbox:
-    """Return the tool `shell`, whose lines `programs` runs."""
 
     @tool
     def shell(line: str) -> str:
         """Run a line of Bash and return what it prints."""
-        return programs.shell(line).text
+        return alone(line, params.limits, "bash").text
 
-    return Toolbox([shell], [programs.close])
+    return Toolbox([shell])

@@ -1,6 +1,6 @@
 """Triton kernels for GPUs, one a file. Each has a twin of plain torch, which any device takes.
 
-- `log_probs`: log-probs and entropies without logits; its twin is `verizero.pipeline.models.chunked_logprobs`.
+- `log_probs`: log-probs and entropies without logits; its twin is `verizero.pipeline.models.forward`.
 
 `wanted` says whether a device is to use them. Only this folder imports triton, and only the files of the kernels do:
 this one loads without it.

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Sequence
-from pathlib import Path
 
 import torch
 
 from verizero.pipeline.config.rollout import VllmConfig
-from verizero.pipeline.own_programs import module_command
+from verizero.pipeline.host.programs import module_command
 from verizero.pipeline.rollout.server_client import Client, Program, ServerSetup
 from verizero.pipeline.rollout.vllm_arguments import (
     LONGEST_FIELD,
-    check_arguments,
-    check_heads,
-    device_arguments,
-    engine_arguments,
+    Way,
+    checked_arguments,
+    environments,
+    flags,
     import_vllm,
-    save_shape,
+    variables,
 )
-from verizero.pipeline.rollout.vllm_process import Way, environments, flags, variables
-from verizero.pipeline.rollout.vllm_records import choose_runner
-from verizero.pipeline.rollout.vllm_remote import Channel, RemoteServer, WeightsPiece
-from verizero.pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, ready_to_send, way_of
+from verizero.pipeline.rollout.vllm_remote import (
+    Channel,
+    GlooChannel,
+    NcclChannel,
+    RemoteServer,
+    WeightsPiece,
+    ready_to_send,
+    way_of,
+)
 from verizero.pipeline.rollout.weights import Named, buckets
 
 
@@ -41,21 +45,17 @@ class VllmServers:
     @property
     def way(self) -> Way:
         """The transport of weights to the servers. Raises: ConfigError for one that cannot work here."""
-        return way_of(self.params, self.setup.policy.model.device, self.setup.num_ranks)
+        return way_of(self.params, self.setup.policy.model.device)
 
     def programs(self) -> Sequence[Program]:
         """Return the commands of the recipe's number of servers. Raises: ConfigError."""
-        worker, policy, max_rows = import_vllm(), self.setup.policy, self.setup.max_rows
-        choose_runner(policy.records, worker.why_no_records())
-        save_shape(policy, self._model.name)
-        arguments = {"model": self._model.name, **engine_arguments(policy, self.params, max_rows)}
-        arguments["weight_transfer_config"] = {"backend": worker.TRANSFERS[self.way]}
-        arguments |= device_arguments(policy, self.params, max_rows, worker.on_cpu())
-        check_arguments(self.params.arguments, worker.argument_names())
-        check_heads(policy.model.config, worker.head_sizes())
-        command = [*module_command("verizero.pipeline.rollout.vllm_program"), "--enable-scale-out"]
+        worker, policy = import_vllm(), self.setup.policy
+        arguments = checked_arguments(worker, policy, self.params, self.setup.max_rows)
+        policy.model.config.save_pretrained(self._model.name)  # vLLM makes a model without weights of it
+        arguments |= {"model": self._model.name, "weight_transfer_config": {"backend": worker.TRANSFERS[self.way]}}
+        command = [*module_command("vllm.entrypoints.openai.api_server"), "--enable-scale-out"]
         command += flags(arguments | self.params.arguments)
-        of_servers = environments(self.params, self.way, worker.on_cpu(), torch.cuda.device_count())
+        of_servers = environments(self.params, worker.on_cpu(), torch.cuda.device_count())
         return [Program(command, variables(environment)) for environment in of_servers]
 
     def connect(self, url: str) -> RemoteServer:
@@ -63,20 +63,10 @@ class VllmServers:
         return RemoteServer(url, self.setup.policy, self.params, self._channel)
 
     def pieces(self, weights: Named) -> Generator[WeightsPiece, None, None]:
-        """Yield pieces of the weights for the channels; for the transport `folder`, one folder with all of them."""
-        way, max_bytes = self.way, self.params.bucket_mib * 2**20
-        if way != "folder":
-            for bucket in buckets(weights, max_bytes):
-                yield ready_to_send(bucket, way)
-            return
-        from safetensors.torch import save_file
-
-        # In the run's folder, which all servers see; removed once all have loaded or are dropped.
-        with tempfile.TemporaryDirectory(dir=self.setup.folder, prefix="weights-") as folder:
-            for number, bucket in enumerate(buckets(weights, max_bytes)):
-                tensors = {name: t.to("cpu").contiguous() for name, t in bucket}
-                save_file(tensors, str(Path(folder) / f"{number:05}.safetensors"))
-            yield str(Path(folder).absolute())
+        """Yield pieces of the weights for the channels."""
+        way = self.way
+        for bucket in buckets(weights, self.params.bucket_mib * 2**20):
+            yield ready_to_send(bucket, way)
 
     def close(self) -> None:
         """Remove the folder from which servers read the model's shape."""
@@ -84,10 +74,10 @@ class VllmServers:
 
     def _channel(self, server: RemoteServer) -> Channel:
         """Return a connection for weights to the server's workers. Raises: ServerLost, EngineError, ConfigError."""
-        if (way := self.way) in ("nccl", "ipc"):
-            piece_bytes = self.params.bucket_mib * 2**20
-            return VllmChannel(server, way, self.setup.policy.model.device, piece_bytes, import_vllm())
-        return GlooChannel(server)
+        if self.way == "gloo":
+            return GlooChannel(server)
+        piece_bytes = self.params.bucket_mib * 2**20
+        return NcclChannel(server, self.setup.policy.model.device, piece_bytes, import_vllm())
 
 
 def servers(params: VllmConfig, setup: ServerSetup) -> Client:

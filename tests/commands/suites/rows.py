@@ -29,7 +29,7 @@ INSTRUCTIONS: tuple[tuple[str, Row, str, str], ...] = (
      "one two three four"),
     ("length_constraints:number_words", {"num_words": 4, "relation": "less than"}, "one two three",
      "one two three four"),
-    ("keywords:existence", {"keywords": ["river", "stone"]}, "The river has a stone.", "The river has stones."),
+    ("keywords:existence", {"keywords": ["river", "stone"]}, "The river has a stone.", "The river has sand."),
     ("keywords:forbidden_words", {"forbidden_words": ["wet"]}, "Rain is water.", "Rain is wet."),
     ("keywords:frequency", {"keyword": "sea", "frequency": 2, "relation": "at least"}, "Sea by sea.", "The sea."),
     ("keywords:letter_frequency", {"letter": "q", "let_frequency": 2, "let_relation": "at least"}, "Quick quips.",

@@ -14,22 +14,21 @@ from tests.commands.suites.answering import answering
 from tests.commands.suites.rows import COUNT, SUITES, write_rows
 from tests.source import ROOT
 from tests.test_documents import block
-from verizero.pipeline.commands import eval as command
+from verizero.pipeline.cli import main
 from verizero.pipeline.commands.eval import compared, evaluate_suites
 from verizero.pipeline.commands.suites import asking
-from verizero.pipeline.commands.suites.asking import Loaded, config_of, questions_here
+from verizero.pipeline.commands.suites.asking import Loaded, config_of, load_suites, questions_here
 from verizero.pipeline.commands.suites.models import Measured, measured_of
-from verizero.pipeline.commands.suites.rows import load_suites
 from verizero.pipeline.config.data import DataConfig, Source
 from verizero.pipeline.config.suite_files import SUITES as FOLDER
 from verizero.pipeline.config.suites import load_suite
 from verizero.pipeline.data.prompts import read_prompts
-from verizero.pipeline.data.source_rows import row_of
+from verizero.pipeline.data.rows_of_source import row_of
 from verizero.pipeline.data.tokenizer import character_tokenizer
-from verizero.pipeline.errors import ConfigError, DataError, GradersFailed
+from verizero.pipeline.errors import ConfigError, GradersFailed
 from verizero.pipeline.models.load import create_model, save_folder
-from verizero.pipeline.report.files import read_run
-from verizero.pipeline.report.progress import Silent
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.report.run_files import read_run
 
 ALONE = {"samples": 1}
 GYM = "reasoning_gym"
@@ -77,7 +76,7 @@ def test_gold_answers_are_right_and_near_misses_wrong(tmp_path: Path, kind: str,
     answers = answers_of(loaded, kind)
     assert len(answers) == COUNT * len(SUITES)
     with answering(answers.__getitem__) as model:
-        (measurement,) = evaluate_suites(measured_of([model.url], tmp_path / "out"), loaded, [], Silent())
+        (measurement,) = evaluate_suites(measured_of([model.url], tmp_path / "out"), loaded, [], Progress())
     for name in SUITES:
         row = measurement.row.domains[name]
         wrong = [(p, v) for p, v in row["by_prompt"] if v != value]
@@ -111,16 +110,16 @@ def test_all_statuses_are_counted_and_no_failed_grader_is_a_wrong_answer(tmp_pat
     answers["loop?"] = "```python\nwhile True: pass\n```"
     loaded = load_suites([str(tmp_path / "own.yaml"), str(tmp_path / "slow.yaml")], None, {})
     with answering(answers.__getitem__) as model:
-        (done,) = evaluate_suites(measured_of([model.url], tmp_path / "out"), loaded, [], Silent())
+        (done,) = evaluate_suites(measured_of([model.url], tmp_path / "out"), loaded, [], Progress())
     assert done.row.verdicts == {"abstained": 1, "graded": 2, "no_answer": 1, "timeout": 1, "verifier_error": 1}
     own = done.row.domains["own"]
     assert (own["grader_failures"], own["by_prompt"]) == (1, [["q0", 1.0], ["q1", 0.0], ["q3", 0.0]])
     with answering(lambda _: "breaks") as model:
         with pytest.raises(GradersFailed, match="suite own"):
-            evaluate_suites(measured_of([model.url], tmp_path / "broken"), loaded[:1], [], Silent())
+            evaluate_suites(measured_of([model.url], tmp_path / "broken"), loaded[:1], [], Progress())
 
 
-class _Noting(Silent):
+class _Noting(Progress):
     """Notes what begins, in order."""
 
     def __init__(self) -> None:
@@ -164,9 +163,9 @@ def test_a_tiny_model_is_asked_each_question_once_and_shown_row_by_row(
     whole = (folder / "answers.jsonl").read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(asking, "at_start", refuse)
-        evaluate_suites(models, loaded, ["train.device=cpu"], Silent())
+        evaluate_suites(models, loaded, ["train.device=cpu"], Progress())
     (folder / "answers.jsonl").write_bytes(whole[: len(whole) // 2])  # in the middle of a line
-    compared(evaluate_suites(models, loaded, ["train.device=cpu"], Silent()), loaded)
+    compared(evaluate_suites(models, loaded, ["train.device=cpu"], Progress()), loaded)
     assert (folder / "rollouts.jsonl").read_bytes() == first
     assert sorted((folder / "answers.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
 
@@ -186,11 +185,11 @@ def test_tasks_of_reasoning_gym_are_graded_by_its_scorers(tmp_path: Path) -> Non
     near = {message: re.sub(r"(\w)(\W*)</answer>", r"\1x\2</answer>", text) for message, text in right.items()}
     for answers, value in ((right, 1.0), (near, 0.0)):
         with answering(answers.__getitem__) as model:
-            (done,) = evaluate_suites(measured_of([model.url], tmp_path / str(value)), [own], [], Silent())
+            (done,) = evaluate_suites(measured_of([model.url], tmp_path / str(value)), [own], [], Progress())
         assert done.row.verdicts == {"graded": 12}
         assert {mean for _, mean in done.row.domains["gym"]["by_prompt"]} == {value}
     models = measured_of([str(tiny_model(tmp_path / "model"))])
-    (done,) = evaluate_suites(models, [own], ["train.device=cpu"], Silent())
+    (done,) = evaluate_suites(models, [own], ["train.device=cpu"], Progress())
     assert (done.row.domains["gym"]["num_prompts"], done.row.domains["gym"]["grader_failures"]) == (12, 0)
 
 
@@ -260,22 +259,12 @@ def test_the_examples_of_the_page_are_accepted_and_its_table_is_that_of_the_file
     ],
 )
 def test_what_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    class Commands:
-        def add_parser(self, name: str, help: str) -> Any:
-            import argparse
-
-            self.parser = argparse.ArgumentParser(name)
-            return self.parser
-
-    commands = Commands()
-    command.add(commands)
-    with pytest.raises((ConfigError, DataError), match=said):
-        command.run(commands.parser.parse_args(["model", *arguments]))
+    assert main(["eval", "model", *arguments]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_files_of_suites_are_checked(tmp_path: Path) -> None:
@@ -294,7 +283,7 @@ def test_files_of_suites_are_checked(tmp_path: Path) -> None:
 def test_the_page_of_one_model_is_read_as_a_run(tmp_path: Path) -> None:
     (own,) = loaded_from(write_rows(tmp_path / "rows", "gsm8k"), "gsm8k")
     with answering(answers_of([own], "right").__getitem__) as model:
-        done = evaluate_suites(measured_of([model.url], tmp_path / "out"), [own], [], Silent())
+        done = evaluate_suites(measured_of([model.url], tmp_path / "out"), [own], [], Progress())
     lines = compared(done, [own])
     assert "pass@1 1.000 [0.839, 1.000]" in lines[0]
     (row,) = read_run(tmp_path / "out").evaluations

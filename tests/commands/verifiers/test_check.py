@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.verifiers.check import check
 from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+from verizero.pipeline.commands.verifiers.proof import check
 from verizero.pipeline.errors import ConfigError, UnknownName
 
 ROWS = [
@@ -29,16 +29,12 @@ FAULTS = {
     "random": ("import random; return random.random() < 0.7 and found.text == attempt.reference", "twice"),
     "remembers": ("seen.append(1); return found.text == attempt.reference and len(seen) < 100", "twice"),
     "slow": ("import time; time.sleep(0.015); return found.text == attempt.reference", "within 0.01 s"),
-    "not safe in threads": (
-        "import time; shared[0] = attempt.reference; time.sleep(0.001); return found.text == shared[0]",
-        "from 8 threads",
-    ),
 }
 
 
 def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
     (folder / "mine.py").write_text(
-        "from verizero.verifiers.base import final_answer, verifier\n\nseen = []\nshared = [None]\n\n"
+        "from verizero.verifiers.base import final_answer, verifier\n\nseen = []\n\n"
         f"@verifier\ndef mine(attempt):\n    found = final_answer(attempt)\n    {body}\n"
     )
     path = folder / "rows.jsonl"
@@ -67,7 +63,8 @@ def test_the_counts_are_of_what_was_checked(tmp_path: Path) -> None:
     counts = {f.name: f.checked for f in report.findings}
     assert counts["right answers are accepted"] == 30
     assert counts["near misses are refused"] == 30
-    assert counts["answers without content are refused"] == 30 * 6
+    assert counts["answers without content earn nothing"] == 30 * 21
+    assert counts["rewritings keep the verdict"] == 30 * 10
 
 
 def test_labelled_responses_serve_as_well(tmp_path: Path) -> None:
@@ -89,11 +86,6 @@ def test_rows_without_near_misses_prove_nothing(tmp_path: Path) -> None:
 
 
 BUILT_IN: list[tuple[Any, list[dict[str, Any]]]] = [
-    (
-        "numeric",
-        [{"reference": "0.5", "accept": ["1/2", r"\boxed{\frac{1}{2}}"], "refuse": ["0.51", "-0.5", "1/2 or 2"]}],
-    ),
-    ("choice", [{"reference": "C", "accept": ["(C)", "Answer: C."], "refuse": ["D", "C or D"]}]),
     (
         "code",
         [
@@ -127,7 +119,6 @@ BUILT_IN: list[tuple[Any, list[dict[str, Any]]]] = [
             }
         ],
     ),
-    ("sudoku", [{"reference": "1000000000000001", "accept": ["1234341221434321"], "refuse": ["1234341221434312"]}]),
 ]
 
 

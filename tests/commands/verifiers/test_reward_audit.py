@@ -66,7 +66,7 @@ def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: s
     report = audit_reward(f"rewards.py:{function}", data, data.parent)
     assert len(report.problems) == bool(problem)
     assert not problem or problem in report.problems[0]
-    assert not hole or hole in {case.what for case in report.holes.rewarded}
+    assert not hole or hole in {case.what for case in report.holes.cases["rewarded"]}
     assert report.passed is (function == "boxed"), str(report)
 
 

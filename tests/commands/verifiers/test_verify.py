@@ -12,7 +12,7 @@ import pytest
 
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
-from verizero.pipeline.commands.verifiers.verify import verify, verify_file
+from verizero.pipeline.commands.verify import verify
 from verizero.pipeline.errors import ConfigError, DataError
 
 ROWS: list[tuple[dict[str, Any], str, float]] = [
@@ -33,6 +33,10 @@ BAD = [
     ("[1]", "line 1: expected an object"),
     ('{"id": "q", "reference": 1, "response": "1"}', "line 1: field 'verifier'"),
     ('{"id": "q", "verifier": "numeric", "response": "1"}', "line 1: field 'reference'"),
+    (
+        '{"id": "q", "verifier": "math", "reference": NaN, "response": "1"}',
+        "line 1: field 'reference': nan is no answer",
+    ),
     ('{"id": "q", "verifier": "numeric", "reference": 1}', "line 1: field 'response'"),
     ('{"id": "q", "verifier": "numeric", "reference": 1, "response": 1}', "line 1: field 'response': expected text"),
     ('{"id": "q", "verifier": "numerik", "reference": 1, "response": "1"}', "did you mean numeric"),
@@ -126,19 +130,6 @@ def test_a_file_of_rows_is_whole_or_an_error(tmp_path: Path) -> None:
         good_rows(path)
     with pytest.raises(DataError, match="No such file"):
         good_rows(tmp_path / "none.jsonl")
-
-
-def test_earlier_verdicts_and_the_rows_outlive_a_grading_that_fails(tmp_path: Path) -> None:
-    rows, out = tmp_path / "rows.jsonl", tmp_path / "rows.verdicts.jsonl"
-    rows.write_text(json.dumps(ROWS[0][0]) + "\n")
-    counts, first = verify_file(rows, out)
-    before = out.read_text()
-    assert (counts.rows, len(first)) == (1, 1)
-    with pytest.raises(ConfigError, match="batch must be >= 1, got 0"):
-        verify_file(rows, out, batch=0)
-    with pytest.raises(DataError, match="would replace the rows"):
-        verify_file(rows, rows)
-    assert (out.read_text(), json.loads(rows.read_text())) == (before, ROWS[0][0])
 
 
 @pytest.mark.parametrize(("references", "code"), [(["x", "y"], 1), (["x", "42"], 0), ([], 0)])

@@ -1,7 +1,5 @@
 """Calls as short tags: reading and writing are each other's inverse, and mistakes are named for the policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -51,7 +49,7 @@ TOOLS = (ADD, SQL, WRITE)
         ("<adder 1>.", "<adder 1>.", []),
     ],
 )
-def test_what_is_read(text: str, content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_what_is_read(text, content, calls):
     result = tags.read(text, TOOLS)
     assert (result.content, list(result.calls), result.unread) == (content, calls, None)
 
@@ -68,7 +66,7 @@ def test_what_is_read(text: str, content: str, calls: list[tuple[str, dict[str, 
         ("<mul 1 2> ", "no tool mul; tools: add, sql, write"),
     ],
 )
-def test_what_cannot_be_read_is_answered_with_the_reason(text: str, reason: str) -> None:
+def test_what_cannot_be_read_is_answered_with_the_reason(text, reason):
     result = tags.read(text, TOOLS)
     assert (result.content, list(result.calls)) == (text, [])
     assert result.unread is not None
@@ -76,15 +74,15 @@ def test_what_cannot_be_read_is_answered_with_the_reason(text: str, reason: str)
         raise ValueError(result.unread)
 
 
-def test_without_tools_a_tag_is_text() -> None:
+def test_without_tools_a_tag_is_text():
     assert tags.read("<add 1 2>").content == "<add 1 2>"
     assert not tags.read("<add 1 2>").calls
 
 
 @pytest.mark.integration
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
-def test_reading_undoes_writing(data: st.DataObject) -> None:
+def test_reading_undoes_writing(data):
     types = data.draw(st.lists(st.sampled_from(sorted(TYPES)), max_size=3))
     tool = schema("use", **{f"p{i}": t for i, t in enumerate(types)})
     number = data.draw(st.integers(0, len(types)))
@@ -98,7 +96,7 @@ def test_reading_undoes_writing(data: st.DataObject) -> None:
     assert [list(map(type, a.values())) for _, a in result.calls] == [list(map(type, a.values())) for _, a in calls]
 
 
-def test_writing_without_schemas_gives_the_same_tags() -> None:
+def test_writing_without_schemas_gives_the_same_tags():
     calls = [
         ("add", {"a": 1, "b": -2}),
         ("sql", {"query": "select 1 from t"}),
@@ -109,7 +107,7 @@ def test_writing_without_schemas_gives_the_same_tags() -> None:
     assert list(tags.read(text, TOOLS).calls) == calls
 
 
-def test_what_a_tag_cannot_hold_is_refused() -> None:
+def test_what_a_tag_cannot_hold_is_refused():
     with pytest.raises(DataError, match="order of its properties, a, b"):
         tags.write("", [("add", {"b": 1})], TOOLS)
     with pytest.raises(DataError, match="'a b'"):

@@ -1,6 +1,5 @@
 """Sums against the schoolbook, and the cut between training and evaluation."""
 
-import json
 import random
 import re
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from verizero.pipeline.data.generators import arithmetic
 from verizero.pipeline.data.generators.arithmetic import Params, columns, compose, demonstration
 from verizero.pipeline.data.generators.base import generate
-from verizero.pipeline.errors import ConfigError
 
 SMALL = {"num_train": 500, "num_evaluation": 60, "num_demonstrations": 1200, "num_text": 300}
 
@@ -22,28 +20,20 @@ def _operands(question: str) -> tuple[str, int, int]:
 
 
 @given(a=st.integers(0, 10**6 - 1), b=st.integers(0, 10**6 - 1))
-def test_scratchpad_gives_the_answer(a: int, b: int) -> None:
+def test_scratchpad_gives_the_answer(a, b):
     assert compose(columns(("+", a, b), 6)[0]) == a + b
     high, low = max(a, b), min(a, b)
     assert compose(columns(("-", high, low), 6)[0]) == high - low
 
 
 @given(a=st.integers(0, 99), b=st.integers(0, 99))
-def test_columns_are_the_schoolbook_ones(a: int, b: int) -> None:
+def test_columns_are_the_schoolbook_ones(a, b):
     units = a % 10 + b % 10
     assert columns(("+", a, b), 2)[0] == [units, a // 10 + b // 10 + (units > 9)]
 
 
-@given(a=st.integers(0, 9999), b=st.integers(0, 9999), operator=st.sampled_from("+-"))
-def test_every_step_of_a_scratchpad_without_noise_is_true(a: int, b: int, operator: str) -> None:
-    found, written = columns((operator, max(a, b), min(a, b)), 4)
-    for number, step in zip(found, written, strict=True):
-        left, _, right = step.partition("=")
-        assert eval(left) == int(right) == number
-
-
 @given(a=st.integers(0, 99), b=st.integers(0, 99), noise=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 10**6))
-def test_a_demonstration_says_the_answer_of_its_own_scratchpad(a: int, b: int, noise: float, seed: int) -> None:
+def test_a_demonstration_says_the_answer_of_its_own_scratchpad(a, b, noise, seed):
     text = demonstration(("+", a, b), 2, noise, random.Random(seed))
     pattern = r"<think>\S+=(\d+) \S+=(\d+)</think>\\boxed\{(\d+)\}"
     units, tens, answer = map(int, re.fullmatch(pattern, text).groups())
@@ -54,7 +44,7 @@ def test_a_demonstration_says_the_answer_of_its_own_scratchpad(a: int, b: int, n
 
 @pytest.mark.parametrize("forms", [("+",), ("-",), ("+", "-")])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_pair_of_operands_is_trained_on_and_held_out(forms: tuple[str, ...], seed: int) -> None:
+def test_no_pair_of_operands_is_trained_on_and_held_out(forms, seed):
     split = generate("arithmetic", {**SMALL, "forms": forms}, seed)
     keys = [{(o, *sorted((a, b))) for o, a, b in (_operands(r["question"]) for r in part)} for part in _parts(split)]
     train, evaluation, demonstrations = keys
@@ -64,27 +54,16 @@ def test_no_pair_of_operands_is_trained_on_and_held_out(forms: tuple[str, ...], 
     assert len({r["question"] for r in split.evaluation}) == SMALL["num_evaluation"] == len(split.evaluation)
 
 
-def test_answers_are_right_and_rows_are_json() -> None:
+def test_answers_are_right():
     split = generate("arithmetic", {**SMALL, "forms": ["+", "-"]}, 3)
     for row in [*split.train, *split.evaluation]:
         operator, a, b = _operands(row["question"])
         assert row["answer"] == str(a + b if operator == "+" else a - b)
         assert int(row["answer"]) >= 0
         assert row["verifier"] == "math"
-        assert json.loads(json.dumps(row)) == row
 
 
-def test_demonstrations_visit_the_tasks_in_turn_with_fresh_noise() -> None:
-    split = generate("arithmetic", SMALL, 0)
-    assert [r["question"] for r in split.demonstrations[:500]] == [r["question"] for r in split.train]
-    assert [r["demonstration"] for r in split.demonstrations[:500]] == [r["demonstration"] for r in split.train]
-    assert len({r["id"] for r in split.demonstrations}) == len(split.demonstrations) == 1200
-    second = [r["demonstration"] for r in split.demonstrations[500:1000]]
-    changed = sum(a != b for a, b in zip(second, [r["demonstration"] for r in split.train], strict=True))
-    assert changed > 100, "with noise 0.3 most visits differ in some number"
-
-
-def test_noise_sets_how_often_demonstrations_are_right() -> None:
+def test_noise_sets_how_often_demonstrations_are_right():
     def share_right(noise: float) -> float:
         rows = generate("arithmetic", {**SMALL, "noise": noise, "num_demonstrations": 4000}, 0).demonstrations
         return sum(r["demonstration"].endswith(f"{{{r['answer']}}}") for r in rows) / len(rows)
@@ -94,17 +73,7 @@ def test_noise_sets_how_often_demonstrations_are_right() -> None:
     assert abs(share_right(0.3) - 0.7 * 0.7) < 0.03
 
 
-def test_same_seed_same_rows_and_another_seed_other_ones() -> None:
-    assert generate("arithmetic", SMALL, 5) == generate("arithmetic", SMALL, 5)
-    assert generate("arithmetic", SMALL, 5).evaluation != generate("arithmetic", SMALL, 6).evaluation
-
-
-def test_the_held_out_tasks_do_not_depend_on_noise_or_demonstrations() -> None:
-    held_out = generate("arithmetic", SMALL, 5).evaluation
-    assert generate("arithmetic", {**SMALL, "noise": 0.9, "num_demonstrations": 7}, 5).evaluation == held_out
-
-
-def test_text_lines_show_the_language_without_solving_reliably_and_never_ask_what_is_held_out() -> None:
+def test_text_lines_show_the_language_without_solving_reliably_and_never_ask_what_is_held_out():
     params = Params(**{**SMALL, "num_text": 3000})
     lines = arithmetic.text_lines(params, 0)
     assert len(lines) == 3000
@@ -115,27 +84,6 @@ def test_text_lines_show_the_language_without_solving_reliably_and_never_ask_wha
     right = sum(int(m[2]) == sum(_operands(m[1])[1:]) for m in asked) / len(asked)
     assert 0.02 < right < 0.5
     assert any(line.startswith("<think>") for line in lines)
-
-
-def test_large_operands_are_drawn_without_listing_them_all() -> None:
-    split = generate("arithmetic", {**SMALL, "digits": 9}, 0)
-    assert max(_operands(r["question"])[1] for r in split.train) > 10**8
-
-
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"digits": 1}, "num_train must be <= 0"),
-        ({"digits": 1, "num_train": 60, "num_evaluation": 30}, "num_train must be <= 40"),
-        ({"nois": 1}, "unknown parameter 'nois'; known: digits"),
-        ({"noise": 1.5}, "noise"),
-        ({"forms": ["+", "+"]}, "forms must be distinct"),
-        ({"forms": ["*"]}, "forms"),
-    ],
-)
-def test_bad_params_say_what_is_allowed(params: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        generate("arithmetic", params)
 
 
 def _parts(split):

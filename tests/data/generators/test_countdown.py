@@ -1,8 +1,5 @@
 """Countdown games against every choice of signs, the form of a search, and the cut between what is shown and asked."""
 
-from __future__ import annotations
-
-import json
 import re
 from collections import Counter
 from itertools import permutations, product
@@ -12,7 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from verizero.pipeline.data.generators.base import Row, generate
-from verizero.pipeline.data.generators.countdown import Params
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.types import Attempt
 from verizero.verifiers.base import load
@@ -62,18 +58,17 @@ def allowed(numbers: list[int]) -> set[tuple[int, ...]]:
     return {terms for terms in every if min(sum(terms[:end]) for end in range(1, len(terms) + 1)) >= 0}
 
 
-def test_every_target_can_be_made_and_is_none_of_the_numbers() -> None:
+def test_every_target_can_be_made_and_is_none_of_the_numbers():
     split = generate("countdown", SMALL, 0)
     for row in [*split.train, *split.evaluation]:
         numbers, target = task_of(row)
         assert row["answer"] == {"numbers": numbers, "target": target, "use_all": False}
         assert target in {sum(terms) for terms in allowed(numbers)} - {0, *numbers}
         assert len(set(numbers)) == len(numbers)
-        assert json.loads(json.dumps(row)) == row
 
 
 @pytest.mark.integration
-def test_an_attempt_is_allowed_and_its_totals_are_right() -> None:
+def test_an_attempt_is_allowed_and_its_totals_are_right():
     for row in generate("countdown", SMALL, 0).demonstrations:
         numbers, _ = task_of(row)
         for terms, totals, _ in attempts_of(row)[0]:
@@ -81,7 +76,7 @@ def test_an_attempt_is_allowed_and_its_totals_are_right() -> None:
             assert totals == [sum(terms[: end + 1]) for end in range(1, len(terms))]
 
 
-def test_a_search_ends_at_its_first_success_and_answers_with_its_last_attempt() -> None:
+def test_a_search_ends_at_its_first_success_and_answers_with_its_last_attempt():
     rows = generate("countdown", SMALL, 0).demonstrations
     for row in rows:
         _, target = task_of(row)
@@ -92,29 +87,14 @@ def test_a_search_ends_at_its_first_success_and_answers_with_its_last_attempt() 
     assert 0.05 < fmean(attempts_of(row)[0][-1].success for row in rows) < 0.5
 
 
-@pytest.mark.parametrize(("persist", "gives_up"), [(0.0, True), (1.0, False)])
-def test_persistence_decides_whether_a_search_is_given_up(persist: float, gives_up: bool) -> None:
-    for row in generate("countdown", {**SMALL, "persist": persist}, 0).demonstrations:
-        attempts, _ = attempts_of(row)
-        assert len(attempts) == 1 if gives_up else attempts[-1].success
-
-
-def test_everything_that_is_allowed_is_tried() -> None:
-    few = {**SMALL, "num_train": 9, "num_evaluation": 0, "depth": 3, "shown_depth": 3, "persist": 1.0}
-    rows = generate("countdown", few, 0).demonstrations
-    tried = {tuple(attempt.terms) for row in rows for attempt in attempts_of(row)[0]}
-    assert {len(terms) for terms in tried} == {2, 3}
-    assert tried == set().union(*(allowed(task_of(row)[0]) for row in rows))
-
-
-def test_the_verifier_takes_right_demonstrations_and_refuses_those_that_gave_up() -> None:
+def test_the_verifier_takes_right_demonstrations_and_refuses_those_that_gave_up():
     for row in generate("countdown", {**SMALL, "num_demonstrations": 200}, 0).demonstrations:
         (verdict,) = load("countdown").bind({}).score([Attempt(row["demonstration"], row["answer"])])
         assert (verdict.status, verdict.score) == ("graded", float(attempts_of(row)[0][-1].success))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_depths_are_equally_many_and_only_shallow_tasks_are_demonstrated(seed: int) -> None:
+def test_depths_are_equally_many_and_only_shallow_tasks_are_demonstrated(seed):
     split = generate("countdown", SMALL, seed)
     for rows, each in ((split.evaluation, 10), (split.train, 30)):
         assert Counter(len(task_of(row)[0]) for row in rows) == dict.fromkeys(range(2, 7), each)
@@ -129,26 +109,10 @@ def test_depths_are_equally_many_and_only_shallow_tasks_are_demonstrated(seed: i
     assert len(train) == len(split.train)
 
 
-def test_held_out_tasks_do_not_depend_on_how_many_are_trained_on() -> None:
-    few, many = (generate("countdown", {**SMALL, "num_train": n}, 0) for n in (80, 150))
-    assert few.evaluation == many.evaluation
-
-
-def test_depths_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="shown_depth=8, depth=6"):
-        generate("countdown", {"shown_depth": 8}, 0)
-
-
-def test_more_held_out_games_than_there_are_pairs_are_refused() -> None:
+def test_more_held_out_games_than_there_are_pairs_are_refused():
     """Of ten numbers there are 45 pairs, and five sizes of games."""
     with pytest.raises(ConfigError, match=r"num_evaluation=225 takes 45 .* has 45 pairs; set num_evaluation < 225"):
         generate("countdown", {**SMALL, "largest": 10, "num_evaluation": 225}, 0)
     split = generate("countdown", {**SMALL, "largest": 10, "num_evaluation": 220}, 0)
     assert Counter(len(task_of(row)[0]) for row in split.evaluation)[2] == 44
     assert any(len(task_of(row)[0]) == 2 for row in split.train)
-
-
-def test_equal_seeds_give_equal_rows() -> None:
-    assert generate("countdown", SMALL, 3) == generate("countdown", SMALL, 3)
-    assert generate("countdown", SMALL, 3) != generate("countdown", SMALL, 4)
-    assert Params().depth == 6

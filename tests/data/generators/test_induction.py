@@ -1,14 +1,12 @@
 """Programs against Python itself, and the cut between training and evaluation."""
 
-import json
 import re
 
 import pytest
 
 from verizero.pipeline.data.generators import induction
-from verizero.pipeline.data.generators.base import generate, load_generator, text_lines
+from verizero.pipeline.data.generators.base import generate, text_lines
 from verizero.pipeline.data.generators.induction import Params
-from verizero.pipeline.errors import ConfigError, UnknownName
 
 ALL = ["linear", "minus", "shifted"]
 SMALL = {"num_train": 300, "num_evaluation": 80, "num_demonstrations": 900, "num_text": 300}
@@ -26,7 +24,7 @@ def _function(question: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("forms", [["linear"], ALL])
-def test_right_demonstrations_pass_the_hidden_tests_when_run(forms: list[str]) -> None:
+def test_right_demonstrations_pass_the_hidden_tests_when_run(forms):
     split = generate("induction", {**SMALL, "forms": forms, "noise": 0.0}, 0)
     for row in split.demonstrations:
         program = row["demonstration"].partition("</think>")[2]
@@ -34,20 +32,8 @@ def test_right_demonstrations_pass_the_hidden_tests_when_run(forms: list[str]) -
         assert _run(program, [t["args"][0] for t in tests]) == [t["expected"] for t in tests]
 
 
-@pytest.mark.parametrize("forms", [["linear"], ALL])
-def test_examples_are_true_and_hidden_points_are_not_shown(forms: list[str]) -> None:
-    for row in generate("induction", {**SMALL, "forms": forms}, 1).evaluation:
-        shown = {int(x): int(y) for x, y in re.findall(r"f\((\d+)\)=(-?\d+)", row["question"])}
-        program = f"def f(x): return {row['id'].removeprefix('induction/')}"
-        assert _run(program, list(shown)) == list(shown.values())
-        assert not shown.keys() & {t["args"][0] for t in row["answer"]["tests"]}
-        assert [t["args"] for t in row["answer"]["tests"]] == [[x] for x in range(3, 9)]
-        assert row["verifier"] == "code"
-        assert json.loads(json.dumps(row)) == row
-
-
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_function_is_trained_on_and_held_out_in_any_form(seed: int) -> None:
+def test_no_function_is_trained_on_and_held_out_in_any_form(seed):
     split = generate("induction", {**SMALL, "forms": ALL, "num_train": 900}, seed)
     train = [_function(r["question"]) for r in split.train]
     evaluation = [_function(r["question"]) for r in split.evaluation]
@@ -57,7 +43,7 @@ def test_no_function_is_trained_on_and_held_out_in_any_form(seed: int) -> None:
     assert {_function(r["question"]) for r in split.demonstrations} <= set(train)
 
 
-def test_noise_makes_the_function_that_the_scratchpad_says() -> None:
+def test_noise_makes_the_function_that_the_scratchpad_says():
     rows = generate("induction", {**SMALL, "noise": 0.5, "num_demonstrations": 3000}, 0).demonstrations
     right = 0
     for row in rows:
@@ -67,12 +53,7 @@ def test_noise_makes_the_function_that_the_scratchpad_says() -> None:
     assert abs(right / len(rows) - 0.5 * 0.5) < 0.03
 
 
-def test_default_size_leaves_the_demo_enough_of_both() -> None:
-    split = generate("induction")
-    assert (len(split.train), len(split.evaluation)) == (450, 120)
-
-
-def test_text_lines_ask_only_of_training_functions_and_are_mostly_wrong() -> None:
+def test_text_lines_ask_only_of_training_functions_and_are_mostly_wrong():
     params = Params(**{**SMALL, "num_text": 3000})
     lines = induction.text_lines(params, 0)
     held_out = {r["question"] for r in induction.rows(params, 0).evaluation}
@@ -85,30 +66,7 @@ def test_text_lines_ask_only_of_training_functions_and_are_mostly_wrong() -> Non
     assert text_lines("induction", {**SMALL, "num_text": 3000}, 0) == lines
 
 
-def test_same_seed_same_rows() -> None:
-    assert generate("induction", SMALL, 5) == generate("induction", SMALL, 5)
-    assert generate("induction", SMALL, 5).train != generate("induction", SMALL, 6).train
-
-
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"num_train": 600}, "num_train + num_evaluation must be <= 570"),
-        ({"a_min": 5, "a_max": 4}, "a_max and b_max must be >= a_min and b_min"),
-        ({"form": ["linear"]}, "unknown parameter 'form'"),
-    ],
-)
-def test_bad_params_say_what_is_allowed(params: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        generate("induction", params)
-
-
-def test_unknown_generator_says_which_is_near() -> None:
-    with pytest.raises(UnknownName, match="did you mean arithmetic"):
-        load_generator("arithmetics")
-
-
-def test_hinted_demonstrations_are_right_and_show_a_right_response_or_what_a_check_finds_in_a_wrong_one() -> None:
+def test_hinted_demonstrations_are_right_and_show_a_right_response_or_what_a_check_finds_in_a_wrong_one():
     plain = generate("induction", {**SMALL, "noise": 1.0}, 0)
     split = generate("induction", {**SMALL, "noise": 1.0, "hinted": 0.5}, 0)
     assert (split.train, split.evaluation) == (plain.train, plain.evaluation)

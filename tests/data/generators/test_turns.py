@@ -1,29 +1,19 @@
 """Tasks in turns: floors by arithmetic and by play, and demonstrations against the environments."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 
 import pytest
 
-from verizero.pipeline.data.generators import calculator, files, guess, repair, sql
+from tests.data.generators.test_every import SMALL
+from verizero.pipeline.data.generators import guess, repair, sql
 from verizero.pipeline.data.generators.base import Row, generate
-from verizero.pipeline.data.tokenizer import CHARACTERS
 from verizero.pipeline.environments.base import load
-from verizero.pipeline.environments.sql import EXAMPLE as SQL_EXAMPLE
 from verizero.pipeline.types import Call, Message, Prompt
 
-NAMES = ("guess", "calculator", "files", "sql", "repair")
+NAMES = ("guess", "calculator", "sql", "repair")
 PLAYS = 8000
-SMALL = {
-    "guess": {"num_demonstrations": 200},
-    "calculator": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
-    "files": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
-    "sql": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
-    "repair": {"num_intercepts": 20, "num_held_out": 5, "num_demonstrations": 300},
-}
 
 
 def replayed(row: Row) -> tuple[list[tuple[str, str]], float]:
@@ -43,22 +33,13 @@ def replayed(row: Row) -> tuple[list[tuple[str, str]], float]:
     return shown, reply.outcome.score
 
 
-def written(row: Row) -> str:
-    """The conversation as a small model reads and writes it."""
-    lines = [row["question"]]
-    for message in row["demonstration"]:
-        calls = [" ".join([c["name"], *map(str, c["arguments"].values())]) for c in message.get("calls", [])]
-        lines.append(message["content"] + "".join(f"<{c}>" for c in calls))
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "repair"])
-def test_demonstrations_hold_what_the_environment_answers(name: str) -> None:
+def test_demonstrations_hold_what_the_environment_answers(name):
     check_replays(name)
 
 
 @pytest.mark.integration
-def test_programs_too() -> None:
+def test_programs_too():
     check_replays("repair")
 
 
@@ -70,28 +51,6 @@ def check_replays(name: str) -> None:
         assert shown == [(m["role"], m["content"]) for m in row["demonstration"] if m["role"] != "assistant"]
         scores.append(score)
     assert 0 < sum(scores) < len(scores)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows(name: str) -> None:
-    split = generate(name, SMALL[name], 0)
-    assert split == generate(name, SMALL[name], 0)
-    assert split.demonstrations != generate(name, SMALL[name], 1).demonstrations
-    rows = [*split.train, *split.evaluation]
-    assert len({r["id"] for r in rows}) == len(rows)
-    assert {(r["verifier"], r["environment"], r["domain"]) for r in rows} == {("environment", name, name)}
-    assert json.loads(json.dumps([*rows, *split.demonstrations])) == [*rows, *split.demonstrations]
-    if name != "guess":
-        held_out = {json.dumps([r["question"], r["answer"]]) for r in split.evaluation}
-        assert not held_out & {json.dumps([r["question"], r["answer"]]) for r in split.train}
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", NAMES)
-def test_small_models_have_the_characters_and_the_room(name: str) -> None:
-    texts = [written(r) for r in generate(name, {"num_demonstrations": 1000}, 0).demonstrations]
-    assert set("".join(texts)) <= set(CHARACTERS)
-    assert max(map(len, texts)) <= 130
 
 
 def share(name: str, play) -> float:
@@ -106,7 +65,7 @@ def near(observed: float, exact: float) -> bool:
 
 
 @pytest.mark.integration
-def test_the_floor_of_guess() -> None:
+def test_the_floor_of_guess():
     params = guess.Params()
     exact = guess.floor(32, 5)
     assert round(exact, 4) == 0.5326
@@ -119,24 +78,7 @@ def test_the_floor_of_guess() -> None:
 
 
 @pytest.mark.integration
-def test_the_floor_of_calculator() -> None:
-    params = calculator.Params()
-    won = share("calculator", lambda rng: calculator.play(params, (27, 58, 14), rng)[1].is_correct)
-    assert near(won, 0.4)
-    mental = calculator.Params(uses=0.0)
-    assert share("calculator", lambda rng: calculator.play(mental, (10, 10, 10), rng)[1].is_correct) == 0.0
-
-
-@pytest.mark.integration
-def test_the_floor_of_files() -> None:
-    params = files.Params()
-    task = files._task(params, random.Random(1))
-    won = share("files", lambda rng: files.play(params, task, rng)[1].is_correct)
-    assert near(won, 0.72**3)
-
-
-@pytest.mark.integration
-def test_the_floor_of_sql() -> None:
+def test_the_floor_of_sql():
     params = sql.Params()
     task = sql._task(random.Random(1))
     known: dict[str, bool] = {}
@@ -152,7 +94,7 @@ def test_the_floor_of_sql() -> None:
     assert [sql.play(params, task, rng)[1].is_correct for rng, _ in again] == [won(rng) for _, rng in again]
 
 
-def test_the_floor_of_repair_and_the_limit_without_its_tests() -> None:
+def test_the_floor_of_repair_and_the_limit_without_its_tests():
     params = repair.Params()
     tasks = [t for t, _ in repair._tasks(list(range(100)), random.Random(0))]
     rng = random.Random(1)
@@ -167,23 +109,3 @@ def test_the_floor_of_repair_and_the_limit_without_its_tests() -> None:
     assert near(sum(won for _, won in plays) / PLAYS, exact)
     blind = sum(slope == 1 or slope in (2, 3) for slope, _ in tasks) / len(tasks)
     assert blind == 0.625, "the best three guesses without tests"
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "words"),
-    [
-        ("guess", {"low": 9, "high": 8}, "low must be <= high"),
-        ("calculator", {"num_train": 400_000}, "num_train . num_evaluation must be <= 368550"),
-        ("files", {"hops": 7}, "hops . chains must be <= 26"),
-        ("repair", {"num_held_out": 100}, "num_held_out must be < num_intercepts"),
-    ],
-)
-def test_wrong_parameters(name: str, params: dict, words: str) -> None:
-    from verizero.pipeline.errors import ConfigError
-
-    with pytest.raises(ConfigError, match=words):
-        generate(name, params)
-
-
-def test_the_example_of_sql_is_of_the_same_kind() -> None:
-    assert set(SQL_EXAMPLE.reference) == set(generate("sql", SMALL["sql"], 0).train[0]["answer"])

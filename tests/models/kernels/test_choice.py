@@ -74,25 +74,3 @@ def test_a_kernel_that_differs_or_does_not_compile_is_not_used(monkeypatch: pyte
             patched.setenv(kernels.VARIABLE, "on")
             with pytest.raises(ConfigError, match=why):
                 kernels.matches_twin("sums", proof, 0.5)
-
-
-def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[int] = []
-    now = 0
-
-    class Entered:
-        def __init__(self, device: torch.device) -> None:
-            entered.append(device.index)
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: now)
-    monkeypatch.setattr(torch.cuda, "device", Entered)
-    for device in (CPU, CUDA, torch.device("cuda", 3)):
-        with kernels.launching_on(device):
-            pass
-    assert entered == [3]

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verizero.verifiers.mathematics import grade, score
+from verizero.verifiers.mathematics.decide import exact as budgets
 from verizero.verifiers.mathematics.decide import interval
 from verizero.verifiers.mathematics.decide.equality import same
-from verizero.verifiers.mathematics.decide.exact import MAX_BITS, NotExact, TooBig, Undefined, exact
+from verizero.verifiers.mathematics.decide.exact import BUDGET, MAX_BITS, NotExact, OverBudget, TooBig, Undefined, exact
 from verizero.verifiers.mathematics.decide.regions import same_region
 from verizero.verifiers.mathematics.read.parser import parse
 from verizero.verifiers.mathematics.read.syntax_tree import Node
@@ -35,7 +37,6 @@ SUMS = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(SUMS)
 def test_arithmetic_is_that_of_fractions(case: tuple[str, Fraction | None]) -> None:
     text, value = case
@@ -133,7 +134,7 @@ def test_budgets_are_checked_before_anything_is_computed(text: str) -> None:
     assert MAX_BITS < 100_000
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=5), st.lists(st.integers(-4, 4), min_size=1, max_size=5))
 def test_polynomials_are_equal_when_their_coefficients_are(a: list[int], b: list[int]) -> None:
     def text(coefficients: list[int]) -> str:
@@ -153,7 +154,7 @@ PIECE = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.booleans(), st.boole
 
 
 @pytest.mark.integration
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(PIECE, min_size=1, max_size=3), st.lists(PIECE, min_size=1, max_size=3))
 def test_unions_of_intervals_are_equal_when_they_hold_the_same_points(a: list[tuple], b: list[tuple]) -> None:  # type: ignore[type-arg]
     def holds(pieces: list[tuple[int, int, bool, bool]], x: Fraction) -> bool:
@@ -172,3 +173,24 @@ def test_the_same_pair_always_meets_the_same_points() -> None:
     first = [same(parse(a), parse(b)) for a, b in EQUAL + DIFFERENT]
     random.seed(source.random())
     assert [same(parse(a), parse(b)) for a, b in EQUAL + DIFFERENT] == first
+
+
+def test_a_decision_has_one_budget_of_work_for_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    factorials = [f"{2900 + i}!" for i in range(40)]
+    reasons = [grade("\\boxed{1!, 2!}", ", ".join(factorials[:n])).reason for n in (2, 40)]
+    assert [reason.partition(": ")[2].startswith("too much work") for reason in reasons] == [False, True]
+    one = parse("\\sin(1)")
+    with pytest.raises(OverBudget):
+        BUDGET.within(1_000, interval.bounds, one, {}, 160, False)
+    monkeypatch.setattr(budgets, "LOOK", 0)
+    monkeypatch.setattr(budgets, "NET_CPU_S", -1.0)
+    verdict = score([("\\boxed{\\sin(2)}", "\\sin(1)")])[0]
+    assert (verdict.status, verdict.reason.partition(";")[0]) == (
+        "verifier_error",
+        "a decision took over -1 s of CPU time",
+    )
+
+
+def test_powers_of_too_many_digits_are_wrong_without_a_question_to_the_algebra() -> None:
+    for text in ("10^{10^7}", "\\sinh(10^{10^8})", "2^{2^{2^{2^{2^2}}}}"):
+        assert grade(f"\\boxed{{{text}}}", "\\int_0^1 x^2 dx").status == "graded"

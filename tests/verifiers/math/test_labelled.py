@@ -8,7 +8,6 @@ import multiprocessing
 import random
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,16 @@ import pytest
 
 from tests.source import ROOT
 from tests.verifiers.math import hostile
-from verizero.pipeline.types import Attempt
-from verizero.verifiers.base import load
 from verizero.verifiers.mathematics import grader, score
 
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in Path(__file__).with_name("labelled.jsonl").read_text(encoding="utf-8").splitlines()
 ]
+KINDS = [
+    {"category": "kinds"} | json.loads(line)
+    for line in Path(__file__).with_name("kinds.jsonl").read_text(encoding="utf-8").splitlines()
+]
+"""The label policy, kinds of wrong answers that a looser reading accepts, and of right ones that a stricter refuses."""
 PAIRS = [(row["response"], row["gold"]) for row in ROWS]
 HOSTILE = hostile.rows()
 SAMPLE = random.Random(5).sample(PAIRS, 400)
@@ -42,20 +44,13 @@ def expected() -> list[float]:
     return scores
 
 
-def test_every_category_has_right_answers_and_near_misses() -> None:
-    right = Counter(row["category"] for row in ROWS if row["right"])
-    wrong = Counter(row["category"] for row in ROWS if not row["right"])
-    assert len(right | wrong) == 61
-    assert [c for c in right | wrong if right[c] + wrong[c] < 12] == []
-    assert [c for c in right | wrong if not wrong[c] or (not right[c] and c != "truncated")] == []
-
-
 @pytest.mark.integration
 def test_labels_are_reproduced() -> None:
-    verdicts = score(PAIRS)
+    rows = [*ROWS, *KINDS]
+    verdicts = score((row["response"], row["gold"]) for row in rows)
     missed = [
         (row["category"], row["gold"], row["response"], verdict.reason)
-        for row, verdict in zip(ROWS, verdicts, strict=True)
+        for row, verdict in zip(rows, verdicts, strict=True)
         if verdict.is_correct != row["right"]
     ]
     assert missed == []
@@ -100,8 +95,3 @@ def test_order_and_duplicates_do_not_matter(expected: list[float]) -> None:
     shuffled = list(range(len(SAMPLE))) * 2
     random.Random(1).shuffle(shuffled)
     assert _scores([SAMPLE[i] for i in shuffled]) == [expected[i] for i in shuffled]
-
-
-def test_the_verifier_agrees_with_score(expected: list[float]) -> None:
-    verdicts = load("math").bind().score([Attempt(response, gold) for response, gold in SAMPLE])
-    assert [verdict.score for verdict in verdicts] == expected

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +57,10 @@ def test_copying_the_prompt_s_expression_is_no_value() -> None:
     assert _one("\\boxed{x^2+1}", "x^2+1", prompt="Write x^2+1 again.").is_correct
 
 
-OPTIONS = [
-    ({"rounded_gold": False}, "3.14", r"\pi"),
-    ({"percent_as_unit": False}, r"35\%", "35"),
-    ({"unit_may_be_omitted": False}, r"5\text{ cm}", "5"),
-    ({"convert_units": False}, r"5\text{ cm}", r"50\text{ mm}"),
-    ({"inequality_is_interval": False}, "x>3", r"(3,\infty)"),
-    ({"value_of_equation": False}, "3", "x=3"),
-    ({"lone_name_ignores_case": False}, "x^2", "X^2"),
-    ({"same_curve": False}, "x+y=2", "2x+2y=4"),
-    ({"sets_unordered": False}, r"\{1,2\}", "2, 1"),
-    ({"text_ignores_case": False}, r"\text{east}", r"\text{East}"),
-    ({"choice_text": False}, "(C) 42", "42"),
-    ({"join_boxes": False}, "1, 2", "1}, \\boxed{2"),
-    ({"max_answer_chars": 16}, "42", "42.00000000000000000"),
-]
-
-
-@pytest.mark.parametrize(("options", "gold", "answer"), OPTIONS)
-def test_each_option_turns_its_point_of_the_policy_off(options: dict[str, Any], gold: str, answer: str) -> None:
-    assert _one(f"\\boxed{{{answer}}}", gold).is_correct
-    assert _one(f"\\boxed{{{answer}}}", gold, **options).score == 0.0
+def test_a_long_answer_is_not_read() -> None:
+    long = "\\boxed{42.00000000000000000}"
+    assert _one(long, "42").is_correct
+    assert _one(long, "42", max_answer_chars=16).reason == "too_long: 20 characters"
 
 
 def test_decimal_commas_are_read_where_asked_for() -> None:
@@ -137,9 +121,9 @@ class TestSlowPath:
     """The helper process: it answers, is killed when it takes too long, and is replaced."""
 
     def test_what_the_grammar_does_not_know_is_asked(self) -> None:
-        assert grade(r"\boxed{24}", r"\Gamma(5)").reason == "equal_by_algebra"
-        assert grade(r"\boxed{25}", r"\Gamma(5)").score == 0.0
-        assert grade(r"\boxed{24}", r"\Gamma(5)", MathParams(slow_path=False)).score == 0.0
+        assert grade(r"\boxed{24}", r"\int_0^4 6\,dx").reason == "equal_by_algebra"
+        assert grade(r"\boxed{25}", r"\int_0^4 6\,dx").score == 0.0
+        assert grade(r"\boxed{24}", r"\int_0^4 6\,dx", MathParams(slow_path=False)).score == 0.0
 
     @pytest.fixture(scope="class")
     def asked(self) -> Iterator[algebra.Algebra]:
@@ -178,11 +162,14 @@ class TestSlowPath:
 
     def test_a_helper_that_is_halted_or_killed_makes_no_verdict(self, asked: algebra.Algebra) -> None:
         assert asked.equal("1", "1", 5.0) is True
-        for act in (signal.SIGSTOP, signal.SIGKILL):  # as a machine too busy to run it, and one short of memory
-            os.kill(_pid(asked), act)
-            with pytest.raises(GradingError, match="grade again"):
-                asked.equal("1", "2", 0.01)
-            assert asked.equal("1", "1", 5.0) is True
+        os.kill(_pid(asked), signal.SIGSTOP)  # as a machine that is too busy to run it
+        with pytest.raises(GradingError, match="grade again"):
+            asked.equal("1", "2", 0.01)
+        assert asked.equal("1", "1", 5.0) is True
+        os.kill(_pid(asked), signal.SIGKILL)  # as one that is short of memory
+        with suppress(GradingError):  # or it is seen to be dead, and another is asked
+            assert asked.equal("1", "2", 5.0) is False
+        assert asked.equal("1", "1", 5.0) is True
 
     def test_how_a_copy_ends_is_told_apart(self) -> None:
         ended = {

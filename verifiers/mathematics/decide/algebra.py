@@ -16,8 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
-from verizero.pipeline import child
 from verizero.pipeline.errors import GradingError
+from verizero.pipeline.host import child
 
 STARTUP_S = 120.0
 WALL_PER_WORK = 100.0

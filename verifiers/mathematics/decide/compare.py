@@ -4,44 +4,72 @@ from __future__ import annotations
 
 import re
 
-from verizero.verifiers.mathematics.decide.canonical import (
-    bare_point,
+from verizero.verifiers.mathematics.decide.curves import (
+    is_linear,
+    numerator,
+    proportional,
+    same_inequality,
+    same_linear,
+)
+from verizero.verifiers.mathematics.decide.equality import same
+from verizero.verifiers.mathematics.decide.equation_chains import (
+    Contradiction,
+    Value,
+    agree_in_names,
+    end_of,
+    has_known_members,
+    in_argument_of,
+    is_recurrence,
+    last,
+    name_of,
+    names_agree,
+    value_of,
+    with_each_name,
+    without_undone,
+)
+from verizero.verifiers.mathematics.decide.formulas import (
+    bare_points,
+    derived_values,
+    expressions_equal,
     in_the_case_of,
     is_scaled,
+    same_matrix,
     spread,
     with_all_items,
     with_products,
     without_quantifiers,
 )
-from verizero.verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
-from verizero.verifiers.mathematics.decide.equality import same
-from verizero.verifiers.mathematics.decide.equation_chains import Contradiction, Value, end_of, last, value_of
-from verizero.verifiers.mathematics.decide.formulas import derived_values, expressions_equal
-from verizero.verifiers.mathematics.decide.matrices import same_matrix
-from verizero.verifiers.mathematics.decide.names import name_of, names_agree
-from verizero.verifiers.mathematics.decide.piecewise import branches, words_of_condition
 from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
 from verizero.verifiers.mathematics.decide.regions import (
-    FLIPPED,
     NEG_INF,
     NotRegion,
     looks_like_region,
     same_region,
 )
-from verizero.verifiers.mathematics.decide.residues import classes, congruent, same_ratio
-from verizero.verifiers.mathematics.policy import MathParams
+from verizero.verifiers.mathematics.decide.relations import (
+    DIRECTED,
+    branches,
+    classes,
+    congruent,
+    same_named_ratio,
+    same_order,
+    same_ratio,
+    words_of_condition,
+)
 from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     EMPTY,
     INF,
+    PROPOSITIONAL,
     REALS,
+    SIGNS,
     Node,
     difference,
     expand_signs,
     has,
     is_constant,
     is_vector_sum,
-    substitute,
+    nodes,
     variables,
 )
 
@@ -51,71 +79,80 @@ PLANE = frozenset("xy")
 INDEX = re.compile(r"_\d+$")
 
 
-def match(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def match(gold: Node, answer: Node) -> bool | None:
     """True if `answer` answers `gold`; None if that could not be decided."""
     if gold == answer:
         return True
-    gold, answer = (with_all_items(without_quantifiers(t)) for t in (gold, answer))
+    pair = without_quantifiers(gold, answer)
+    if pair is None:
+        return False
+    gold, answer = map(with_all_items, pair)
     if has(gold, "undone"):
-        value = _without_undone(gold)
+        if gold.op == answer.op == "rel" and _unlike_signs(gold) != _unlike_signs(answer):
+            return False
+        if gold.op == answer.op == "rel" and answer.args[0].op == "undone" != gold.args[0] != answer.args[0]:
+            return False
+        value = without_undone(gold)
         if value is None or last(gold) == last(answer):
             return last(gold) == last(answer)
         gold = value
     if has(answer, "undone"):
-        value = _without_undone(answer)  # an integral, sum or limit alone answers nothing
-        return value is not None and match(gold, value, params)
+        value = without_undone(answer)  # an integral, sum or limit alone answers nothing
+        return value is not None and match(gold, value)
     if has(answer, "call"):
         answer = with_products(answer, gold)
-    if params.lone_name_ignores_case:
-        answer = in_the_case_of(gold, answer)
-    gold, answer = bare_point(gold), bare_point(answer)
+    answer = in_the_case_of(gold, answer)
+    pair = bare_points(gold, answer)
+    if pair is None:
+        return False
+    gold, answer = pair
+    if {gold.op, answer.op} & {"list", "both"}:
+        gold, answer = with_each_name(gold), with_each_name(answer)
     if gold.op in {"tuple", *COLLECTIONS}:
         answer = spread(answer)
     try:
-        return _match(gold, answer, params)
+        return _match(gold, answer)
     except Contradiction:
         return False
 
 
-def _without_undone(tree: Node) -> Node | None:
-    """Return `I = 1/2` of `I = integral = 1/2`; None for what is no chain or ends in an integral, a sum or a limit."""
-    if tree.op != "rel" or set(tree.args[1::2]) - {"=", "≈"} or has(tree.args[-1], "undone"):
-        return None
-    kept = [(a, s) for a, s in zip(tree.args[::2], ("=", *tree.args[1::2]), strict=True) if not has(a, "undone")]
-    if len(kept) == 1:
-        return kept[0][0] if kept[0][1] == "=" else None
-    chain: list[Node | str] = [kept[0][0]]
-    for member, sign in kept[1:]:
-        chain += [sign, member]
-    return Node("rel", tuple(chain))
-
-
-def _match(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _match(gold: Node, answer: Node) -> bool | None:
     """Choose the comparison by type. The order matters: each test takes what the tests before it left."""
     if gold.op == "mod" or answer.op == "mod" or (gold.op in COLLECTIONS and gold.args[0].op == "mod"):
         wanted, reached = classes(gold), classes(answer)
         if len(wanted) == len(reached) == 1:
             return congruent(gold, answer)
-        return _unordered(wanted, reached, params)
+        return _unordered(wanted, reached)
     if gold.op == "piecewise":
-        return _piecewise(gold, end_of(answer), params)
+        return _piecewise(gold, end_of(answer))
+    if gold.op == "rel" and not DIRECTED.isdisjoint(gold.args[1::2]):
+        if "sim" in gold.args[1::2] and answer.op != "rel":
+            return gold.args[0].op == "sym" and match(gold.args[-1], answer)  # what X is like: N(0, 1)
+        return same_order(gold, answer, match)
     # (1,2) is a point or an interval; the other side tells which.
     if looks_like_region(gold) or (looks_like_region(answer) and gold.op in {"tuple", "set", "const"}):
-        return _regions(gold, answer, params)
+        return _regions(gold, answer)
+    if gold.op == "rel" and len(gold.args) == 3 and gold.args[0].op == gold.args[2].op == "ratio":
+        return same_named_ratio(gold, answer)
     if gold.op == "rel" and set(gold.args[1::2]) <= {"=", "≈", "≡"}:
-        return _equation(gold, answer, params)
+        return _equation(gold, answer)
     if gold.op == "ratio" or answer.op == "ratio":
         return same_ratio(gold, answer)
     if {gold.op, answer.op} & {"matrix", "transpose"} or is_vector_sum(gold) or is_scaled(gold) or is_scaled(answer):
-        return same_matrix(gold, answer, params)
+        return same_matrix(gold, answer)
     if gold.op in COLLECTIONS or gold.op == "set" or has(gold, "pm", "mp"):
-        return _collections(gold, answer, params)
+        return _collections(gold, answer)
     if gold.op == "tuple":
-        return _tuples(gold, answer, params)
-    return _single(gold, answer, params)
+        return _tuples(gold, answer)
+    return _single(gold, answer)
 
 
-def _single(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _unlike_signs(tree: Node) -> set[str]:
+    """Return the signs of a chain of relations but for those that say equal."""
+    return set(tree.args[1::2]) - {"=", "≈"}
+
+
+def _single(gold: Node, answer: Node) -> bool | None:
     """Compare with a number, quantity or expression as gold."""
     if answer.op == "both" and all((q := quantity(a)) is not None and q.dimension for a in answer.args):
         answer = Node("add", answer.args)  # 1 hour and 30 minutes
@@ -126,7 +163,7 @@ def _single(gold: Node, answer: Node, params: MathParams) -> bool | None:
         if solutions is None or len(solutions) != 1:
             return False
         answer = solutions[0].tree
-    value = value_of(answer) if params.value_of_equation or answer.op != "rel" else None
+    value = value_of(answer)
     if value is None:
         return False
     # "x ≈ 1.41" is not the exact gold, but may be one shown in decimals.
@@ -140,7 +177,9 @@ def _single(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return False
     if any(t in (INF, NEG_INF) for t in (gold, answer)):
         return False
-    return expressions_equal(gold, answer, params)
+    if has(gold, "sym", "det") and (is_linear(gold) or is_linear(answer)):
+        return same_linear(gold, answer)
+    return expressions_equal(gold, answer)
 
 
 def _solutions(tree: Node) -> list[Value] | None:
@@ -172,45 +211,50 @@ def _solutions(tree: Node) -> list[Value] | None:
     return once
 
 
-def _collections(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _collections(gold: Node, answer: Node) -> bool | None:
     """Compare sets and lists of solutions without order, and named values, x = 1 and y = 2, by their names."""
-    if any(a.op == "set" for t in (gold, answer) if t.op == "set" for a in t.args):
+    if any(a.op == "set" or a == EMPTY for t in (gold, answer) if t.op == "set" for a in t.args):
         nested = gold.op == answer.op and sorted(a.op for a in gold.args) == sorted(a.op for a in answer.args)
-        return nested and _unordered(gold.args, answer.args, params)
+        return nested and _unordered(gold.args, answer.args)
     both_lists = gold.op in COLLECTIONS and answer.op in COLLECTIONS
+    if both_lists and not has_known_members(gold, answer):
+        return False
+    if {gold.op, answer.op} == {"either", "both"} and all(n.op in PROPOSITIONAL for n in nodes(gold)):
+        return False  # p and q is not p or q, though x = 1 and x = 2 are the same two values as x = 1 or x = 2
     wanted, reached = _solutions(gold), _solutions(answer)
     if wanted is None or reached is None:
-        return _unordered(gold.args, answer.args, params) if both_lists else False
+        return _unordered(gold.args, answer.args) if both_lists else False
     trees = [w.tree for w in wanted]
     if both_lists and any(w.of for w in wanted) and any(r.label for r in reached):
-        return _unordered(gold.args, answer.args, params)
+        return _unordered(gold.args, answer.args)
     if len(wanted) > 1 and len(reached) == 1 and reached[0].tree.op == "tuple":
         # The point (1, 2) answers x = 1, y = 2 or the list 1, 2, but no set and no alternatives; an interval neither.
         inside = reached[0].tree
         is_point = gold.op in {"list", "both"} and (_names_differ(wanted) or not any(w.label for w in wanted))
         if not is_point or (len(inside.args) == 4 and "[" in inside.args[:2]):
             return False
-        return _in_order(trees, inside.args[2:], params)
+        return _in_order(trees, inside.args[2:])
     same_letter = len({INDEX.sub("", v.name or "") for v in (*wanted, *reached) if v.name}) == 1
-    if _names_differ(reached) != _names_differ(wanted) and same_letter:
+    indices = [v for v in (*wanted, *reached) if v.name is None or not INDEX.search(v.name)]
+    if _names_differ(reached) != _names_differ(wanted) and same_letter and indices:
         reached = [Value(v.tree) for v in reached]  # x_1 = 1, x_2 = 2 are two values of x
     answers = [v.tree for v in reached]
     if _names_differ(wanted):
         if not _names_differ(reached):
             bare = not any(v.name for v in reached) and answer.op != "set"
-            return bare and _in_order(trees, answers, params)
+            return bare and _in_order(trees, answers)
         by_name = {v.name: v.tree for v in reached}
         if len(by_name) != len(reached) or set(by_name) != {w.name for w in wanted}:
             return False
-        return all(_match(w.tree, by_name[w.name], params) for w in wanted)
+        return all(_match(w.tree, by_name[w.name]) for w in wanted)
     if both_lists and len(wanted) < len(gold.args):
-        return _unordered(gold.args, answer.args, params)  # 1, 1, 2 repeats a value
+        return _unordered(gold.args, answer.args)  # 1, 1, 2 repeats a value
     if _names_differ(reached) and not any(v.name for v in wanted) and gold.op in COLLECTIONS:
-        return _in_order(trees, answers, params)
+        return _in_order(trees, answers)
     names = {v.name for v in (*wanted, *reached) if v.name}
     if len(names) > 1 or any(v.approximate for v in reached):
         return False
-    return _unordered(trees, answers, params)
+    return _unordered(trees, answers)
 
 
 def _names_differ(values: list[Value]) -> bool:
@@ -218,25 +262,23 @@ def _names_differ(values: list[Value]) -> bool:
     return len(labels) == len(values) > 1 and len(set(labels)) > 1
 
 
-def _unordered(gold: Items, answer: Items, params: MathParams) -> bool:
+def _unordered(gold: Items, answer: Items) -> bool:
     if len(gold) != len(answer):
         return False
-    if not params.sets_unordered:
-        return _in_order(gold, answer, params)
     left = list(answer)
     for wanted in gold:
-        at = next((i for i, a in enumerate(left) if match(wanted, a, params)), None)
+        at = next((i for i, a in enumerate(left) if match(wanted, a)), None)
         if at is None:
             return False
         left.pop(at)
     return True
 
 
-def _in_order(gold: Items, answer: Items, params: MathParams) -> bool:
-    return len(gold) == len(answer) and all(match(g, a, params) for g, a in zip(gold, answer, strict=True))
+def _in_order(gold: Items, answer: Items) -> bool:
+    return len(gold) == len(answer) and all(match(g, a) for g, a in zip(gold, answer, strict=True))
 
 
-def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _tuples(gold: Node, answer: Node) -> bool | None:
     """Compare points and other tuples in order; brackets of intervals must agree."""
     value = value_of(answer)
     if value is None:
@@ -245,7 +287,7 @@ def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
     if answer.op == "tuple":
         # Of two items the brackets matter, as the pair may be an interval.
         differs = len(items) == 2 and gold.args[:2] != answer.args[:2]
-        return not differs and _in_order(items, answer.args[2:], params)
+        return not differs and _in_order(items, answer.args[2:])
     if answer.op in {"list", "both"}:
         values = _solutions(answer) if has(answer, "rel") else [Value(a) for a in answer.args]
         if values is None or len(values) != len(items):
@@ -254,31 +296,29 @@ def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
             values = sorted(values, key=lambda v: v.name or "")  # y = 2, x = 1 is the point (1, 2)
         elif any(v.name for v in values):
             return False
-        return gold.args[:2] == ("(", ")") and _in_order(items, [v.tree for v in values], params)
-    return same_matrix(gold, answer, params) if is_vector_sum(answer) else False
+        return gold.args[:2] == ("(", ")") and _in_order(items, [v.tree for v in values])
+    return same_matrix(gold, answer) if is_vector_sum(answer) else False
 
 
-def _piecewise(gold: Node, answer: Node, params: MathParams) -> bool:
+def _piecewise(gold: Node, answer: Node) -> bool:
     """Compare functions given by branches: each value under its own condition, in any order."""
     if answer.op != "piecewise" or len(answer.args) != len(gold.args):
         return False
     left = branches(answer)
     for value, condition in branches(gold):
-        at = next((i for i, (_, other) in enumerate(left) if _same_condition(condition, other, params)), None)
-        if at is None or not match(value, left.pop(at)[0], params):
+        at = next((i for i, (_, other) in enumerate(left) if _same_condition(condition, other)), None)
+        if at is None or not match(value, left.pop(at)[0]):
             return False
     return True
 
 
-def _same_condition(gold: Node, answer: Node, params: MathParams) -> bool:
+def _same_condition(gold: Node, answer: Node) -> bool:
     words, others = words_of_condition(gold), words_of_condition(answer)
-    return words == others if words or others else match(gold, answer, params) is True
+    return words == others if words or others else match(gold, answer) is True
 
 
-def _regions(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _regions(gold: Node, answer: Node) -> bool | None:
     """Compare subsets of the real line, or inequalities of several names."""
-    if not params.inequality_is_interval and looks_like_region(gold) != looks_like_region(answer):
-        return False
     gold, answer = (t.args[-1] if t.op == "rel" and t.args[1] in {"=", "≈"} else t for t in (gold, answer))
     chains = gold.op == answer.op == "rel" and len(gold.args) == len(answer.args)
     try:
@@ -287,76 +327,80 @@ def _regions(gold: Node, answer: Node, params: MathParams) -> bool | None:
     except NotRegion:
         pass  # compared by their parts below
     if chains:
-        return same_inequality(gold, answer) if len(gold.args) == 3 else _same_order(gold, answer)
+        return same_inequality(gold, answer) if len(gold.args) == 3 else same_order(gold, answer, same)
     if gold.op == answer.op and gold.op in COLLECTIONS | {"union", "inter"}:
-        return _unordered(gold.args, answer.args, params)
+        return _unordered(gold.args, answer.args)
     if gold.op == answer.op and gold.op in {"minus", "builder"}:
-        return _in_order(gold.args, answer.args, params)
+        return _in_order(gold.args, answer.args)
     if gold.op == "rel" and gold.args[1] == "in" and answer.op != "rel":
-        return match(gold.args[2], answer, params)
+        return match(gold.args[2], answer)
     if answer.op == "rel" and answer.args[1] == "in" and len(answer.args) == 3 and gold.op != "rel":
         belongs = answer.args[2] != REALS and name_of(answer.args[0]) is not None
-        return match(gold, answer.args[2], params) if belongs else False
+        return match(gold, answer.args[2]) if belongs else False
     return False
 
 
-def _same_order(gold: Node, answer: Node) -> bool:
-    """True if two chains such as a < b <= c have the same members and signs, in this or the reverse direction."""
-    signs, members = answer.args[1::2], answer.args[::2]
-    turned = tuple(FLIPPED.get(sign, sign) for sign in reversed(signs))
-    return any(
-        gold.args[1::2] == order and all(same(g, m) for g, m in zip(gold.args[::2], ordered, strict=True))
-        for order, ordered in ((signs, members), (turned, members[::-1]))
-    )
-
-
-def _equation(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _equation(gold: Node, answer: Node) -> bool | None:
     """Compare with an equation as gold: by its value if it is solved for a name, else by its curve."""
-    derived = derived_values(gold, params)
+    derived = derived_values(gold)
     if derived is not None:
-        return any(match(v, answer, params) for v in derived[:1]) or _rounded_to(derived[1:], answer)
+        return any(match(v, answer) for v in derived[:1]) or _rounded_to(derived[1:], answer)
+    is_chain = answer.op == "rel" and len(gold.args) == len(answer.args) > 3 and set(answer.args[1::2]) == {"="}
+    if is_chain and _unordered(gold.args[::2], answer.args[::2]):
+        return True  # x = y/2 = z/3 in another order
+    if len(gold.args) > 3 and all(m.op != "word" and name_of(m) is not None for m in gold.args[::2]):
+        return False  # AB = BC = CA is no value by itself
     value = value_of(gold)
     if value is None or not (len(gold.args) > 3 or value.name is not None):
-        return _same_curve(gold, answer, params)
-    if value.name is not None and "_" in value.name and _is_recurrence(gold):
-        return _same_curve(gold, answer, params)
-    if "≈" in gold.args and _rounded_to(gold.args[-1:], answer):
-        return True
+        return _same_curve(gold, answer)
+    if value.name is not None and "_" in value.name and is_recurrence(gold):
+        return _same_curve(gold, answer)
     named = value_of(answer) if answer.op == "rel" else None
+    if named is not None and not (agree_in_names(gold, answer) and has_known_members(gold, answer)):
+        return False
     if named is not None and value.name is not None:
         if named.name is None and variables(answer.args[0]):
-            return False if is_constant(value.tree) else _same_curve(gold, answer, params)
+            return False if is_constant(value.tree) else _same_curve(gold, answer)
         if named.name is not None and not names_agree(value.name, named.name):
             # x = 2y and y = x/2 are one line; elsewhere another name is another thing.
-            return _same_curve(gold, answer, params) if variables(gold) == PLANE == variables(answer) else False
+            return _same_curve(gold, answer) if variables(gold) == PLANE == variables(answer) else False
     is_value = is_constant(value.tree) or value.tree.op in {"tuple", "set", "matrix"}
+    if "≈" in gold.args and _rounded_to(gold.args[-1:], answer):
+        return True
+    if has(value.tree, *SIGNS) and _curves_of_signs(gold, answer):
+        return True
     if is_value or has(value.tree, "pm", "word", "money"):
-        return match(value.tree, answer, params) if params.value_of_equation or answer.op == "rel" else False
+        return match(value.tree, answer)
     if named is not None or answer.op != "rel":
-        equal = match(value.tree, named.tree if named is not None else answer, params)
+        equal = match(value.tree, named.tree if named is not None else answer)
         if equal is not False:
             return equal
-        renamed = _renamed(gold, answer)
-        if renamed is not None and match(value.tree, renamed, params):
+        renamed = in_argument_of(gold, answer)
+        if renamed is not None and match(value.tree, renamed):
             return True
-    return _same_curve(gold, answer, params)
+    return _same_curve(gold, answer)
 
 
-def _is_recurrence(gold: Node) -> bool:
-    """True if the name on the left is on the right too, with the same or another subscript: x_n+1 = 2 x_n."""
-    letter = str(gold.args[0].args[0]).split("_")[0]
-    return any(str(n).split("_")[0] == letter and "_" in str(n) for n in variables(gold.args[-1]))
-
-
-def _same_curve(gold: Node, answer: Node, params: MathParams) -> bool | None:
+def _same_curve(gold: Node, answer: Node) -> bool | None:
     """True if two equations of one sign each have the same solutions."""
     are_equations = answer.op == "rel" and len(answer.args) == len(gold.args) == 3 and answer.args[1] == "="
     if not are_equations or gold.args[0].op == "call":
         return False
-    if not params.same_curve:
-        return same(gold.args[0], answer.args[0]) and same(gold.args[2], answer.args[2])
     gold_side, answer_side = (numerator(difference(t.args[0], t.args[2])) for t in (gold, answer))
     return proportional(gold_side, answer_side, positive=False)
+
+
+def _curves_of_signs(gold: Node, answer: Node) -> bool:
+    """True if the equations that the signs ± stand for have the same curves: 3y = ±6x for y = ±2x."""
+    if answer.op != "rel" or not has(answer, *SIGNS):
+        return False
+    left = expand_signs(answer)
+    for wanted in expand_signs(gold):
+        at = next((i for i, other in enumerate(left) if _same_curve(wanted, other)), None)
+        if at is None:
+            return False
+        left.pop(at)
+    return not left
 
 
 def _rounded_to(golds: Items, answer: Node) -> bool:
@@ -365,16 +409,3 @@ def _rounded_to(golds: Items, answer: Node) -> bool:
     if value is None or not is_constant(value.tree):
         return False
     return any(explicitly_rounded(gold, value.tree) for gold in golds)
-
-
-def _renamed(gold: Node, answer: Node) -> Node | None:
-    """Return the right side of `answer` in the gold's argument: x^2 of f(n) = n^2 for f(x) = x^2; None if not so."""
-    if answer.op != "rel":
-        return None
-    call, wanted = answer.args[0], gold.args[0]
-    if not call.op == wanted.op == "call" or len(call.args) != len(wanted.args):
-        return None
-    names = list(zip(call.args[1:], wanted.args[1:], strict=True))
-    if any(node.op != "sym" for pair in names for node in pair):
-        return None
-    return substitute(answer.args[-1], {old.args[0]: new for old, new in names})

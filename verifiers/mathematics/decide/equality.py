@@ -6,6 +6,7 @@ and no answer can be written to fit them beforehand.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import zlib
@@ -14,8 +15,17 @@ from fractions import Fraction
 from functools import lru_cache
 
 from verizero.verifiers.mathematics.decide import interval
-from verizero.verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
-from verizero.verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact, quotient
+from verizero.verifiers.mathematics.decide.exact import (
+    BUDGET,
+    NODE,
+    Exact,
+    NotExact,
+    TooBig,
+    Undefined,
+    exact,
+    quotient,
+)
+from verizero.verifiers.mathematics.decide.interval import Mpi, is_zero_inside, magnitude
 from verizero.verifiers.mathematics.read.syntax_tree import (
     EXPRESSION,
     IMAGINARY,
@@ -26,7 +36,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     variables,
     with_children,
 )
-from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6
@@ -37,6 +47,8 @@ NUM_BROKEN_POINTS = 30
 ENOUGH_BROKEN_POINTS = 10
 WHOLE_NAMES = re.compile(r"[nmkjlpqrsNMK](?:_\w+)?")
 """Names that stand for whole numbers under floor and ceiling."""
+COMPLEX_NAMES = re.compile(r"[zw](?:_\w+)?")
+EXTREMES = (("max",), ("min",))
 SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fraction(1_000))
 """Scales of more points: a function may be defined only close to zero, or only far from it."""
 MAX_SIGNED_NAMES = 6
@@ -54,6 +66,7 @@ def same(a: Node, b: Node) -> bool | None:
 
     `a` is the gold: `b` must be defined wherever `a` is (as a real number).
     """
+    BUDGET.spend(NODE)
     if a == b:
         return True
     if has(a, "call") or has(b, "call"):
@@ -168,7 +181,7 @@ def _exact_points(a: Node, b: Node, names: list[str], whole: bool) -> tuple[Iter
     if _is_broken(a, b):
         return _broken_points(source, names), NUM_BROKEN_POINTS
     small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
-    by_sign = len(names) > 1 and any(has(t, "abs") for t in (a, b))
+    by_sign = len(names) > 1 and any(n.op == "abs" or n.args[:1] in EXTREMES for t in (a, b) for n in nodes(t))
     enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign else NUM_EXACT_POINTS
 
     def points() -> Iterator[dict[str, Exact]]:
@@ -206,6 +219,9 @@ def _broken_points(source: random.Random, names: list[str]) -> Iterator[dict[str
 def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
     """Compare guaranteed bounds at points where the gold is defined."""
     is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
+    if names and is_complex and has(a, "abs"):
+        a, b = (_with_complex_names(t) for t in (a, b))  # |z - i| is not |z + i|
+        names = sorted(variables(a) | variables(b))
     if names and _is_broken(a, b):
         return _same_when_broken(a, b, names, is_complex)
     by_sign = len(names) > 1 and not whole and any(has(t, "abs") for t in (a, b))
@@ -228,6 +244,13 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
         if (compared >= NUM_REAL_POINTS and not by_sign) or not names:
             return True
     return True if by_sign and compared >= NUM_REAL_POINTS else None
+
+
+def _with_complex_names(tree: Node) -> Node:
+    """Return the tree with x + iy in the place of z, and of w."""
+    if tree.op == "sym" and COMPLEX_NAMES.fullmatch(tree.args[0]):
+        return Node("add", (sym(f"{tree.args[0]}.re"), Node("mul", (IMAGINARY, sym(f"{tree.args[0]}.im")))))
+    return with_children(tree, _with_complex_names)
 
 
 def _same_when_broken(a: Node, b: Node, names: list[str], is_complex: bool) -> bool | None:
@@ -313,7 +336,14 @@ def _digits(node: Node) -> int:
 
 @lru_cache(maxsize=4_096)
 def approximate(tree: Node) -> float | None:
-    """Return a constant's real value as a float, None if it has none; for ordering only, never for equality."""
+    """Return a constant's real value as a float, None if it has none; for ordering only, never for equality.
+
+    It costs a decision nothing: whether the value is known already is no matter of the decision.
+    """
+    return BUDGET.within(math.inf, _approximate, tree)
+
+
+def _approximate(tree: Node) -> float | None:
     try:
         return float(exact(tree, {}))
     except NotExact:
@@ -334,7 +364,9 @@ def within(tree: Node, low: Fraction, high: Fraction) -> bool:
     except (Undefined, TooBig):
         return False
     bounds = _real_bounds(tree)
-    return bounds is not None and interval.lower(bounds) >= low and interval.upper(bounds) < high
+    if bounds is None or any(abs(x[2]) > MAX_PRECISION for x in bounds):  # no fraction can hold it
+        return False
+    return interval.lower(bounds) >= low and interval.upper(bounds) < high
 
 
 def _real_bounds(tree: Node) -> Mpi | None:

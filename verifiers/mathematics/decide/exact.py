@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import ParamSpec, TypeVar
 
+from verizero.pipeline.errors import GradingError
 from verizero.verifiers.mathematics.read.syntax_tree import Node
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Exact = int | Fraction
 MAX_BITS = 60_000
 """Bound on a single number; 1900! has 18,000."""
 MAX_WORK = 1_000_000
 """Bound on the bits of all results of an evaluation together: some milliseconds."""
+MAX_DECISION = 20_000_000
+"""Bound on the work of all evaluations of a decision together: a quarter of a second on a core of 2021."""
+NODE = 500
+"""The work of a node, in bits of results that take as long."""
+LOOK = 100_000
+"""The work after which the clock is read again."""
+NET_CPU_S = 20.0
+"""CPU seconds of a decision after which its grader has failed, for what the count of work does not see."""
 MAX_FACTORIAL = 3_000
 MAX_DETERMINANT = 6
 MAX_LOG_DENOMINATOR = 12
@@ -30,12 +44,55 @@ class TooBig(Exception):
     """The value would pass the budget."""
 
 
+class OverBudget(Exception):
+    """The decision has used up its budget of work."""
+
+
+class Budget(threading.local):
+    """The work that is left for the decision in this thread. Equal decisions count the same on every machine."""
+
+    left = math.inf
+    look_at = 0.0
+    """The clock is read when no more than this is left: reading it takes longer than most evaluations."""
+    started_s = math.inf
+
+    def within(self, work: float, decide: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Return `decide(*args, **options)`, which has this much work, in place of the work that is left outside."""
+        before = self.left, self.look_at, self.started_s
+        self.left, self.look_at, self.started_s = work, max(0.0, work - LOOK), time.thread_time()
+        try:
+            return decide(*args, **options)
+        finally:
+            self.left, self.look_at, self.started_s = before
+
+    def spend(self, work: int) -> None:
+        """Count the work.
+
+        Raises: OverBudget; GradingError if the decision takes far more time than its work should.
+        """
+        self.left = left = self.left - work
+        if left >= self.look_at:
+            return
+        if left < 0:
+            raise OverBudget
+        self.look_at = max(0.0, left - LOOK)
+        if time.thread_time() - self.started_s > NET_CPU_S:
+            raise GradingError(f"a decision took over {NET_CPU_S:.0f} s of CPU time; report the answer and its gold")
+
+
+BUDGET = Budget()
+
+
 def exact(tree: Node, names: Mapping[str, Exact]) -> Exact:
     """Return the rational value of `tree` where `names` gives its symbols.
 
     Raises: NotExact if it is not rational by its form, Undefined, TooBig.
     """
-    return _Evaluation(names).value(tree)
+    evaluation = _Evaluation(names)
+    try:
+        return evaluation.value(tree)
+    finally:
+        BUDGET.spend(NODE + evaluation.work)
 
 
 class _Evaluation:
@@ -102,10 +159,13 @@ class _Evaluation:
 
     def choose(self, tree: Node) -> Exact:
         n, k = self.value(tree.args[0]), self.value(tree.args[1])
-        if not isinstance(n, int) or not isinstance(k, int) or n < 0 or k < 0:
+        if not isinstance(n, int) or not isinstance(k, int) or n < 0 or (k < 0 and tree.op == "perm"):
             raise NotExact
+        if k < 0:
+            return 0
         if n > MAX_FACTORIAL:
             raise TooBig
+        self.work += 4 * n  # as many products
         return math.comb(n, k) if tree.op == "binom" else math.perm(n, k)
 
     def function(self, tree: Node) -> Exact:
@@ -211,18 +271,20 @@ def _whole_root(value: int, degree: int) -> int | None:
         return value
     if degree > value.bit_length():
         return None
+
+    def step(root: int) -> int:
+        return int((degree - 1) * root + value // root ** (degree - 1)) // degree
+
     if degree == 2:
         root = math.isqrt(value)
         return root if root * root == value else None
-    # A binary search, because a float root is wrong from 53 bits on.
-    low, high = 1, 1 << (value.bit_length() // degree + 1)
-    while low < high:
-        middle = (low + high) // 2
-        if middle**degree < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low**degree == value else None
+    # Newton's steps from a float near the root: the first leads to it or above it, and the others fall to it.
+    exponent = math.log2(value) / degree
+    shift = max(0, int(exponent) - 52)
+    root = step(int(2 ** (exponent - shift)) + 1 << shift)
+    while (better := step(root)) < root:
+        root = better
+    return root if root**degree == value else None
 
 
 RULES: dict[str, Callable[[_Evaluation, Node], Exact]] = {

@@ -11,22 +11,135 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpmath import libmp
 
-from verizero.verifiers.mathematics.decide.elementary import (
-    FUNCTIONS,
-    MAX_EXPONENT_BITS,
-    ONE,
-    Mpi,
-    half_turn,
-    is_zero_inside,
-    magnitude,
-)
-from verizero.verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verizero.verifiers.mathematics.decide.exact import BUDGET, NODE, Exact, NotExact, TooBig, Undefined, exact
 from verizero.verifiers.mathematics.read.syntax_tree import Node, num
 from verizero.verifiers.mathematics.words.vocabulary import HYPERBOLIC
+
+Mpi = Any
+"""A pair of lower and upper bound, each a raw big float."""
+MAX_EXPONENT_BITS = 40
+MAX_ANGLE_BITS = 4_000
+"""Bound on log2 of an angle: its remainder by a turn needs as many more digits of pi."""
+ONE = (libmp.fone, libmp.fone)
+
+
+def is_zero_inside(value: Mpi) -> bool:
+    """True if zero lies within the bounds."""
+    return bool(libmp.mpf_sign(value[0]) <= 0 <= libmp.mpf_sign(value[1]))
+
+
+def magnitude(value: Mpi) -> int:
+    """Return log2 of the greatest absolute value within the bounds, rounded up; very small for zero."""
+    # A raw float is (sign, mantissa, exponent, bits of the mantissa).
+    return max((int(x[2] + x[3]) for x in value if x[1]), default=-(10**9))
+
+
+def angle(value: Mpi) -> Mpi:
+    """Return `value`.
+
+    Raises: TooBig, before anything is computed, if it is too large to find its remainder by a turn.
+    """
+    if magnitude(value) > MAX_ANGLE_BITS:
+        raise TooBig
+    return value
+
+
+def half_turn(precision: int) -> Mpi:
+    """Return bounds of pi."""
+    return (libmp.mpf_pi(precision, "f"), libmp.mpf_pi(precision, "c"))
+
+
+def _reciprocal(value: Mpi, precision: int) -> Mpi:
+    if is_zero_inside(value):
+        raise Undefined
+    return libmp.mpi_div(ONE, value, precision)
+
+
+def _clamped(bound: Any) -> Any:
+    """Return the bound, moved into [-1, 1] if it is out by a rounding.
+
+    Raises: Undefined if it is out by more.
+    """
+    for limit in (libmp.fone, libmp.mpf_neg(libmp.fone)):
+        beyond = libmp.mpf_sub(bound, limit, 53, "n") if limit == libmp.fone else libmp.mpf_sub(limit, bound, 53, "n")
+        if libmp.mpf_sign(beyond) > 0:
+            if beyond[2] + beyond[3] > -100:
+                raise Undefined
+            return limit
+    return bound
+
+
+def _arcsine(value: Mpi, precision: int) -> Mpi:
+    low, high = _clamped(value[0]), _clamped(value[1])
+    return (libmp.mpf_asin(low, precision, "f"), libmp.mpf_asin(high, precision, "c"))
+
+
+def _arccosine(value: Mpi, precision: int) -> Mpi:
+    low, high = _clamped(value[0]), _clamped(value[1])  # the function falls, so that the bounds change places
+    return (libmp.mpf_acos(high, precision, "f"), libmp.mpf_acos(low, precision, "c"))
+
+
+def _arccotangent(value: Mpi, precision: int) -> Mpi:
+    right = libmp.mpi_div(half_turn(precision), (libmp.from_int(2), libmp.from_int(2)), precision)
+    return libmp.mpi_sub(right, libmp.mpi_atan(value, precision), precision)
+
+
+def _hyperbolic(value: Mpi, precision: int, sign: int) -> Mpi:
+    if magnitude(value) > MAX_EXPONENT_BITS:
+        raise TooBig
+    up, down = libmp.mpi_exp(value, precision), libmp.mpi_exp(libmp.mpi_neg(value), precision)
+    total = libmp.mpi_add(up, down, precision) if sign > 0 else libmp.mpi_sub(up, down, precision)
+    return libmp.mpi_div(total, (libmp.from_int(2), libmp.from_int(2)), precision)
+
+
+def _hyperbolic_tangent(value: Mpi, precision: int) -> Mpi:
+    return libmp.mpi_div(_hyperbolic(value, precision, -1), _hyperbolic(value, precision, 1), precision)
+
+
+def _inverse_hyperbolic(value: Mpi, precision: int, sign: int) -> Mpi:
+    """Return ln(x + sqrt(x^2 + sign)), which is arsinh (+1) or arcosh (-1)."""
+    square = libmp.mpi_pow_int(value, 2, precision)
+    inside = libmp.mpi_add(square, (libmp.from_int(sign), libmp.from_int(sign)), precision)
+    if libmp.mpf_sign(inside[0]) < 0:
+        raise Undefined
+    return libmp.mpi_log(libmp.mpi_add(value, libmp.mpi_sqrt(inside, precision), precision), precision)
+
+
+def _sign(value: Mpi, precision: int) -> Mpi:
+    low, high = libmp.mpf_sign(value[0]), libmp.mpf_sign(value[1])
+    if low != high:  # too wide to tell; a zero has both bounds zero
+        raise Undefined
+    return (libmp.from_int(low), libmp.from_int(high))
+
+
+FUNCTIONS: dict[str, Callable[[Mpi, int], Mpi]] = {
+    "sin": lambda x, p: libmp.mpi_sin(angle(x), p),
+    "cos": lambda x, p: libmp.mpi_cos(angle(x), p),
+    "tan": lambda x, p: libmp.mpi_tan(angle(x), p),
+    "cot": lambda x, p: libmp.mpi_div(libmp.mpi_cos(angle(x), p), libmp.mpi_sin(x, p), p),
+    "sec": lambda x, p: _reciprocal(libmp.mpi_cos(angle(x), p), p),
+    "csc": lambda x, p: _reciprocal(libmp.mpi_sin(angle(x), p), p),
+    "asin": _arcsine,
+    "acos": _arccosine,
+    "atan": libmp.mpi_atan,
+    "acot": _arccotangent,
+    "asec": lambda x, p: _arccosine(_reciprocal(x, p), p),
+    "acsc": lambda x, p: _arcsine(_reciprocal(x, p), p),
+    "sinh": lambda x, p: _hyperbolic(x, p, -1),
+    "cosh": lambda x, p: _hyperbolic(x, p, 1),
+    "tanh": _hyperbolic_tangent,
+    "coth": lambda x, p: _reciprocal(_hyperbolic_tangent(x, p), p),
+    "sech": lambda x, p: _reciprocal(_hyperbolic(x, p, 1), p),
+    "csch": lambda x, p: _reciprocal(_hyperbolic(x, p, -1), p),
+    "asinh": lambda x, p: _inverse_hyperbolic(x, p, 1),
+    "acosh": lambda x, p: _inverse_hyperbolic(x, p, -1),
+    "sgn": _sign,
+}
+
 
 LOCK = threading.Lock()
 
@@ -40,6 +153,8 @@ def _fresh_lock() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_lock)
 MAX_STEPS = 1_500
+STEP = 10
+"""The work of an operation, for each bit of the precision."""
 MAX_HYPERBOLIC_BITS = 12
 """Bound on the arguments of HYPERBOLIC functions, whose exponentials leave no trace in the value: tanh(100) is 1 to 87
 digits."""
@@ -116,6 +231,7 @@ class _Evaluation:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise TooBig
+        BUDGET.spend(NODE + STEP * self.precision)
         op = tree.op
         if op in {"num", "dec"}:
             return Bounds(self.rational(tree.args[0]))
@@ -227,9 +343,11 @@ class _Evaluation:
             return Bounds(ZERO, libmp.mpi_sqrt(libmp.mpi_neg(base.re), self.precision))
         if base.im is None and libmp.mpf_sign(base.re[0]) > 0:
             log = (libmp.mpi_log(base.re, self.precision), ZERO)
-            product = libmp.mpci_mul(log, (power.re, power.im or ZERO), self.precision)
-            return Bounds(*libmp.mpci_exp(product, self.precision))
-        return Bounds(*libmp.mpci_pow((base.re, base.im or ZERO), (power.re, power.im or ZERO), self.precision))
+        else:
+            log = libmp.mpci_log((base.re, base.im or ZERO), self.precision)
+        product = libmp.mpci_mul(log, (power.re, power.im or ZERO), self.precision)
+        length, (cosine, sine) = self.exponential(product[0]), libmp.mpi_cos_sin(angle(product[1]), self.precision)
+        return self.times(Bounds(length), Bounds(cosine, sine))
 
     def exponential(self, exponent: Mpi) -> Mpi:
         if magnitude(exponent) > MAX_EXPONENT_BITS:

@@ -7,11 +7,18 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from verizero.verifiers.mathematics.decide.equality import same, within
-from verizero.verifiers.mathematics.policy import MathParams
 from verizero.verifiers.mathematics.read.syntax_tree import ONE, PI, Node, collected, has, neg, nodes, num
 from verizero.verifiers.mathematics.words.nouns import NOT_NOUNS, only_counts, stem
-from verizero.verifiers.mathematics.words.tables import words_of
-from verizero.verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, Unit, times
+from verizero.verifiers.mathematics.words.vocabulary import (
+    CUBED,
+    INVERSE,
+    SQUARED,
+    UNITS,
+    Dimension,
+    Unit,
+    times,
+    words_of,
+)
 
 MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20
@@ -108,6 +115,8 @@ class _Reader:
         """Return the quantity; None if there is no number, or a word that is neither a unit nor counted."""
         if not self.take(tree, 1) or (self.counted and self.dimension) or not self.factors:
             return None
+        if self.last[0] and not self.dimension:
+            return None  # units that cancel, m/m, are no unit that was left out
         scale = collected("mul", self.scales) if self.scales else ONE
         counted = " ".join(self.counted)
         return Quantity(collected("mul", self.factors), scale, self.dimension, counted, self.is_percent)
@@ -124,7 +133,7 @@ class _Reader:
             return self.take(tree.args[0], power) and self.take(tree.args[1], -power)
         if op == "pow" and tree.args[0].op in {"word", "sym"} and tree.args[1].op == "num":
             exponent = tree.args[1].args[0]
-            return isinstance(exponent, int) and abs(exponent) < 5 and self.unit(tree.args[0], power * exponent)
+            return isinstance(exponent, int) and 0 < abs(exponent) < 5 and self.unit(tree.args[0], power * exponent)
         if op == "word" or (op == "sym" and self.symbols_are_units):
             return self.unit(tree, power)
         return self.mark(tree, power)
@@ -201,53 +210,51 @@ class _Reader:
         return True
 
 
-def quantities_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+def quantities_equal(gold: Quantity, answer: Quantity) -> bool | None:
     """True if two quantities are equal by the policy; None if undecided."""
     if gold.is_percent or answer.is_percent:
-        return _percents_equal(gold, answer, params)
+        return _percents_equal(gold, answer)
     if gold.has_unit and answer.has_unit:
         if gold.counted or answer.counted:
-            return _same_things(gold.counted, answer.counted) and numbers_equal(gold.raw, answer.raw, params)
+            return _same_things(gold.counted, answer.counted) and numbers_equal(gold.raw, answer.raw)
         if gold.dimension == POUND_STERLING and answer.dimension == (("mass", 1),) and answer.scale == POUND_OF_MASS:
-            return numbers_equal(gold.raw, answer.raw, params)
-        if gold.dimension != answer.dimension or (gold.scale != answer.scale and not params.convert_units):
+            return numbers_equal(gold.raw, answer.raw)
+        if gold.dimension != answer.dimension:
             return False
         if gold.scale == answer.scale:
-            return numbers_equal(gold.raw, answer.raw, params)
+            return numbers_equal(gold.raw, answer.raw)
         in_gold_units = Node("div", (answer.value, gold.scale))
-        return numbers_equal(gold.raw, in_gold_units, params, gold.value, answer.value)
+        return numbers_equal(gold.raw, in_gold_units, gold.value, answer.value)
     if gold.has_unit or answer.has_unit:
-        return _one_unit_equal(gold, answer, params)
-    return numbers_equal(gold.raw, answer.raw, params)
+        return _one_unit_equal(gold, answer)
+    return numbers_equal(gold.raw, answer.raw)
 
 
-def _one_unit_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+def _one_unit_equal(gold: Quantity, answer: Quantity) -> bool | None:
     """Compare where only one side states a unit, which may be left out; radians may not be read as degrees."""
     stated, bare = (gold, answer) if gold.has_unit else (answer, gold)
-    if stated.dimension == (("angle", 1),) and has(bare.raw, "const") and any(n == PI for n in nodes(bare.raw)):
+    if stated.dimension == (("angle", 1),) and any(n == PI or n.args[0] in INVERSE for n in nodes(bare.raw) if n.args):
         return same(gold.value, answer.value)
-    if not params.unit_may_be_omitted:
+    if stated.counted and not only_counts(stated.counted):
         return False
-    if answer.has_unit and answer.counted and not only_counts(answer.counted):
-        return False
-    return numbers_equal(gold.raw, answer.raw, params)
+    return numbers_equal(gold.raw, answer.raw)
 
 
-def _percents_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+def _percents_equal(gold: Quantity, answer: Quantity) -> bool | None:
     """Compare where a side is a percentage: 35 and 0.35 answer 35%, and 35% answers 35 and 0.35."""
     if gold.dimension or answer.dimension or (answer.counted and not OF_WHAT.fullmatch(answer.counted)):
         return False
     if gold.is_percent and answer.is_percent:
-        return numbers_equal(gold.raw, answer.raw, params)
+        return numbers_equal(gold.raw, answer.raw)
     if gold.is_percent:
-        if params.percent_as_unit and numbers_equal(gold.raw, answer.raw, params):
+        if numbers_equal(gold.raw, answer.raw):
             return True
-        return numbers_equal(gold.raw, Node("mul", (answer.raw, num(100))), params, gold.value, answer.raw)
+        return numbers_equal(gold.raw, Node("mul", (answer.raw, num(100))), gold.value, answer.raw)
     # A gold from -1 to 1 is a fraction: 35% answers it as 0.35 only, and 0.35% must not answer 0.35.
     equal = same(gold.raw, answer.value)
-    if equal or not params.percent_as_unit or within(gold.raw, Fraction(-1), Fraction(1, 10**12) + 1):
+    if equal or within(gold.raw, Fraction(-1), Fraction(1, 10**12) + 1):
         return equal
-    return numbers_equal(gold.raw, answer.raw, params)
+    return numbers_equal(gold.raw, answer.raw)
 
 
 def _same_things(gold: str, answer: str) -> bool:
@@ -258,11 +265,11 @@ def _same_things(gold: str, answer: str) -> bool:
 
 
 def numbers_equal(
-    gold: Node, answer: Node, params: MathParams, exact_gold: Node | None = None, exact_answer: Node | None = None
+    gold: Node, answer: Node, exact_gold: Node | None = None, exact_answer: Node | None = None
 ) -> bool | None:
     """True if two numbers are the same, or the gold is a decimal that the answer rounds to; None if undecided."""
     equal = same(exact_gold or gold, exact_answer or answer)
-    if equal or not params.rounded_gold:
+    if equal:
         return equal
     shown = _decimal(gold)
     return True if shown is not None and _rounds_to(shown[0], shown[1], answer) else equal

@@ -19,7 +19,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     sym,
     with_children,
 )
-from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 MAX_ENDS = 40
 NEG_INF = neg(INF)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verizero.verifiers.mathematics.words.tables import in_order
+from verizero.verifiers.mathematics.words.vocabulary import in_order
 
 TIME = re.compile(
     r"(?:at )?(\d{1,2})(?:\s?(?:[:h]|\.(?=\d\d\s?[ap]))\s?(\d{2}))?(?::(\d{2}))?\s?(?:o'?clock\s?)?(?:(a|p)\.?\s?m\.?"
@@ -27,7 +27,7 @@ DATES = (
     re.compile(
         rf"{WEEKDAY}(?:on )?(?P<day>\d{{1,2}}){NTH}\s+(?:of\s+)?(?P<month>{NAME})\.?,?(?:\s*(?P<year>\d{{4}}))?"
     ),
-    re.compile(r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})"),
+    re.compile(r"(?P<year>\d{4})\s?[-/.]\s?(?P<month>\d{1,2})\s?[-/.]\s?(?P<day>\d{1,2})"),
     re.compile(r"(?P<year>\d{4})\s?年\s?(?P<month>\d{1,2})\s?月\s?(?P<day>\d{1,2})\s?日"),
 )
 SLASHED = re.compile(r"(\d{1,2})[/.-](\d{1,2})[/.-](\d{4})")

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from verizero.verifiers.mathematics.read.cursor import Cursor
-from verizero.verifiers.mathematics.read.lexer import Token, Unreadable
-from verizero.verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, collected, neg, num, sym
-from verizero.verifiers.mathematics.words.tables import words_of
-from verizero.verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
+from verizero.verifiers.mathematics.read.cursor import (
+    SEPARATING_WORDS,
+    Cursor,
+    as_name,
+    corners,
+    double_factorial,
+    is_corner,
+    is_whole,
+    may_stand_before_number,
+    quotient,
+    starts_factor,
+    subscript,
+)
+from verizero.verifiers.mathematics.read.lexer import Unreadable
+from verizero.verifiers.mathematics.read.syntax_tree import (
+    DOTS,
+    IMAGINARY,
+    E,
+    Node,
+    collected,
+    has_vectors,
+    neg,
+    num,
+    sym,
+)
+from verizero.verifiers.mathematics.words.vocabulary import ENGLISH, SCALES, SQUARED, UNITS, words_of
 
-SEPARATING_WORDS = words_of("or and oder und is are in to mod")
-FACTOR_OPS = words_of("( [ { lvert lfloor lceil $ £ € ¥ langle")
-STOPPING = words_of("pmod mod bmod pod over choose")
 CURRENCIES = {"$": "dollar", "£": "£", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "¢"}
 CODES = words_of("USD EUR GBP JPY CNY INR Rs")
 ORDINALS = words_of("st nd rd th")
+STATING = words_of("< <= > >= = !=")
+DERIVED = words_of("f g h y u v F")
 MAX_SIGNS = 3
-MAX_SUBSCRIPT = 12
 
 
 def sum_of(cursor: Cursor) -> Node:
@@ -63,26 +82,23 @@ def product(cursor: Cursor) -> Node:
     while True:
         if cursor.is_op("{") and cursor.peek(1).value == "}" and cursor.peek(1).kind == "op":
             cursor.at += 2  # an empty group, as in 5{}cm
-        elif cursor.take_op("*"):
-            left = times(left, _factor(cursor))
+        elif (sign := cursor.take_op("*", "×")) is not None:
+            factor = _factor(cursor)
+            is_cross = sign == "×" and has_vectors(left) and has_vectors(factor)
+            left = Node("cross", (left, factor)) if is_cross else times(left, factor)
         elif cursor.take_op("/"):
-            left = Node("div", (left, _below_slash(cursor)))
+            left = quotient(left, _below_slash(cursor))
         elif whole and first and (fraction := _mixed(cursor)) is not None:
             left = postfixed(cursor, Node("add", (left, fraction)))
         elif starts_factor(cursor):
             left = _juxtaposed(cursor, left)
         elif cursor.peek().kind == "num" and left.op == "mul" and _is_unit(left.args[-1]):
             return Node("add", (left, product(cursor)))  # 5 ft 3 in is a sum
-        elif cursor.peek().kind == "num" and _may_precede_number(cursor.tokens[cursor.at - 1]):
+        elif cursor.peek().kind == "num" and may_stand_before_number(cursor):
             left = times(left, power(cursor))
         else:
             return left
         first = False
-
-
-def _may_precede_number(token: Token) -> bool:
-    """True if a number may follow without a sign: 50!50! and i4, but not x2."""
-    return (token.kind == "op" and token.value == "!") or (token.kind == "sym" and token.value == "i")
 
 
 def _is_unit(tree: Node) -> bool:
@@ -103,6 +119,8 @@ def _factor(cursor: Cursor) -> Node:
 def _below_slash(cursor: Cursor) -> Node:
     """Read a divisor; letters without space between them are one: t/RC is t/(RC)."""
     below = _factor(cursor)
+    if below == sym("partial"):
+        below = times(below, _factor(cursor))
     while below.op in {"sym", "mul"} and cursor.peek().kind == "sym" and not cursor.peek().spaced:
         below = times(below, _factor(cursor))
     return below
@@ -125,36 +143,6 @@ def _mixed(cursor: Cursor) -> Node | None:
             return fraction
         cursor.at = start
     return None
-
-
-def starts_factor(cursor: Cursor) -> bool:
-    """True if the next token starts a factor that is multiplied without a sign."""
-    token, following = cursor.peek(), cursor.peek(1)
-    if token.kind == "word":
-        return token.value.lower() not in SEPARATING_WORDS or _is_inches(cursor)
-    if token.kind == "sym":
-        # The letter U between brackets of intervals is a union: (1,2) U (3,4).
-        before = cursor.tokens[cursor.at - 1].value
-        return not (token.value == "U" and before in {")", "]"} and following.value in {"(", "["})
-    if token.kind == "cmd":
-        return token.value not in STOPPING and not token.value.startswith("end ")
-    if token.kind == "op":
-        if token.value == "(" and following.value in STOPPING:
-            return False
-        # A bracket that turns away closes an open interval: ]1,2[.
-        if token.value == "[" and (following.kind == "end" or following.value in {"cup", "cap", ",", ")", "]"}):
-            return False
-        return token.value in FACTOR_OPS or (token.value == "|" and not cursor.bars and not cursor.building)
-    return False
-
-
-def _is_inches(cursor: Cursor) -> bool:
-    """True if the word "in" that comes next is the unit, not "element of"."""
-    following = cursor.peek(1)
-    ends = following.kind == "end" or following.value in {"^", "}"}
-    before = cursor.tokens[cursor.at - 1]
-    is_value = before.kind in {"num", "cmd"} or before.value in {")", "}"}
-    return ends and cursor.peek().value == "in" and is_value
 
 
 def _juxtaposed(cursor: Cursor, left: Node) -> Node:
@@ -187,9 +175,10 @@ def postfixed(cursor: Cursor, base: Node) -> Node:
     while True:
         if cursor.take_op("^"):
             base = _raised(cursor, base)
-        elif cursor.is_op("!") and cursor.peek(1).value != "!":  # a double factorial is not in the grammar
-            cursor.at += 1
-            base = Node("fact", (base,))
+        elif cursor.take_op("!"):
+            base = double_factorial(base) if cursor.take_op("!") else Node("fact", (base,))
+        elif base.op == "pow" and base.args[0].op == "sym" and "_" not in base.args[0].args[0] and cursor.take_op("_"):
+            base = Node("pow", (sym(f"{base.args[0].args[0]}_{subscript(cursor)}"), base.args[1]))  # x^2_1
         elif base.op != "percent" and cursor.take_op("%"):
             base = Node("percent", (base,))
         elif cursor.take_op("degree"):
@@ -217,6 +206,11 @@ def _feet_and_inches(cursor: Cursor, value: Node) -> Node | None:
 def _raised(cursor: Cursor, base: Node) -> Node:
     """Read what is raised behind `base`: degrees, an ordinal, a prime, a transpose, or an exponent."""
     bracketed = cursor.is_op("{")
+    around = [cursor.peek(k).value for k in (0, 1, 3, 4)] if base.op == "sym" and base.args[0] in DERIVED else []
+    if around == ["{", "(", ")", "}"]:
+        order = cursor.peek(2)
+        cursor.at += 5
+        return sym(f"{base.args[0]}^({as_name(order)})")  # the n-th derivative f^{(n)}
     mark = cursor.peek(1 if bracketed else 0)
     raised: Node | None = None
     if not bracketed or cursor.peek(2).value == "}":
@@ -229,7 +223,7 @@ def _raised(cursor: Cursor, base: Node) -> Node:
             raised = base
         elif mark.value == "'" and base.op == "sym":
             raised = sym(f"{base.args[0]}'")
-        elif mark.value in {"T", "top"} and base.op in {"matrix", "tuple"}:
+        elif mark.value == "T" and base.op in {"matrix", "tuple"}:
             raised = Node("transpose", (base,))
         if raised is not None:
             cursor.at += length
@@ -283,13 +277,15 @@ def primary(cursor: Cursor) -> Node:
 def _symbol(cursor: Cursor) -> Node:
     """Read a letter with its subscript and primes: a constant, a binomial, a function of arguments, or a symbol."""
     name = str(cursor.take().value)
-    subscript = "_" + _subscript(cursor) if cursor.take_op("_") else ""
+    if name in {"angle", "measuredangle", "triangle"} and is_corner(cursor.peek()):
+        return corners(cursor, name)
+    index = "_" + subscript(cursor) if cursor.take_op("_") else ""
     while cursor.is_op("'") and cursor.peek(1).value in {"(", "'"}:
         cursor.at += 1
         name += "'"
-    if not subscript and name in {"e", "i"}:
+    if not index and name in {"e", "i"}:
         return E if name == "e" else IMAGINARY
-    if name in {"C", "P"} and not subscript and cursor.is_op("("):
+    if name in {"C", "P"} and not index and cursor.is_op("("):
         # C(n, k) and P(5, 2) count; C(x, y) may be a point, and P(A, B) a probability.
         _, above, comma, below, closing = (cursor.peek(k) for k in range(5))
         if comma.value == "," and closing.value == ")":
@@ -298,25 +294,8 @@ def _symbol(cursor: Cursor) -> Node:
                 cursor.at += 5
                 pair = tuple(t.value if t.kind == "num" else sym(t.value) for t in (above, below))
                 return Node("binom" if name == "C" else "perm", pair)
-    call = _call(cursor, name + subscript) if cursor.is_op("(") else None
-    return sym(name + subscript) if call is None else call
-
-
-def _subscript(cursor: Cursor) -> str:
-    if not cursor.take_op("{"):
-        if cursor.peek().kind not in {"num", "sym", "word"}:
-            raise Unreadable("odd_subscript")
-        return _as_name(cursor.take())
-    parts: list[str] = []
-    while not cursor.take_op("}"):
-        if cursor.peek().kind == "end" or len(parts) > MAX_SUBSCRIPT:
-            raise Unreadable("odd_subscript")
-        parts.append(_as_name(cursor.take()))
-    return "".join(parts)
-
-
-def _as_name(token: Token) -> str:
-    return str(token.value.args[0] if token.kind == "num" else token.value)
+    call = _call(cursor, name + index) if cursor.is_op("(") or (name == "E" and cursor.is_op("[")) else None
+    return sym(name + index) if call is None else call
 
 
 def _call(cursor: Cursor, name: str) -> Node | None:
@@ -327,29 +306,22 @@ def _call(cursor: Cursor, name: str) -> Node | None:
     end = cursor.closing()
     inside = cursor.tokens[cursor.at + 1 : end]
     letters = [t for t in inside if t.kind in {"sym", "word"}]
-    is_function = name.split("_")[0].rstrip("'") in cursor.functions or "'" in name
+    is_function = name.split("_")[0].rstrip("'") in cursor.functions or "'" in name or cursor.is_op("[")  # E[X]
     is_list = any(t.value in {",", ";"} for t in inside)
     is_left = cursor.tokens[end + 1].value in {"=", ":="} and all(
         t.kind in {"sym", "num"} or t.value == "," for t in inside
     )
     is_lone = not is_list and (not letters or len([t for t in inside if t.value != "-"]) == 1)
-    if not (is_function or is_left or is_lone):
+    is_statement = any(t.kind == "op" and t.value in STATING for t in inside)  # P(X > 2)
+    if not (is_function or is_left or is_lone or is_statement):
         return None
     inner = primary(cursor)
+    if name == "Gamma" and is_whole(inner):
+        return Node("fact", (Node("add", (inner, num(-1))),))
     is_plain = inner.op != "tuple" or inner.args[:2] == ("(", ")")
     if not is_plain:
         return times(sym(name), inner)
     return Node("call", (name, *(inner.args[2:] if inner.op == "tuple" else (inner,))))
-
-
-def function_letters(tokens: list[Token]) -> frozenset[str]:
-    """Return f, and the letters that are applied to a lone letter or number anywhere: F of F(b - a) + F(0)."""
-    triples = zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False)
-    return frozenset("f") | {
-        str(a.value)
-        for a, opening, argument, closing in triples
-        if closing.value == ")" and opening.value == "(" and a.kind == "sym" and argument.kind in {"sym", "num"}
-    }
 
 
 def _words(cursor: Cursor) -> Node:
@@ -357,6 +329,15 @@ def _words(cursor: Cursor) -> Node:
     words = [str(cursor.take().value)]
     if words[0] in CODES and cursor.peek().kind == "num":
         return Node("money", (words[0], power(cursor)))
+    is_name = cursor.at < 2 or cursor.tokens[cursor.at - 2].kind != "num"
+    if is_name and cursor.take_op("_"):
+        words[0] += "_" + subscript(cursor)
+        if not cursor.is_op("("):
+            return sym(words[0])
+    if is_name and cursor.is_op("(") and words[0] not in UNITS and words[0].lower() not in ENGLISH:
+        inner = primary(cursor)  # Poisson(3)
+        is_list = inner.op == "tuple" and inner.args[:2] == ("(", ")")
+        return Node("call", (words[0], *(inner.args[2:] if is_list else (inner,))))
     while cursor.peek().kind == "word" and cursor.peek(1).value != "^":
         is_square_inch = words[-1] in SQUARED and cursor.peek().value == "in"
         if str(cursor.peek().value).lower() in SEPARATING_WORDS and not is_square_inch:

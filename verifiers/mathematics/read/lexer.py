@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from verizero.verifiers.mathematics.read.syntax_tree import Node, num
 from verizero.verifiers.mathematics.words import vocabulary
 from verizero.verifiers.mathematics.words.nouns import COUNTED, stem
-from verizero.verifiers.mathematics.words.tables import words_of
-from verizero.verifiers.mathematics.words.units import UNITS
+from verizero.verifiers.mathematics.words.vocabulary import UNITS, words_of
 
 # Bounds on hostile answers. Without them 10^20000 or a number of a million digits would take seconds to build.
 MAX_TOKENS = 600
@@ -57,12 +56,14 @@ BOLD = re.compile(r"^\\(?:mathbf|boldsymbol|bm|mathrm|bf)\s?\{?\s*(\\?[A-Za-z]+)
 INSIDE_SEPARATOR = re.compile(r"\d,\s|;|,\\")
 LEADING_DIGITS = re.compile(r"\d+")
 TIMES_TEN = re.compile(r"\s*10\s*(?:\^|\*\*)")
-ARGUMENT_DIGIT = re.compile(r"\s*(\d)")
+ARGUMENT_SIGN = re.compile(r"\s*(?:(\d)|[A-Za-z])")
 ONE_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 OPENING, CLOSING = words_of("( [ set{"), words_of(") ] set}")
-SUMMING = words_of("+ - * ±")
+SUMMING = words_of("+ - * × ±")
+UNIT_MACRO = re.compile(r"(?:\s|\\[()])*\\(Omega|mu)(?![A-Za-z])(?:\s|\\[()])*")
+"""A letter of a unit inside a style: \\mathrm{k\\Omega}."""
 SIZED = words_of("left right bigl bigr Bigl Bigr biggl biggr")
-ESCAPED = {"{": "set{", "}": "set}", "%": "%", "$": "$", "|": "||", "\\": "\\\\", "&": "&", "#": "#", "_": "_"}
+ESCAPED = {"{": "set{", "}": "set}", "%": "%", "$": "$", "|": "|", "\\": "\\\\", "&": "&", "#": "#", "_": "_"}
 RUN_INTO_LETTER = ("sqrt", "pi", "log", "ln", "sin", "cos", "tan")
 NUM_DIGIT_ARGUMENTS = dict.fromkeys(words_of("frac dfrac tfrac cfrac binom dbinom tbinom"), 2)
 NUM_DIGIT_ARGUMENTS |= dict.fromkeys(words_of("sqrt cbrt fourthroot"), 1)
@@ -170,7 +171,7 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
         out.append(Token("sym", run, spaced))
     elif lower in vocabulary.PLAIN_NAMES:
         out.append(Token("cmd", vocabulary.PLAIN_NAMES[lower], spaced))
-    elif _is_word(run):
+    elif _is_word(run) and not _is_split_by_power(run, text, end, out):
         name = next((n for n in RUN_INTO_LETTER if lower.startswith(n) and len(run) == len(n) + 1), None)
         if name is not None and run not in vocabulary.UNIT_WORDS and lower not in vocabulary.ENGLISH:
             out += [Token("cmd", name, spaced), Token("sym", run[-1], False)]  # sinx
@@ -180,6 +181,12 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
             out.append(Token("word", run, spaced))
     else:
         out += [Token("sym", c, spaced and i == 0) for i, c in enumerate(run)]
+
+
+def _is_split_by_power(run: str, text: str, end: int, out: list[Token]) -> bool:
+    """True for the TB of A^TB, and for the Be of Be^x."""
+    is_raised = bool(out) and out[-1].value == "^" and run in vocabulary.UNIT_WORDS
+    return is_raised or (len(run) == 2 and run[1] == "e" and text.startswith("^", end))
 
 
 def _is_word(run: str) -> bool:
@@ -212,15 +219,18 @@ def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: lis
         out.append(Token("sym", inner, spaced))
     elif name == "mathbb":
         inner, at = argument(text, at)
-        out.append(Token("cmd", f"mathbb{inner.strip()}", spaced))
+        is_operator = inner.strip() in {"E", "P", "V"}  # expectation, probability, variance
+        out.append(
+            Token("sym", inner.strip(), spaced) if is_operator else Token("cmd", f"mathbb{inner.strip()}", spaced)
+        )
     elif name in vocabulary.DECORATIONS:
         inner, at = argument(text, at)
         bare = BOLD.sub(r"\1", inner.strip()).lstrip("\\")
         known = bare.isalpha() and bare.isascii()
         # Unit vectors are one symbol in every decoration; other letters keep theirs as a part of the name.
-        hat = "vec" if bare in {"i", "j", "k", "imath", "jmath"} else name
+        hat = "vec" if bare in {"i", "j", "k", "imath", "jmath"} else vocabulary.SAME_DECORATION.get(name, name)
         out.append(Token("sym", f"{hat} {bare.replace('math', '')}", spaced) if known else Token("bad", name, spaced))
-    elif name in vocabulary.GREEK and not (name in {"Gamma", "zeta"} and text[at : at + 1] == "("):
+    elif name in vocabulary.GREEK:
         out.append(Token("sym", vocabulary.GREEK[name], spaced))
     elif name in vocabulary.FUNCTIONS:
         out.append(Token("cmd", name, spaced))
@@ -237,28 +247,31 @@ def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: lis
 
 
 def _digit_arguments(most: int, text: str, at: int, out: list[Token]) -> int:
-    r"""Add the digits of `\frac12`, which are arguments of one digit each, and return where reading continues."""
+    r"""Add the signs of `\frac12` and `\frac kn`, an argument each, and return where reading continues."""
     for _ in range(most):
-        digit = ARGUMENT_DIGIT.match(text, at)
-        if digit is None:
+        sign = ARGUMENT_SIGN.match(text, at)
+        if sign is None:
             return at
-        out.append(Token("num", num(int(digit[1])), False, True))
-        at = digit.end()
+        is_digit = sign[1] is not None
+        out.append(Token("num", num(int(sign[1])), False, True) if is_digit else Token("sym", sign[0].strip(), False))
+        at = sign.end()
     return at
 
 
 def _styled(name: str, inner: str, spaced: bool, nesting: int, out: list[Token], following: str) -> None:
     """Add the argument of a style to `out`: a letter, a function, words, or a group of tokens."""
-    content = inner.strip()
+    content = inner.strip(" \t\n~")
     if name in vocabulary.MATH_STYLES and len(content) == 1 and content.isalpha():
-        vector = name in {"mathbf", "boldsymbol", "bm"} and content in "ijk"
+        bold = ("vec " if content in "ijk" else "bold ") if name in vocabulary.BOLD else ""
         is_term = out[-1].value in {"+", "-"} if out else following in {"+", "-"}  # the C of + C, no coulombs
         kind = "word" if name in {"mathrm", "operatorname"} and content in UNITS and not is_term else "sym"
-        out.append(Token(kind, f"vec {content}" if vector else content, spaced))
+        out.append(Token(kind, bold + content, spaced))
         return
     if content in vocabulary.NAMED and len(content) > 1 and (content not in UNITS or name == "operatorname"):
         out.append(Token("cmd", content, spaced))
         return
+    if "\\" in inner:
+        inner = UNIT_MACRO.sub(lambda m: "Ω" if m[1] == "Omega" else "μ", inner)
     inside = tokens(inner, True if name in vocabulary.TEXT_STYLES else content.isalpha(), nesting + 1)
     if not inside:
         return

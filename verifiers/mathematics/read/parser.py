@@ -2,15 +2,188 @@
 
 from __future__ import annotations
 
-from verizero.verifiers.mathematics.read.commands import command
-from verizero.verifiers.mathematics.read.cursor import Cursor
-from verizero.verifiers.mathematics.read.expressions import function_letters, sum_of
-from verizero.verifiers.mathematics.read.lexer import Token, Unreadable, tokens
-from verizero.verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
-from verizero.verifiers.mathematics.words.nouns import LABELS
-from verizero.verifiers.mathematics.words.tables import words_of
+import re
+from collections.abc import Callable
 
-RELATIONS = {sign: sign for sign in words_of("= < <= > >= != ≈ ≡ in notin")} | {"==": "=", ":=": "=", "=>": ">="}
+from verizero.verifiers.mathematics.read.cursor import Cursor, bare, function_letters, quotient, starts_factor
+from verizero.verifiers.mathematics.read.expressions import group, power, primary, sum_of, times
+from verizero.verifiers.mathematics.read.lexer import Token, Unreadable, tokens
+from verizero.verifiers.mathematics.read.syntax_tree import (
+    EMPTY,
+    IMAGINARY,
+    PROPOSITIONAL,
+    E,
+    Node,
+    collected,
+    has,
+    has_word,
+    is_constant,
+    neg,
+    nodes,
+    num,
+    sym,
+    variables,
+)
+from verizero.verifiers.mathematics.words.nouns import LABELS
+from verizero.verifiers.mathematics.words.vocabulary import (
+    CONSTANTS,
+    HYPERBOLIC,
+    INVERSE,
+    NAMED,
+    TRIGONOMETRIC,
+    UNDONE,
+    meanings,
+    words_of,
+)
+
+ALIASES = INVERSE | meanings("""
+    tan   tg
+    cot   ctg
+    csc   cosec
+    asinh arcsinh arsinh
+    acosh arccosh arcosh
+    atanh arctanh artanh
+""")
+COMPLEX = words_of("Re Im arg")
+OPENING, CLOSING = words_of("( [ { set{"), words_of(") ] } set}")
+BOUND = re.compile(r"^\w+ _ \{ (\S+) (?:=|->|in|≡|<|<=|>|>=) ")
+INTEGRALS = ("int ", "iint ", "oint ")
+DIFFERENTIAL = re.compile(r" d (\S+)$")
+UNDONE_ENDS = words_of("= , ; ≈ < >")
+
+
+def _pair(joined: Callable[[Node, Node], Node]) -> Callable[[Cursor], Node]:
+    """Return a reader of a command with two arguments, of which `joined` makes a node."""
+    return lambda cursor: joined(group(cursor), group(cursor))
+
+
+def _root(cursor: Cursor) -> Node:
+    degree = num(2)
+    if cursor.take_op("["):
+        degree = sum_of(cursor)
+        cursor.expect("]")
+    return Node("root", (group(cursor), degree))
+
+
+def _undone(cursor: Cursor, *before: str) -> Node:
+    """Read an integral, sum, product or limit with all that belongs to it, as written: it is not evaluated.
+
+    A name that it binds is renamed: the sum over i of a_i is the sum over k of a_k.
+    """
+    parts = [Token("cmd", name, False) for name in before]
+    depth = 0
+    while cursor.peek().kind != "end":
+        value = cursor.peek().value
+        closes = value in CLOSING
+        if depth == 0 and (closes or value in UNDONE_ENDS):
+            break
+        depth += (value in OPENING) - closes
+        parts.append(cursor.take())
+    marks = bare(parts)
+    bound = BOUND.search(marks)
+    if bound is None and "_" in marks[:12] and marks.startswith(INTEGRALS):
+        bound = DIFFERENTIAL.search(marks)
+    if bound is not None:
+        marks = re.sub(rf"(?<=\s){re.escape(bound[1])}(?=\s|$)", "#", marks)
+    return Node("undone", (marks,))
+
+
+def _function(cursor: Cursor, name: str) -> Node:
+    """Read the base, exponent and argument of the function `name`."""
+    base = exponent = None
+    if name in {"max", "min"} and cursor.is_op("_"):
+        return _undone(cursor, name)
+    for _ in range(2):
+        if cursor.take_op("_"):
+            base = group(cursor)
+        elif cursor.take_op("^"):
+            exponent = neg(group(cursor)) if cursor.take_op("-") else group(cursor)
+    kind = ALIASES.get(name, name)
+    # sin^{-1} is the inverse function, while sin^2 is a power of the value.
+    if exponent == num(-1) and (kind in TRIGONOMETRIC or kind in HYPERBOLIC):
+        kind, exponent = f"a{kind}", None
+    if kind in {"max", "min", "gcd", "lcm"}:
+        inner = primary(cursor)
+        if exponent is not None or inner.op not in {"tuple", "set"}:
+            return Node("call", (kind, inner)) if exponent is None else Node("call", (kind, exponent, inner))
+        return Node("fn", (kind, *(inner.args[2:] if inner.op == "tuple" else inner.args)))
+    value = _applied(kind, _function_argument(cursor), base)
+    return value if exponent is None else Node("pow", (value, exponent))
+
+
+def _applied(kind: str, argument: Node, base: Node | None) -> Node:
+    if kind == "exp":
+        return Node("pow", (E, argument))
+    if kind in COMPLEX and variables(argument):
+        return Node("call", (kind, argument))  # at real values of z, Re(z) would be z
+    if kind == "cis":
+        return Node("add", (Node("fn", ("cos", argument)), Node("mul", (IMAGINARY, Node("fn", ("sin", argument))))))
+    if base is not None and kind not in {"log", "lg"}:
+        raise Unreadable(f"a subscript of {kind}")
+    if kind in {"log", "lg"}:
+        return Node("fn", ("log", argument, base if base is not None else num(10)))
+    return Node("fn", (kind, argument))
+
+
+def _function_argument(cursor: Cursor) -> Node:
+    """Read an argument without brackets: sin 2x cos x is sin(2x) cos(x), and sin x (y + 1) is sin(x) (y + 1)."""
+    if cursor.is_op("(", "[", "{", "|", "lvert"):
+        return primary(cursor)
+    sign = cursor.take_op("-", "+")
+    argument = power(cursor)
+    while starts_factor(cursor) and not cursor.is_op("(", "[") and not _is_function(cursor.peek()):
+        if cursor.peek().kind == "word":
+            break
+        argument = times(argument, power(cursor))
+    return neg(argument) if sign == "-" else argument
+
+
+def _is_function(token: Token) -> bool:
+    return token.kind == "cmd" and (token.value in NAMED or token.value in UNDONE)
+
+
+def command(cursor: Cursor) -> Node:
+    """Read the value that a command starts.
+
+    Raises: Unreadable if the command starts no value.
+    """
+    name = str(cursor.peek().value)
+    if name in UNDONE:
+        return _undone(cursor)
+    cursor.at += 1
+    if name in CONSTANTS:
+        return Node("const", (CONSTANTS[name],))
+    if name.startswith("mathbb"):
+        return Node("const", (name[6:7],)) if name[6:] in {"R", "Z", "N", "Q", "C"} else sym(name)
+    # "5 sec" and "10 min 30" are times, "min = 3" is a name, and the rest are functions.
+    if name in {"sec", "min"} and cursor.peek().kind in {"end", "num"} and cursor.at > 1:
+        return Node("word", (name,))
+    if name in {"min", "max"} and cursor.is_op("="):
+        return Node("word", (name,))
+    if name in NAMED:
+        return _function(cursor, name)
+    if name not in STRUCTURES:
+        raise Unreadable(f"\\{name} starts no value")
+    return STRUCTURES[name](cursor)
+
+
+STRUCTURES: dict[str, Callable[[Cursor], Node]] = {
+    **dict.fromkeys(words_of("frac dfrac tfrac cfrac nicefrac sfrac"), _pair(quotient)),
+    **dict.fromkeys(words_of("binom dbinom tbinom"), _pair(lambda above, below: Node("binom", (above, below)))),
+    "sqrt": _root,
+    "cbrt": lambda cursor: Node("root", (group(cursor), num(3))),
+    "fourthroot": lambda cursor: Node("root", (group(cursor), num(4))),
+    "det": lambda cursor: Node("det", (group(cursor),)),
+}
+
+
+RELATIONS = {"==": "=", ":=": "=", "=>": ">="} | {
+    sign: sign
+    for sign in words_of("""
+        = < <= > >= != ≈ ≡ in notin -> subset subseteq supset supseteq perp parallel cong sim ll gg propto
+        trianglelefteq trianglerighteq
+    """)
+}
 JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
 SET_OPERATIONS = {"cup": "union", "cap": "inter", "setminus": "minus"}
 SAYING = words_of("is are equals")
@@ -99,8 +272,10 @@ def _statement(cursor: Cursor) -> Node:
     modulus = _modulus(cursor)
     if modulus is not None:
         tree = _congruent(tree, modulus)
-    if cursor.take_op("implies", "therefore") and cursor.peek().kind != "end":
+    if (arrow := cursor.take_op("implies", "iff", "therefore")) and cursor.peek().kind != "end":
         reached = _statement(cursor)
+        if arrow != "therefore" and all(n.op in PROPOSITIONAL for t in (tree, reached) for n in nodes(t)):
+            return Node("rel", (tree, arrow, reached))  # elsewhere an arrow leads to the value behind it
         # Between two numbers an arrow is an equals sign, and 43 => 42 contradicts itself.
         return Node("rel", (tree, "=", reached)) if is_constant(tree) and is_constant(reached) else reached
     return tree
@@ -196,6 +371,9 @@ def bracketed(cursor: Cursor) -> Node | None:
     if token.kind != "op":
         return None
     opening = token.value
+    if opening == "¬":
+        cursor.at += 1
+        return Node("call", ("not", power(cursor)))
     if opening in {"|", "lvert"}:
         return _absolute(cursor, opening)
     if opening in {"lfloor", "lceil"}:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from verizero.verifiers.mathematics.read import clock
-from verizero.verifiers.mathematics.read.lexer import Unreadable, end_of_group
+from verizero.verifiers.mathematics.read.cursor import bare
+from verizero.verifiers.mathematics.read.lexer import Unreadable, end_of_group, tokens
 from verizero.verifiers.mathematics.read.parser import parse
 from verizero.verifiers.mathematics.read.syntax_tree import EMPTY, INF, ONE, REALS, Node, neg, num, sym
 from verizero.verifiers.mathematics.words import spelled_out
-from verizero.verifiers.mathematics.words.characters import ascii_latex
-from verizero.verifiers.mathematics.words.labels import with_named_labels
+from verizero.verifiers.mathematics.words.characters import ascii_latex, formula_of
+from verizero.verifiers.mathematics.words.nouns import with_named_labels
 from verizero.verifiers.mathematics.words.phrases import without_phrases
 from verizero.verifiers.mathematics.words.spelled_out import NUMBERS
 
@@ -26,12 +27,13 @@ DOLLAR = re.compile(r"(?<!\\)\$")
 TRAILING = re.compile(r"(?:\s|\\[,;:! ]|~|\\\\|[.,;:](?<!\\[,;:])|\\q?quad)+$")
 TEXT_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm)\s?\{")
 TEXT_STOP = re.compile(r"\\text(?:bf|it|rm)?\{\s*[.,;]\s*\}$|(?<=[a-z])\.(?=\s*\}$)")
-GROUPED_SIGN = re.compile(r"\{(\\(?:cdot|times|colon)|[+*/=<>:-])\}|(?<=\d)\{(\\[,;:! ]| )\}")
+GROUPED_SIGN = re.compile(r"\{(\\(?:cdot|times|colon|%)|[+*/=<>:-])\}|(?<=\d)\{(\\[,;:! ]| )\}")
 ABBREVIATION = re.compile(r"\b(sq|cu|ft|in|yd|oz|lb|lbs|hr|hrs|min|sec|mi)\.(?=[\s}])")
 THEREFORE = re.compile(
-    r"(?:\\text\{)?\s*(?:therefore|thus|hence|so|exactly|only)(?:\s*,?\s*\}\s*,?\s*|\s*,?\s+)", re.IGNORECASE
+    r"(?:\\text\{)?\s*(?:therefore|thus|hence|so|exactly|only|(?:the\s)?value(?=\s*\}|\s*[-\d]))(?:\s*,?\s*\}(?![_^])\s*,?\s*|\s*,?\s+)",
+    re.IGNORECASE,
 )
-IN_TOTAL = re.compile(r"(?:\\?\s)*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
+IN_TOTAL = re.compile(r"(?:\\?\s)*(?:\\text\{)?\s*(?:\b(?:in total|altogether|left|remaining)|\(exact(?:ly)?\))\s*\}?$")
 ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
 CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(?![A-Za-z]))")
 """The start of a line that continues a derivation with a sign: x &= 1 + 2 \\\\ &= 3."""
@@ -46,6 +48,9 @@ LEFT_BRACE = re.compile(
     re.DOTALL,
 )
 """An environment with a brace on its left only, which is one of cases."""
+SLANTED = re.compile(r"(?:\{\})?\^\{?(\d{1,9})\}?\s?(?:\\!)*/(?:\\!)*_\{?(\d{1,9})\}?")
+"""A fraction set by hand: ^1/_2."""
+NEGATED = re.compile(r"\\not\s*(=|\\in(?![A-Za-z]))")
 WIDE = re.compile(r"\\q?quad(?![A-Za-z])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
@@ -73,6 +78,11 @@ APPROXIMATE = re.compile(
     r"^(?:\\(?:approx|simeq|doteq|thickapprox)(?![A-Za-z])|≈|~\s?(?=\d)|about\s|approximately\s|roughly\s)\s*"
     r"|(?:\\ldots|\\dots|\.\.\.)$"
 )
+NAMED = re.compile(r"\\text\{\s*([A-Za-z]{3,15})\s*\}\s*(-?\d[\d.]*)")
+NAMED_ALL = re.compile(rf"{NAMED.pattern}(?:\s*(?:,|\\text\{{,?\s*and\s*\}}),?\s*{NAMED.pattern})+")
+"""Numbers, each behind its name: \\text{width } 4, \\text{length } 9. A lone one may be a title: Apollo 11."""
+MAX_COUNTED = 60
+"""Bound on the characters of a number in words with what it counts."""
 X = sym("x")
 KINDS = {
     "none": EMPTY,
@@ -120,6 +130,11 @@ class Reading:
         return base_number(self.text)
 
     @cached_property
+    def chemical(self) -> str | None:
+        """Return the text in one spelling if it is a chemical formula or reaction: H2O of `\\text{H}_2\\text{O}`."""
+        return formula_of(self.text)
+
+    @cached_property
     def approximate(self) -> bool:
         """True if the text itself says that it is rounded: `\\approx 3.1`, `3.14...`."""
         return APPROXIMATE.search(self.text) is not None
@@ -138,6 +153,8 @@ class Reading:
             return parse(rewritten(text))
         except Unreadable as exc:
             self.problem = str(exc)
+            if NAMED_ALL.fullmatch(text):
+                return Reading(NAMED.sub(r"\\text{\1}=\2", text)).tree
             # A wide space may separate items, but more often only sets off a unit or a condition: it is tried last.
             if "quad" in text and (parted := QUAD.sub(", ", text)) != text:
                 return Reading(parted).tree
@@ -146,10 +163,28 @@ class Reading:
         return _ratio_in_words(self.plain)
 
     @cached_property
+    def marks(self) -> str | None:
+        """Return all that is written, in one spelling, of a text that is in no grammar; None if it has no tokens."""
+        try:
+            return bare(tokens(rewritten(self.text)))
+        except Unreadable:
+            return None
+
+    @cached_property
     def mixed(self) -> Node | None:
         """Return the tree with "3 and 1/2" read as a mixed number; None if the text has no such thing."""
         joined = NUMBER_AND_FRACTION.sub(" ", self.text) if "and" in self.text else self.text
         return Reading(joined).tree if joined != self.text else None
+
+    @cached_property
+    def counted(self) -> Node | None:
+        """Return the number in words and what it counts: three days."""
+        words = self.plain.split() if self.plain[:1].isalpha() and len(self.plain) < MAX_COUNTED else []
+        for cut in range(max(1, len(words) - 2), len(words)):
+            parts = spelled_out.number_in_words(" ".join(words[:cut]))
+            if parts is not None and parts[1] == 1:
+                return Reading(rf"{parts[0]}\text{{ {' '.join(words[cut:])}}}").tree
+        return None
 
     @cached_property
     def number_word(self) -> Node | None:
@@ -228,6 +263,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = PLAIN_ROOT.sub(r"\\sqrt[\1]", text)
     if "Rs" in text:
         text = RUPEES.sub("Rs ", text)
+    if text.startswith("\\text{US}"):
+        text = text[9:].lstrip()
     if text.startswith(("US\\$", "Rs.")):
         text = text[2:] if text[0] == "U" else "Rs " + text[3:]
     if "." in text and "text" in text:
@@ -238,8 +275,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
     text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
     if "{" in text or " " in text or "h" in text:
         text = without_phrases(text)
-    if comma_is_decimal or text.startswith("0,"):
-        text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
+    if comma_is_decimal and text.count(",") == 1:
+        text = DECIMAL_COMMA.sub(_decimal_comma, text)
     return text
 
 
@@ -278,6 +315,10 @@ def _without_dollars(text: str) -> str:
 
 def rewritten(text: str) -> str:
     """Return the cleaned text with one spelling for combinations, rows and derivations over several lines."""
+    if "/_" in text:
+        text = SLANTED.sub(r"\\frac{\1}{\2}", text)
+    if "\\not" in text:
+        text = NEGATED.sub(lambda m: "\\notin " if m[1] == "\\in" else "\\ne ", text)
     if "\\\\[" in text:
         text = ROW_SPACE.sub(r"\\\\", text)
     if "\\\\" in text:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import product, repeat
 from typing import Any, NamedTuple
 
-from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 
 class Node(NamedTuple):
@@ -16,7 +16,8 @@ class Node(NamedTuple):
     Numbers: num(value), dec(value, places) a decimal as shown, const(pi | e | i | inf | R | Z | N | Q | empty).
     Names: sym(name), word(text), call(name, *arguments) an unknown function's value.
     Expressions: add(*), mul(*), div(a, b), neg(a), pow(a, b), root(a, degree), fn(name, a[, base]), fact(a),
-    binom(n, k), perm(n, k), abs(a), floor(a), ceil(a), pm(a), mp(a), det(matrix), transpose(a).
+    binom(n, k), perm(n, k), abs(a), floor(a), ceil(a), pm(a), mp(a), det(matrix), transpose(a),
+    cross(a, b) of vectors.
     Marks: percent(a), deg(a), money(currency, a).
     Collections: list(*), either(*) and both(*) for items joined by commas, by or, by and; tuple(open, close, *),
     set(*), builder(what, condition), matrix(*rows).
@@ -32,7 +33,10 @@ PI, E, IMAGINARY, INF = (Node("const", (name,)) for name in ("pi", "e", "i", "in
 EMPTY, REALS, DOTS = Node("const", ("empty",)), Node("const", ("R",)), Node("dots")
 ONE = Node("num", (1,))
 COLLECTIONS = words_of("list either both")
+PROPOSITIONAL = words_of("sym call either both")
+"""Operators of statements that are only named: not p, q or r."""
 SIGNS = ("pm", "mp")
+NAMING = ("sym", "word", "call")
 MAX_FREE_SIGNS = 5
 """Signs that are read apart; 2^5 values are as many as anybody means."""
 CONSTANT = words_of("""
@@ -77,20 +81,26 @@ def children(tree: Node) -> list[Node]:
     return [a for a in tree.args if isinstance(a, Node)]
 
 
-def nodes(tree: Node) -> Iterator[Node]:
-    """Yield every node of the tree, root first."""
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        yield node
-        for a in node.args:
-            if isinstance(a, Node):
-                stack.append(a)
+def nodes(tree: Node) -> list[Node]:
+    """Return every node of the tree, root first."""
+    reached = [tree]
+    for _, args in reached:  # which grows meanwhile
+        for a in args:
+            if type(a) is Node:
+                reached.append(a)
+    return reached
 
 
 def has(tree: Node, *ops: str) -> bool:
     """True if the operator of any node is one of `ops`."""
-    return any(node.op in ops for node in nodes(tree))
+    reached = [tree]
+    for op, args in reached:
+        if op in ops:
+            return True
+        for a in args:
+            if type(a) is Node:
+                reached.append(a)
+    return False
 
 
 def has_word(tree: Node, words: frozenset[str]) -> bool:
@@ -100,12 +110,15 @@ def has_word(tree: Node, words: frozenset[str]) -> bool:
 
 def variables(tree: Node) -> frozenset[str]:
     """Return the names of the free symbols, words and undefined functions of the tree."""
-    return frozenset(n.args[0] for n in nodes(tree) if n.op in {"sym", "word", "call"})
+    return frozenset([args[0] for op, args in nodes(tree) if op in NAMING])
 
 
 def is_constant(tree: Node) -> bool:
     """True if the tree is a single number: no names, no collections, no statements."""
-    return all(n.op in CONSTANT and (n.op != "const" or n.args[0] in {"pi", "e", "i"}) for n in nodes(tree))
+    for op, args in nodes(tree):
+        if op not in CONSTANT or (op == "const" and args[0] not in {"pi", "e", "i"}):
+            return False
+    return True
 
 
 def with_children(tree: Node, change: Callable[[Node], Node]) -> Node:
@@ -122,10 +135,31 @@ def substitute(tree: Node, names: dict[str, Node]) -> Node:
 
 def is_vector_sum(tree: Node) -> bool:
     """True if unit vectors i, j, k occur in the tree."""
-    return any(
-        n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in {"i", "j", "k", "imath", "jmath"}
-        for n in nodes(tree)
-    )
+    return any(n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in AXES for n in nodes(tree))
+
+
+AXES = words_of("i j k imath jmath")
+"""Unit vectors, behind the mark of a vector."""
+
+
+def has_vectors(tree: Node) -> bool:
+    """True if a name in the tree has an arrow or is bold."""
+    return any(n.op == "sym" and n.args[0].startswith(("vec ", "bold ", "nabla")) for n in nodes(tree))
+
+
+def in_one_font(gold: Node, answer: Node) -> tuple[Node, Node]:
+    """Return both trees with bold letters as vectors if both sides have such names, and as plain letters if not."""
+    mark = "vec " if has_vectors(gold) and has_vectors(answer) else ""
+    constants = {n for t in (gold, answer) for n in nodes(t) if n.op == "const"}
+    constants |= {REALS} if INF in constants else set()  # all reals may be an interval on the other side
+
+    def changed(tree: Node) -> Node:
+        if tree.op == "sym" and tree.args[0].startswith("bold "):
+            constant = Node("const", (tree.args[0][5:],))  # bold R for the set of all reals
+            return constant if constant in constants else sym(mark + tree.args[0][5:])
+        return with_children(tree, changed)
+
+    return changed(gold), changed(answer)
 
 
 def expand_signs(tree: Node) -> list[Node]:

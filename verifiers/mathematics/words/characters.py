@@ -1,4 +1,4 @@
-"""Text in any script as plain LaTeX in ASCII: digits, signs, superscripts, fractions, Greek, full-width forms."""
+"""The text of answers in one spelling: characters of Unicode as LaTeX, and chemical formulas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from verizero.verifiers.mathematics.words.tables import in_order, meanings
+from verizero.verifiers.mathematics.words.vocabulary import in_order, meanings
 
 COMMANDS = """
     times ×✕✖⨯  cdot ·⋅∙•  div ÷➗  pm ±  mp ∓  sqrt √  cbrt ∛  fourthroot ∜  infty ∞  le ≤⩽≦  ge ≥⩾≧  ne ≠
@@ -153,3 +153,29 @@ def _cjk_value(parts: list[str]) -> Fraction | None:
     # Of 3万5 nobody knows whether it is 35,000 or 30,005; 三万五 is no better.
     is_cut = digit is not None and (0 < digit < 10 < smallest < 10**12 or digit >= smallest) and parts[-2] not in "零〇"
     return None if is_cut else total + section + (digit or 0)
+
+
+STYLE = re.compile(r"\\(?:ce|text|mathrm|textrm|mathsf|mbox|rm|left|right)(?![A-Za-z])|[{}\s~_$]|\\[,;:! ]")
+ARROW = re.compile(r"\\(?:long|x)?(?:to|rightarrow)(?![a-z])|-+>")
+BALANCE = re.compile(r"\\(?:rightleftharpoons|leftrightarrow|rightleftarrows)|<-*=?-*>")
+CHARGE = re.compile(r"\^([+-])(\d)")
+ELEMENT = r"(?:[A-Z][a-z]?|\((?:[A-Z][a-z]?\d*)+\)|\[(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*)+\])\d*"
+SPECIES = rf"(?:\d{{0,3}}(?:\^\d+)?(?:{ELEMENT}){{1,20}}(?:\^\d?[+-])?(?:\((?:s|l|g|aq)\))?)"
+SIDE = rf"{SPECIES}(?:\+{SPECIES}){{0,8}}"
+REACTION = re.compile(rf"{SIDE}(?:[>=]{SIDE})?")
+CERTAIN = re.compile(r"\\ce(?![A-Za-z])|\\(?:text|mathrm|textrm|rm)\b.*[_^]")
+"""The marks of chemistry, where letters of elements are not names that are multiplied."""
+
+
+def formula_of(text: str) -> str | None:
+    """Return the formula without styles, braces and the marks of subscripts; None if the text is none."""
+    if len(text) > 200 or not any(c.isupper() for c in text[:12]):
+        return None
+    bare = ARROW.sub(">", BALANCE.sub("=", STYLE.sub("", text)))
+    bare = CHARGE.sub(r"^\2\1", bare)
+    return bare if REACTION.fullmatch(bare) else None
+
+
+def is_certain(text: str) -> bool:
+    """True if a text that may be a formula of chemistry can be nothing else."""
+    return CERTAIN.search(text) is not None and re.search(r"\d", text) is not None

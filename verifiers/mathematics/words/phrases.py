@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from verizero.verifiers.mathematics.words.spelled_out import nothing
-from verizero.verifiers.mathematics.words.tables import words_of
+from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 BRACES = r"(?:\\(?:text|mathrm|textrm|mbox)\s?\{)?"
 KIND = r"(?:positive |negative |non-?negative |nonzero |real |rational |natural |whole |complex |prime |odd |even )*"
@@ -36,7 +36,8 @@ EVERY = re.compile(
     rf"\s*{BRACES}\s*(?:for )?(?:all|any|every)\s+{KIND}(?:{NOUNS}\s*)?\}}?\s*(?=\$?\\?{NAME}\s*(?:[<>=]|\\[gln]))"
 )
 EXCEPT = re.compile(
-    rf"{BRACES}\s*(?:all |any |every )?(?:the )?(?:real numbers?|reals|\\mathbb\{{R\}})(?: \$?{NAME}\$?)?\s*,?\s*"
+    rf"{BRACES}\s*(?:[Aa]ll |any |every )?(?:the )?(?:real numbers?|reals|real(?=[ }}]+\$?[a-z]\b)|\\mathbb\{{R\}})"
+    rf"(?:[ }}]+\$?{NAME}\$?)?\s*(?:\\text\s?\{{)?\s*,?\s*"
     r"(?:except|but|other than|excluding)(?: for)?(?: when)?\s*\}?\s*(?:[a-z]\s*=\s*)?(.+?)\}?"
 )
 HAS = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verizero.verifiers.mathematics.words.tables import in_order
+from verizero.verifiers.mathematics.words.vocabulary import in_order
 
 STYLE = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|math(?:rm|bf|it|sf|tt)|mbox|hbox|emph|operatorname|boldsymbol|bm"
@@ -13,7 +13,9 @@ STYLE = re.compile(
 )
 SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\s+")
 OUTER = re.compile(r"^[\s\"'`*_.,;:!]+|[\s\"'`*_.,;:!]+$")
-ARTICLE = re.compile(r"\b(?:the|a|an)\s+")
+HYPHEN = re.compile(r"(?<=[^\W\d])-|-(?=[^\W\d])")
+ARTICLE = re.compile(r"\b(?:[Tt]he|an?)\s+|^An?\s+")
+"""An article; a capital A inside a text is a name."""
 NOTHING = r"""
 none         | none | there are none | empty | empty set | emptyset | varnothing | null set | ∅ | {} | \{\}
 none         | no answer exists | does not have solution
@@ -72,9 +74,11 @@ def plain(text: str) -> str:
         return bare  # a set of formulas, in which braces and case mean something
     if "\\{" not in bare:
         bare = bare.replace("{", "").replace("}", "")
-    bare = OUTER.sub("", bare.replace("\\", "").replace("$", "")).lower()
-    bare = ARTICLE.sub("", bare) if " " in bare else bare
-    return " ".join(bare.replace("-", " ").split()) if bare[:1].isalpha() else " ".join(bare.split())
+    bare = OUTER.sub("", bare.replace("\\", "").replace("$", ""))
+    if " " in bare:
+        bare = ARTICLE.sub("", bare.lower() if bare.isupper() else bare)
+    bare = bare.lower()
+    return " ".join(HYPHEN.sub(" ", bare).split()) if bare[:1].isalpha() else " ".join(bare.split())
 
 
 def nothing(bare: str) -> str | None:

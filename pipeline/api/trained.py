@@ -1,0 +1,250 @@
+"""A run by its folder: results, samples, the page, the model. All of it is read from the run's files."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.stages import RoundsConfig
+from verizero.pipeline.errors import ConfigError, RunError, boundary
+from verizero.pipeline.host.disk import write_atomic
+from verizero.pipeline.report.progress import Progress, for_terminal
+from verizero.pipeline.report.result import result_lines
+from verizero.pipeline.report.row_types import to_json
+from verizero.pipeline.report.run_files import read_rollouts, read_run, require_run
+
+if TYPE_CHECKING:
+    from verizero.pipeline.run.callbacks import Callback
+
+MOST_TOKENS, TEMPERATURE = 512, 0.7
+"""Settings of the sampling of `chat`."""
+
+
+class TrainedRun:
+    """A run by its folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Open the run in `folder`. Raises: RunError if it holds none."""
+        self.folder = require_run(Path(folder))
+        self._loaded: tuple[Any, str | None] | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json. Raises: FileNotFoundError for a run that never ended."""
+        made: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return made
+
+    @property
+    def results(self) -> Results:
+        """The held-out measures before and after training, by domain, with their 95% intervals, of a run that ended."""
+        return Results(self.summary)
+
+    @property
+    def model(self) -> Path:
+        """The folder of the trained model, as transformers loads it."""
+        return self.folder / "model"
+
+    @property
+    def metrics(self) -> Any:
+        """A row for each step: a `pandas.DataFrame` where pandas is installed, else a list of dicts."""
+        rows = [{"stage": r.stage, "round": r.round, "step": r.step, **r.metrics} for r in read_run(self.folder).steps]
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    @property
+    def report(self) -> Page:
+        """The page of the run; a notebook shows it."""
+        return Page(self.folder / "report.html")
+
+    def samples(self, wrong: bool | None = None, stage: str | None = None) -> list[dict[str, Any]]:
+        """Return sampled responses with reward, verdict and reason, a dict for each.
+
+        wrong: True: only wrong ones; False: only right ones. stage: only those of a stage of this name.
+
+        Raises: ConfigError if nothing says which are right.
+        """
+        rows = [to_json(row) for row in read_rollouts(self.folder) if stage is None or row.stage == stage]
+        if wrong is None:
+            return rows
+        if any("reward" in d["before"] and "pass@1" not in d["before"] for d in self.summary["domains"].values()):
+            raise ConfigError("nothing says which rewards are right; train with success=, or leave wrong= out")
+        return [r for r in rows if r["status"] == "graded" and (r["score"] < 1.0) is wrong]
+
+    def diagnose(self) -> list[Any]:
+        """Return the causes for which the run does not learn, the most likely first; none: nothing is wrong."""
+        from verizero.pipeline.checks.diagnosis import diagnose
+        from verizero.pipeline.checks.run_facts import read
+
+        return diagnose(read(self.folder))
+
+    def train(
+        self,
+        steps: int | None = None,
+        *,
+        resume: Resume = "auto",
+        quiet: bool = False,
+        callbacks: Sequence[str | Callback] = (),
+    ) -> TrainedRun:
+        """Continue the run, and return it: with more steps of its last stage, or, if it is not done, to its end.
+
+        steps: how many more than the recipe asks for, of a run that is done; of RL whole rounds, where it has several.
+            The run then equals one that had as many from the start. None: those that are left. It is refused where
+            earlier steps depend on their number, as with a learning rate that has fallen. resume, quiet, callbacks: as
+            for `train`; "changed" continues with a reward function that changed.
+
+        Raises: ConfigError, RunError before training, with the remedy; else what the run raises.
+        """
+        from verizero.pipeline.api.recipe import refuse_ranks
+        from verizero.pipeline.run.choose_checkpoint import newest_whole
+        from verizero.pipeline.run.info import recipe_of_run
+        from verizero.pipeline.run.state import read_state, schedule
+        from verizero.pipeline.whole_run import train
+
+        config, base = recipe_of_run(self.folder)
+        refuse_ranks(config, self.folder / "recipe.yaml")
+        if steps is not None:
+            newest, _ = newest_whole(self.folder / "checkpoints")
+            left = schedule(config) if newest is None else read_state(newest).items_left(schedule(config))
+            if any(not item.is_evaluation for item in left):
+                raise ConfigError(f"steps={steps}: the run is not done; call run.train() first, for the rest")
+            config = with_more_steps(config, steps, base)
+        progress: Progress = Progress() if quiet else for_terminal(beats=True)
+        with closing(progress):
+            train(config, base, self.folder, resume, progress, callbacks=callbacks)
+        self._loaded = None
+        return self
+
+    def chat(self, message: str, system: str | None = None) -> str:
+        """Return the trained model's answer to a message, sampled; system: the system message, None: as in training.
+
+        Raises: DataError for a message that is too long.
+        """
+        from verizero.pipeline.types import Message
+
+        served, default = self._served()
+        system = default if system is None else system
+        messages = (*([Message("system", system)] if system else []), Message("user", message))
+        return str(served.answer(messages, secrets.randbits(62))[0].content)
+
+    def push(self, name: str, private: bool = True) -> str:
+        """Publish the trained model on the Hugging Face hub with a model card, and return its address.
+
+        name: "me/my-model"; a repository of that name gets a new commit. private: whether a new repository is private.
+        The card is README.md of the model's folder: base model, results with intervals, recipe; one that is there is
+        left as it is, so write your own, or change it and push again. It names no licence.
+
+        Raises: ConfigError for a run without a trained model; RunError if the hub refuses, with its reason.
+        """
+        from verizero.pipeline.config.load import load_recipe
+        from verizero.pipeline.report.card import CARD, model_card
+
+        if not (self.model / "config.json").is_file():
+            raise ConfigError(f"{self.folder} has no trained model yet; let the run end, then push")
+        card = self.model / CARD
+        if not card.is_file():
+            recipe = load_recipe(self.folder / "recipe.yaml")
+            versions = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["versions"]
+            write_atomic(card, model_card(name, recipe, self.summary, versions).encode())
+        with boundary(RunError, f"{name!r} was not pushed (`hf auth login`, or HF_TOKEN with the right to write)"):
+            from huggingface_hub import HfApi
+
+            hub = HfApi()
+            address = hub.create_repo(name, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=name, folder_path=self.model, commit_message="Add the model of a Verizero run")
+        return str(address)
+
+    def _served(self) -> tuple[Any, str | None]:
+        """Return the model, loaded once, and the system message that it was trained with."""
+        from verizero.pipeline.models.load import quiet
+        from verizero.pipeline.rollout.engine import Sampling
+        from verizero.pipeline.run.serving import load_served, recipe_of
+        from verizero.pipeline.train.device import existing_device
+
+        if self._loaded is None:
+            quiet()
+            recipe = recipe_of(str(self.folder))
+            served = load_served(
+                str(self.folder), None, Sampling(MOST_TOKENS, TEMPERATURE), existing_device("auto", "device")
+            )
+            self._loaded = served, None if recipe is None else recipe.data.template.system
+        return self._loaded
+
+    def __repr__(self) -> str:
+        lines = "\n".join(result_lines(self.summary)) if (self.folder / "summary.json").is_file() else "not ended"
+        return f"<run {self.folder}>\n{lines}"
+
+
+class Results(dict[str, dict[str, Any]]):
+    """Domain -> {"before", "after", "gain", ...}, as in summary.json; prints as a table."""
+
+    def __init__(self, summary: dict[str, Any]) -> None:
+        super().__init__(summary["domains"])
+        self._lines = result_lines(summary)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+
+class Page:
+    """A page of HTML that needs no network."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:720px;border:1px solid #ccc" title="report"></iframe>'
+
+
+def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
+    """Return the recipe with `steps` more steps in its last stage; `base` is its folder.
+
+    Raises: ConfigError if the stage has no steps of its own, or consists of rounds of which they are no multiple.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
+    stage = config.stages[-1]
+    section: Any = config.section_of(stage)
+    if isinstance(section, RoundsConfig):
+        num_rounds, rest = divmod(steps, section.steps_per_round)
+        more = {"rounds": section.rounds + num_rounds}
+        if rest:
+            more = {"steps_per_round": section.steps_per_round + steps}
+        if rest and section.rounds > 1:
+            raise ConfigError(
+                f"steps={steps}: stage {stage.name} consists of rounds of {section.steps_per_round} steps; give a "
+                f"multiple, e.g. {steps - rest + section.steps_per_round}"
+            )
+    elif "steps" in section.lengths and section.steps is not None:
+        more = {"steps": section.steps + steps}
+    else:
+        raise ConfigError(
+            f"steps={steps}: the last stage, {stage.name}, does not count its length in steps; raise "
+            f"{', '.join(f'{stage.kind}.{name}' for name in section.lengths) or 'another'} and start it again"
+        )
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    if stage.changes or sum(s.kind == stage.kind for s in config.stages) > 1:
+        # In the stage alone: others of its kind share the section.
+        changed = stage.model_copy(update={"changes": {**stage.changes, **more}})
+        tree["stages"][-1] = changed.model_dump(mode="json")
+    else:
+        tree[stage.kind] |= more
+    return parse(tree, source=f"{config.name} with more steps", base=base)

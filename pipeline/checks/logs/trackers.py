@@ -1,0 +1,155 @@
+"""Numbers that any trainer prints or sends to a tracker: consoles, event files of TensorBoard, exports of W&B.
+
+Each reader returns None if a path has nothing of its kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verizero.pipeline.checks.logs.logged import Logged, LoggedRow, first_row, flat, numbers
+from verizero.pipeline.errors import RunError
+from verizero.pipeline.host.disk import numbered_jsonl, parse_json
+
+DICTIONARY = re.compile(r"\{.*?['\"](?:loss|reward)['\"].*?\}")
+OF_ARRAYS = re.compile(r"(?:np\.\w+|tensor)\(([^(),]*)[^()]*\)")
+"""A number as numpy or torch writes it."""
+NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
+STEP_BEFORE = re.compile(r"[Ss]tep[ :=]+(\d+)")
+VERL = re.compile(r"step:(\d+) - (.+)")
+SUFFIXES = (".log", ".txt", ".out")
+MAX_LINE = 100_000
+EVENTS = "tfevents"
+"""A part of the names of event files."""
+OWN_STEPS = ("train/global_step", "training/global_step", "trainer/global_step")
+"""The trainer's own step, which is better than W&B's: that counts calls of `log`."""
+STEPS = ("_step", "step", "Step", "global_step")
+OF_PANEL = re.compile(r"^.+ - (.+)$")
+"""A column of a chart's export: the run's name, then the number's."""
+BOUNDS = ("__MIN", "__MAX")
+
+
+def console(path: Path) -> Logged | None:
+    """Return the numbers of each line of a text that has some, as TRL and verl print them.
+
+    Steps are counted where the line names none.
+    """
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        return None
+    logged = Logged(files=[str(path)])
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if (row := _of_line(line[:MAX_LINE].decode(errors="replace"))) is not None:
+                step, values = row
+                step = len(logged.rows) + 1 if step is None else step
+                logged.rows.append(LoggedRow(str(path), number, step, values))
+    return logged if logged.rows else None
+
+
+def _of_line(line: str) -> tuple[int | None, dict[str, float]] | None:
+    if "np." in line or "tensor(" in line:
+        line = OF_ARRAYS.sub(r"\1", line)
+    if (match := VERL.search(line)) is not None:
+        pairs = (part.partition(":") for part in match[2].split(" - "))
+        return int(match[1]), numbers({name.strip(): value for name, _, value in pairs})
+    if (match := DICTIONARY.search(line)) is None:
+        return None
+    try:
+        tree = ast.literal_eval(NO_NUMBER.sub("None", match[0]))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(tree, dict) or "train_runtime" in tree:
+        return None
+    step = STEP_BEFORE.search(line[: match.start()])
+    return (int(step[1]) if step else None), numbers({str(k): v for k, v in tree.items()})
+
+
+def tensorboard(path: Path) -> Logged | None:
+    """Return the scalars of the event files at a path, and the arguments of a run that transformers wrote as text.
+
+    Files are looked for at most three folders down. The package `tensorboard` reads them. Source of the texts:
+    transformers, integrations (`TensorBoardCallback`). Raises: RunError if the package is not installed.
+    """
+    if path.is_file():
+        files = [path] if EVENTS in path.name else []
+    else:
+        depths = ("*", "*/*", "*/*/*", "*/*/*/*")
+        files = sorted(f for depth in depths for f in path.glob(f"{depth}{EVENTS}*") if f.is_file())
+    logged = Logged(files=[str(file) for file in files])
+    for file in files:
+        for number, (step, values) in enumerate(_events(file), 1):
+            if row := numbers({name: v for name, v in values.items() if isinstance(v, float)}):
+                logged.rows.append(LoggedRow(str(file), number, step, row))
+            for name, text in values.items():
+                if isinstance(text, bytes) and name.startswith("args/"):
+                    logged.settings |= _arguments(text)
+    return logged if files else None
+
+
+def _events(file: Path) -> Iterator[tuple[int, dict[str, float | bytes]]]:
+    """Yield step, and numbers and texts, of each event; a last one that is not whole is left out."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError as exc:
+        raise RunError(f"{file} is read by a package that is not installed ({exc}); `pip install tensorboard`") from exc
+    for event in RawEventFileLoader(str(file)).Load():
+        parsed, values = Event.FromString(event), dict[str, float | bytes]()
+        for value in parsed.summary.value:
+            if value.HasField("simple_value"):
+                values[value.tag] = value.simple_value
+            elif value.HasField("tensor") and (tensor := make_ndarray(value.tensor)).size == 1:
+                values[value.tag] = tensor.item()
+        yield parsed.step, values
+
+
+def _arguments(text: bytes) -> dict[str, Any]:
+    try:
+        tree = parse_json(text.decode().strip().removeprefix("```json").removesuffix("```"))
+    except ValueError:
+        return {}
+    return flat(tree) if isinstance(tree, dict) else {}
+
+
+def wandb_export(path: Path) -> Logged | None:
+    """Return a history that was exported as CSV, or as JSON: one object a line, a list, or columns as of pandas."""
+    rows: Any = []
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            rows = [(number, _of_csv(row)) for number, row in enumerate(csv.DictReader(lines), 2)]
+    elif path.suffix == ".jsonl":
+        first = first_row(path)
+        if first is None or not first.keys() & {*OWN_STEPS, *STEPS}:
+            return None
+        rows = numbered_jsonl(path)
+    elif path.suffix == ".json":
+        tree: Any = parse_json(path.read_bytes())
+        if isinstance(tree, Mapping):
+            tree = tree.get("history") or tree.get("data") or _from_columns(tree)
+        rows = enumerate(tree if isinstance(tree, list) else [], 1)
+    else:
+        return None
+    logged = Logged(files=[str(path)])
+    for number, values in rows:
+        row = numbers(flat(values)) if isinstance(values, Mapping) else {}
+        steps = [row[name] for name in (*OWN_STEPS, *STEPS) if name in row]
+        if row:
+            logged.rows.append(LoggedRow(str(path), number, int(steps[0]) if steps else number, row))
+    return logged
+
+
+def _of_csv(row: Mapping[str, str]) -> dict[str, str]:
+    names = {name: OF_PANEL.match(name) for name in row if name and not name.endswith(BOUNDS)}
+    return {match[1] if match else name: row[name] for name, match in names.items() if row[name]}
+
+
+def _from_columns(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    columns = {name: column for name, column in tree.items() if isinstance(column, Mapping)}
+    places = sorted({p for column in columns.values() for p in column}, key=lambda p: (len(p), p))
+    return [{name: column.get(p) for name, column in columns.items()} for p in places]

@@ -1,0 +1,267 @@
+"""Causes in the rewards of groups: equal ones, constants, components of unequal size, prompts that teach nothing."""
+
+from __future__ import annotations
+
+from verizero.pipeline.checks.answers import group_answers
+from verizero.pipeline.checks.cause import also, cause
+from verizero.pipeline.checks.finding import Evidence, Finding
+from verizero.pipeline.checks.run_facts import ROLLOUTS, RunFacts, by_group
+
+NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.8, 0.5, 0.1
+MIN_RATIO = 4.0
+"""Times that other components are larger than the verifier's part of the reward."""
+SMALL_MEAN = 0.1
+"""The mean of a further component that a verifier of 0 and 1 still decides over."""
+MIN_PAIRS, MIN_MISRANKED = 20, 0.05
+"""Pairs of a right and a wrong response of one group; the share of them that the reward may put in the wrong order."""
+
+
+@cause(
+    "sample at temperature 1 with 8 or more responses to a prompt, and read those of one prompt",
+    explains="too_easy too_hard learning_rate_low starvation false_positives",
+)
+def advantages_vanish(run: RunFacts) -> Finding | None:
+    """Rewards are neither all right nor all wrong, but equal within each group, so that advantages are zero.
+
+    The members of a group are copies: the same seed for all, a temperature near 0, or responses that are put in the
+    wrong groups. Prompts differ, samples of a prompt do not. If rewards differ as they are sampled, and not in the
+    update, they were joined wrongly between the two.
+    """
+    without_signal = run.mean_at_start("groups/without_signal")
+    shares = [run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong", "equal")]
+    equal = sum(share for share in shares if share is not None)
+    if without_signal is None or without_signal < NEARLY_ALL_GROUPS or shares[0] is None or equal > HALF_OF_GROUPS:
+        return None
+    return Finding(
+        min(1.0, without_signal - equal + 0.3),
+        f"In the update {without_signal:.0%} of the groups have equal rewards, and of the sampled groups "
+        f"{equal:.0%}: the rewards of a group are joined or averaged before the advantages are computed.",
+        run.evidence("groups/without_signal") + run.evidence("groups/all_right") + run.evidence("advantage/std"),
+        "read the code of your own that gives rewards to rows; rewards in rollouts.jsonl are those before it",
+    )
+
+
+@also("advantages_vanish")
+def equal_when_sampled(run: RunFacts) -> Finding | None:
+    """Find groups that are all right or all wrong although rewards lie in the middle."""
+    right, wrong = (run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong"))
+    reward = run.mean_at_start("reward/sampled")
+    if right is None or wrong is None or reward is None or right + wrong < HALF_OF_GROUPS:
+        return None
+    if not run.is_cold and (right + wrong < NEARLY_ALL_GROUPS or min(right, wrong) < SOME_GROUPS):
+        return None
+    return Finding(
+        right + wrong,
+        f"{right + wrong:.0%} of the groups have equal rewards although the mean reward is {reward:.2f}: the responses "
+        "to a prompt hardly differ.",
+        run.evidence("groups/all_right") + run.evidence("groups/all_wrong"),
+        "--set rollout.temperature=1"
+        if run.is_cold
+        else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
+        # Where responses hardly differ, the few groups with a signal move the policy in jumps.
+        frozenset({"learning_rate_high", "entropy_collapse"} if run.is_cold else ()),
+    )
+
+
+@also("advantages_vanish")
+def equal_in_groups(run: RunFacts) -> Finding | None:
+    """Find groups without signal where no response is logged, and rewards that differ between the groups."""
+    without_signal, others = run.mean_at_start("groups/without_signal"), run.mean_at_start("reward/others_std")
+    if run.samples or without_signal is None or without_signal < NEARLY_ALL_GROUPS or not others:
+        return None
+    return Finding(
+        without_signal,
+        f"{without_signal:.0%} of the groups have equal rewards, though rewards differ by {others:.2g} between them: "
+        "the responses to a prompt hardly differ, or get one reward.",
+        run.evidence("groups/without_signal") + run.evidence("reward/others_std"),
+        "read the responses of one prompt",
+    )
+
+
+@cause(
+    "call the reward function by hand with a right and a wrong response: verizero audit --reward",
+    explains="too_easy too_hard learning_rate_low advantages_vanish wrong_references",
+    needs="responses",
+)
+def constant_reward(run: RunFacts) -> Finding | None:
+    """Every response has the same reward, whatever it says: the reward function returns a constant.
+
+    A pattern that matches anything, or one that no response is written in, an argument of another name, an exception
+    that is caught: the function is called and its result says nothing. Groups are then equal, and no gradient is left.
+    """
+    rewards = {s.row.reward for s in run.samples}
+    if len(run.samples) < 40 or len(rewards) != 1 or None in rewards or run.evaluations:
+        return None  # an evaluation tells whether the policy is right, and other rules ask it
+    answers = group_answers(run)
+    if answers is None:
+        return None
+    reward = next(iter(rewards))
+    groups = len({(s.row.step, s.row.prompt_id) for s in run.samples})
+    if answers.accepted > 0:
+        share, least = len(answers.differing) / groups, 0.3
+        shown = [s for pair in answers.differing[:2] for s in pair]
+        why = f"in {share:.0%} of the groups responses with different answers get it"
+    else:
+        share, least = answers.majorities / groups, 0.1
+        shown = list(answers.refused_majorities[:3])
+        why = f"in {share:.0%} of the groups most responses agree on an answer, and none is ever right"
+        if (run.mean_at_start("truncated") or 0.0) > 0.9:
+            return None
+    if share < least:
+        return None  # a policy that knows nothing of its task answers each time differently: the prompts are too hard
+    return Finding(
+        min(1.0, 0.7 + share),
+        f"All {len(run.samples)} responses have the reward {reward:g}, and {why}: the reward function returns a "
+        "constant.",
+        (
+            *run.evidence("groups/without_signal"),
+            *(Evidence(ROLLOUTS, s.line, f"reward {reward:g}: {s.row.response!r:.60}") for s in shown),
+        ),
+        "call the reward function by hand with a right and a wrong response",
+    )
+
+
+@cause(
+    "bring all reward functions to one scale, or give each a weight",
+    explains="length_drift",
+    needs="reward/verdict_std",
+)
+def reward_scales(run: RunFacts) -> Finding | None:
+    """One component of the reward is so much larger than the others that the policy learns it alone."""
+    verdict, others = run.mean_at_start("reward/verdict_std"), run.mean_at_start("reward/others_std")
+    if not verdict or others is None or others < MIN_RATIO * verdict:
+        return None
+    return Finding(
+        min(1.0, 0.6 + others / (100 * verdict)),
+        f"A component of the reward has a standard deviation of {others:.2g}, and the one that says what is right of "
+        f"{verdict:.2g}: the first decides.",
+        run.evidence("reward/others_std") + run.evidence("reward/verdict_std") + run.evidence("correct/sampled"),
+        "bring all components to one scale",
+        frozenset({"wrong_references", "false_positives"}),
+    )
+
+
+@also("reward_scales")
+def misranking_components(run: RunFacts) -> Finding | None:
+    """Find further components that are far larger than the verifier's part, and rank wrong responses first."""
+    names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
+    reward, verdict_part = run.mean_at_end("reward/sampled"), run.mean_at_end(names[0]) if names else None
+    if len(names) < 2 or reward is None or verdict_part is None:
+        return None
+    least = MIN_RATIO * max(abs(verdict_part), 0.05)
+    if abs(reward) < least or (share := _misranked(run)) < MIN_MISRANKED:
+        return None
+    return Finding(
+        min(1.0, abs(reward) / (2 * least)),
+        f"The whole reward is {reward:.2f} and the verifier's part of it {verdict_part:.2f}: the other components "
+        f"decide. In {share:.0%} of the pairs of a right and a wrong response to one prompt, the wrong one has no "
+        "smaller reward.",
+        run.evidence("reward/sampled", -1) + tuple(e for name in names for e in run.evidence(name, -1)),
+        _weight_of_largest(run, {name: run.mean_at_end(name) or 0.0 for name in names[1:]}),
+    )
+
+
+def _misranked(run: RunFacts) -> float:
+    """Return the share of pairs of one group in which a wrong response has at least the reward of a right one.
+
+    With few pairs: 1 if the other components differ by more than a right answer is worth, else 0.
+    """
+    pairs = [
+        right.row.reward <= wrong.row.reward
+        for group in by_group(run.samples)
+        for right in group
+        for wrong in group
+        if right.row.score >= 1 > wrong.row.score and right.row.reward is not None and wrong.row.reward is not None
+    ]
+    if len(pairs) >= MIN_PAIRS:
+        return sum(pairs) / len(pairs)
+    others = [s.row.reward - s.row.score for s in run.samples if s.row.reward is not None]
+    return float(bool(others) and max(others) - min(others) > 1)
+
+
+def _weight_of_largest(run: RunFacts, last_means: dict[str, float]) -> str:
+    """Return a weight of the largest further component at which its mean is a tenth of what a verdict can give."""
+    name = max(last_means, key=lambda n: abs(last_means[n]))
+    # Component 0 is the row's verifier; the others are those of scoring.components, in order.
+    index = int(name.rsplit("/", 1)[1]) - 1
+    components = run.setting("scoring", "components", default=[])
+    weight = float(components[index].get("weight", 1.0)) if index < len(components) else 1.0
+    return f"--set scoring.components.{index}.weight={SMALL_MEAN * weight / max(abs(last_means[name]), SMALL_MEAN):.2g}"
+
+
+@cause(
+    "choose prompts that are solved sometimes",
+    explains="too_hard too_easy learning_rate_low wrong_references false_negatives",
+)
+def starvation(run: RunFacts) -> Finding | None:
+    """Batches are not filled: few groups are left after selection, or whole updates are skipped.
+
+    Dynamic sampling throws away groups with equal rewards and samples others in their place, up to a limit. If most
+    prompts are too hard or too easy, the limit comes first, and an update has a few groups instead of a batch.
+    """
+    batch_groups = run.setting(run.section, "prompts_per_step")
+    trained, sampled = run.mean_at_end("groups/trained"), run.mean_at_end("groups/sampled")
+    if not batch_groups or trained is None or sampled is None or trained >= batch_groups / 2:
+        return None
+    if (run.share_right(at_end=True) or 0.0) >= 0.9:
+        return None  # few groups are left because the task is learned
+    skipped = run.mean_at_end("update/skipped") or 0.0
+    note = f", and {skipped:.0%} of the last updates were skipped" if skipped else ""
+    return Finding(
+        1 - trained / batch_groups,
+        f"The last steps trained on {trained:.0f} of {batch_groups} groups although {sampled:.0f} were sampled{note}.",
+        run.evidence("groups/trained"),
+        f"--set {run.section}.select.max_refills=8"
+        if run.setting(run.section, "select", "max_refills") == 0
+        else "choose prompts that are solved sometimes, by `verizero rate`, or easier data",
+    )
+
+
+@cause(
+    "use harder prompts, and leave out those that are always solved",
+    explains="learning_rate_low prompts_repeat entropy_collapse",
+    needs="groups/sampled",
+)
+def too_easy(run: RunFacts) -> Finding | None:
+    """Nearly every group is all right from the start, so that nothing is left to learn.
+
+    Prompts that the policy solves always teach it nothing, and cost as much as others. A run that ends with all groups
+    right has learned its task if it solves held-out prompts as well; if not, its training prompts are the easier ones.
+    """
+    at_start, at_end = (run.share("groups/all_right", "groups/sampled", at_end=is_end) for is_end in (False, True))
+    right, most = run.share_right(), 0.6
+    if at_start is None or at_end is None or right is None or right < 0.75 or at_end < most:
+        return None
+    if at_start < most and not run.training_is_ahead(0.1):
+        return None
+    return Finding(
+        at_end,
+        f"{right:.0%} of the first responses are right, and in {at_end:.0%} of the last groups every response is: "
+        "these prompts teach nothing any more.",
+        run.evidence("groups/all_right"),
+        "--set rl.select.keep=informative skips such groups; harder prompts are better",
+        level="problem" if at_start >= most else "warning",
+    )
+
+
+@cause(
+    "use easier prompts first, demonstrations before RL, or more responses to a prompt",
+    explains="learning_rate_low",
+    needs="groups/sampled",
+)
+def too_hard(run: RunFacts) -> Finding | None:
+    """Nearly every group is all wrong, so that no response is better than another and nothing can be learned.
+
+    Group-relative advantages are zero where all rewards of a group are equal. A policy learns from RL what it already
+    does sometimes; what it never does has to come from demonstrations or from easier prompts.
+    """
+    share = run.share("groups/all_wrong", "groups/sampled")
+    if share is None or share < 0.85:
+        return None
+    return Finding(
+        share,
+        f"In {share:.0%} of the first groups every response is wrong, so the policy has nothing to learn from.",
+        run.evidence("groups/all_wrong"),
+        "train on easier prompts first, longer by SFT (sft.steps), or with larger groups (group_size)",
+        level="note" if run.has_learned else "problem",
+    )

@@ -1,0 +1,233 @@
+"""Causes in the verdicts: right answers that are refused, wrong ones that are accepted, graders that fail."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from verizero.pipeline.checks.answers import answer_numbers, example_of, group_answers
+from verizero.pipeline.checks.cause import also, cause
+from verizero.pipeline.checks.finding import Evidence, Finding
+from verizero.pipeline.checks.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sample
+from verizero.sandbox.results import Status
+
+MIN_TOO_FEW, MIN_TOO_MANY = 0.15, 0.25
+"""Distance of the share of right training responses from held-out pass@1, below it and above it."""
+MIN_REFUSED_RIGHT, MIN_ACCEPTED_WRONG = 0.02, 0.05
+"""Shares of refused responses with the reference's number, and of accepted ones with another, below which the verifier
+is not to blame."""
+MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
+"""Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
+MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
+"""Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number."""
+FAILED_STATUSES = ("timeout", "verifier_error", "sandbox_error")
+MIN_FAILED, MIN_MIXED = 0.03, 0.01
+"""Share of the responses on which the grader fails, and of the repeated ones that are graded both ways."""
+ERROR_WORDS = re.compile(
+    r"\b(timed out|connection|unavailable|traceback|errno|broken pipe|out of memory|no space left|http 5\d\d"
+    r"|\w+(error|exception))\b",
+    re.IGNORECASE,
+)
+"""Words of a machine or a verifier that fails, or the name of an exception."""
+PROGRAM_REASON = re.compile(rf"({'|'.join(get_args(Status))}|error)\b")
+"""Beginnings of the reasons that verifiers give for a program of the policy."""
+RAISE = "let the verifier raise instead of returning 0: the run then retries, and takes the response out of its group"
+
+
+def _shown(sample: Sample, what: str) -> Evidence:
+    return Evidence(ROLLOUTS, sample.line, f"{sample.row.prompt!r:.40} {what}: {sample.row.response!r:.60}")
+
+
+@cause(
+    "compare refused responses with their references, and correct the reward function",
+    explains="too_hard learning_rate_low",
+    needs="responses",
+)
+def false_negatives(run: RunFacts) -> Finding | None:
+    """The verifier of the training rows refuses right answers in one of the forms that the policy writes.
+
+    The same policy has a much higher pass@1 on held-out prompts than rewards in training, at the same step. So either
+    the training prompts are harder, or their verifier is stricter: it reads the first number instead of the last, wants
+    a box, or compares texts. Where answers are numbers, refused ones that equal the reference show it; if none does,
+    the verifier is not to blame.
+    """
+    for domain, (before, _) in run.before_and_after().items():
+        share_right, held_out = run.share_right(domain), before.measure(domain)
+        if share_right is None or held_out["low"] - share_right < MIN_TOO_FEW:
+            continue
+        answers = answer_numbers(run, domain)
+        is_strict = answers.refuses_right is None or answers.refuses_right >= MIN_REFUSED_RIGHT
+        if not is_strict or not run.has_comparable_prompts(domain):
+            continue
+        refused = answers.refused_right[:3] or [s for s in run.samples if s.row.score == 0][:3]
+        return Finding(
+            min(1.0, 0.4 + held_out["low"] - share_right),
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {share_right:.0%} of the first "
+            "training responses were right: the training verifier refuses right answers, or its prompts are harder."
+            + example_of(answers.refused_right, run),
+            (*run.evidence_of_right(domain, 0), *(_shown(s, "refused") for s in refused)),
+            f"--set {run.section}.reward=null grades with the verifiers of the rows"
+            if run.setting(run.section, "reward")
+            else "grade training responses with the verifier of data.evaluation: verizero verify",
+            level="problem" if share_right > 0 else "warning",
+        )
+    return None
+
+
+@also("false_negatives")
+def equal_answers(run: RunFacts) -> Finding | None:
+    """Find refused responses with the answer of an accepted one of their group, where no evaluation tells more."""
+    if run.before_and_after() or (answers := group_answers(run)) is None:
+        return None
+    if len(answers.refused_equal) < max(MIN_EQUAL, MIN_EQUAL_SHARE * answers.refused):
+        return None
+    refused, accepted = answers.refused_equal[0]
+    return Finding(
+        0.8,
+        f"{len(answers.refused_equal)} responses are refused whose answer another response of their group is accepted "
+        "for: the reward function refuses right answers in some forms.",
+        (_shown(refused, "refused"), _shown(accepted, "accepted")),
+        "let the reward function read the answer in every form that the policy writes it in",
+        frozenset({"wrong_references"}),
+    )
+
+
+@cause(
+    "compare accepted responses with their references, and correct the reward function",
+    explains="too_easy learning_rate_low prompts_repeat entropy_collapse",
+    needs="responses",
+)
+def false_positives(run: RunFacts) -> Finding | None:
+    """Many training responses are right by their verifier, and few held-out ones: the verifier is fooled.
+
+    The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
+    question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers,
+    accepted ones that differ from the reference show it; if all are equal to it, something else makes training look
+    good. A mean reward says nothing here: partial credit makes it high while few responses are right. Of grades between
+    0 and 1, as a reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
+    """
+    for domain, (_, after) in run.before_and_after().items():
+        share_right, held_out = run.share_right(domain, at_end=True), after.measure(domain)
+        if share_right is None or share_right - held_out["high"] < MIN_TOO_MANY:
+            continue
+        answers = answer_numbers(run, domain)
+        if answers.accepts_wrong is not None and answers.accepts_wrong < MIN_ACCEPTED_WRONG:
+            continue
+        accepted = [s for s in answers.accepted_wrong or run.samples if s.row.score >= 1]
+        return Finding(
+            min(1.0, 0.6 + share_right - held_out["high"]),
+            f"{domain}: {share_right:.0%} of the training responses are right by their verifier, and held-out ones "
+            f"have a pass@1 of {held_out['value']:.2f}: that verifier accepts wrong answers, or the prompts are "
+            "easier." + example_of(answers.accepted_wrong, run),
+            (*run.evidence_of_right(domain, -1), *(_shown(s, "accepted") for s in accepted[-2:])),
+            f"--set {run.section}.reward=null grades with the verifiers of the rows"
+            if run.setting(run.section, "reward")
+            else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
+        )
+    return None
+
+
+@also("false_positives")
+def fooled_by_grades(run: RunFacts) -> Finding | None:
+    """Find grades between 0 and 1, as of a reward model, that have not fallen where held-out pass@1 has."""
+    compared = []
+    for domain, (_, last) in run.before_and_after().items():
+        # The fall may be of an earlier stage with the same grader.
+        best = max((e.measure(domain) for e in run.evaluations if domain in e.row.domains), key=lambda m: m["low"])
+        compared.append((domain, best, last.measure(domain)))
+    if (
+        not compared
+        or any(run.share_right(domain, at_end=True) is not None or a["high"] >= b["low"] for domain, b, a in compared)
+        or run.change("reward/sampled") <= -MIN_RISE
+    ):
+        return None
+    falls = ", ".join(f"{domain} from {b['value']:.2f} to {a['value']:.2f}" for domain, b, a in compared)
+    return Finding(
+        min(1.0, 0.7 + max(b["low"] - a["high"] for _, b, a in compared)),
+        f"Held-out pass@1 fell ({falls}) and the reward did not: the grader likes responses that are wrong.",
+        (*run.evidence("reward/sampled"), *run.evidence("kl/k3")),
+        f"--set {run.section}.reward=null grades with the verifiers of the rows; a reward model wants more pairs until "
+        "held_out/accuracy is near 1, and a larger kl_coef",
+    )
+
+
+@also("false_positives")
+def differing_answers(run: RunFacts) -> Finding | None:
+    """Find groups in which responses with different numbers are accepted, where no evaluation tells more."""
+    if run.before_and_after() or (answers := group_answers(run)) is None:
+        return None
+    if len(answers.differing) < max(MIN_DIFFERING_GROUPS, MIN_DIFFERING * answers.accepted):
+        return None
+    share = len(answers.differing) / answers.accepted
+    return Finding(
+        min(1.0, 0.6 + share),
+        f"In {share:.0%} of the groups with accepted responses, these answer with different numbers: the reward "
+        "function accepts wrong answers.",
+        tuple(_shown(s, "accepted") for s in answers.differing[0]),
+        "read accepted responses of one prompt, and correct the reward function",
+    )
+
+
+@cause(
+    "let the reward function raise or retry where its service fails, in place of returning 0",
+    explains="too_hard false_negatives wrong_references",
+    needs="responses",
+)
+def infrastructure_zeros(run: RunFacts) -> Finding | None:
+    """Graders, sandboxes or services fail, and the failure looks like a wrong answer.
+
+    A verdict of the status timeout counts as the recipe says, which is a reward of 0 by default. A verifier that
+    catches its own errors and returns 0 hides them: then a share of the responses has an empty reason or the words of
+    an error. The policy is punished for what the machine did.
+
+    Programs and queries that the policy wrote fail too, and that is graded: their reasons do not count.
+    """
+    shares = {name: run.mean_at_end(f"verdict/{name}") or 0.0 for name in FAILED_STATUSES}
+    worst, total = max(shares, key=lambda name: shares[name]), sum(shares.values())
+    if total < MIN_FAILED:
+        return None
+    return Finding(
+        min(1.0, 0.6 + 2 * total),
+        f"{total:.0%} of the responses were not graded but failed, most with the status {worst}.",
+        run.evidence(f"verdict/{worst}"),
+        "read the reasons in rollouts.jsonl; a verifier that waits for a service raises an error where it is late, "
+        "so that the response leaves its group"
+        if worst == "timeout"
+        else "read the reasons in rollouts.jsonl, and run `verizero doctor`",
+        level="problem" if total >= 2 * MIN_FAILED else "warning",
+    )
+
+
+@also("infrastructure_zeros")
+def graded_both_ways(run: RunFacts) -> Finding | None:
+    """Find equal responses to one prompt of which some are right and some wrong: a rule cannot do that."""
+    by_response: dict[tuple[str, str], list[Sample]] = {}
+    for sample in run.samples:
+        if sample.row.ending is None:  # of an episode this is the last turn alone
+            by_response.setdefault((sample.row.prompt_id, sample.row.response), []).append(sample)
+    repeated = [group for group in by_response.values() if len(group) > 1]
+    mixed = [group for group in repeated if len({s.row.score for s in group}) > 1]
+    if len(mixed) < max(3, MIN_MIXED * len(repeated)):
+        return None
+    return Finding(
+        min(1.0, 0.7 + len(mixed) / len(repeated)),
+        f"Of {len(repeated)} responses that were sampled more than once, {len(mixed)} were graded right and wrong: the "
+        "grader fails at times, and its failures count as wrong.",
+        tuple(Evidence(ROLLOUTS, s.line, f"score {s.row.score:g}: {s.row.response!r:.60}") for s in mixed[0][:3]),
+        RAISE,
+    )
+
+
+@also("infrastructure_zeros")
+def reasons_of_errors(run: RunFacts) -> Finding | None:
+    """Find reasons of zeros that are words of an error."""
+    reasons = [(s.line, s.row.reason) for s in run.samples if s.row.score == 0]
+    errors = [(line, text) for line, text in reasons if ERROR_WORDS.search(text) and not PROGRAM_REASON.match(text)]
+    if len(errors) < max(5, MIN_FAILED * len(run.samples)):
+        return None
+    return Finding(
+        0.8,
+        f"{len(errors)} of {len(run.samples)} responses have a score of 0 for an error: '{errors[0][1]}'.",
+        tuple(Evidence(ROLLOUTS, line, f"score 0: {text:.80}") for line, text in errors[:3]),
+        RAISE,
+    )

@@ -1,0 +1,183 @@
+"""Read rows of files (JSON lines, JSON, CSV, TSV, Parquet), and of data sets of the hub or in its format."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from verizero.pipeline.config.data import FILE_TYPES, HubSource, ending_of
+from verizero.pipeline.data.values import table_row
+from verizero.pipeline.errors import DataError, boundary
+from verizero.pipeline.host.disk import json_text, parse_json
+
+csv.field_size_limit(sys.maxsize)  # Python's own is 131,072 characters
+ROWS_AT_ONCE = 1000
+GZIP = b"\x1f\x8b"
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+PlacedRow = tuple[str, int, dict[str, Any] | DataError]
+"""The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
+
+
+def read_file(path: Path, label: str | None = None) -> Iterator[PlacedRow]:
+    """Yield the rows of a file, or of all files of a pattern (part-*.jsonl), in order of their names.
+
+    For a row that is no JSON object, yield a DataError. Files that gzip has packed are read as they are.
+    Raises: DataError if there is no such file, it has another ending, or it cannot be read at all.
+    """
+    label = label or str(path)
+    if path.is_file():
+        return _read_one(path, label)
+    several = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+    if not several:
+        raise DataError(f"no file at {path}; give a path from the recipe's folder, or an absolute one")
+    rows = (row for file in several for row in _read_one(file, file.name))
+    return ((place, number, row) for number, (place, _, row) in enumerate(rows, 1))
+
+
+def _read_one(path: Path, label: str) -> Iterator[PlacedRow]:
+    ending = ending_of(path.name)
+    if ending not in FILE_TYPES:
+        raise DataError(f"{label}: must end in {', '.join(FILE_TYPES)}, or one of those and .gz, got {path.name!r}")
+    if ending == ".parquet":
+        return _parquet(path, label)
+    if ending in (".csv", ".tsv"):
+        return _csv(path, label, "," if ending == ".csv" else "\t")
+    return _json(path, label) if ending == ".json" else _json_lines(path, label)
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a file for reading, and unpack what gzip has packed, whatever its name is."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == GZIP
+    return gzip.open(path, "rb") if is_packed else path.open("rb")
+
+
+def read_hub(source: HubSource, base_dir: Path) -> Iterator[PlacedRow]:
+    """Yield the rows of a hub data set, or of the local folder `source.id` in `base_dir`.
+
+    Raises: DataError if the `datasets` package is missing, or for whatever it says.
+    """
+    try:
+        import datasets
+    except ImportError as exc:
+        raise DataError(
+            f"hub source {source.id!r} needs the datasets package: pip install 'verizero[hub]', "
+            "or download it as JSON lines or Parquet and use file:"
+        ) from exc
+    label = f"{source.id}:{source.split}"
+    folder = base_dir / source.id
+    with boundary(DataError, f"hub source {label} cannot be loaded (offline? wrong id, config, split or revision?)"):
+        if folder.is_dir() and ((folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()):
+            saved = datasets.load_from_disk(str(folder))
+            rows = saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
+        else:
+            where = str(folder) if folder.is_dir() else source.id
+            rows = datasets.load_dataset(where, source.config, split=source.split, revision=source.revision)
+    # A row of its own takes six times as long to read as one of a batch.
+    batches = rows.iter(ROWS_AT_ONCE)
+    each = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
+    return ((f"{label} row {i}", i, table_row(row)) for i, row in enumerate(each, 1))
+
+
+def _json_lines(path: Path, label: str) -> Iterator[PlacedRow]:
+    with boundary(DataError, f"{label}: cannot be unpacked"), _open(path) as file:
+        for number, line in enumerate(file, 1):
+            # A mark of byte order is legal in the first line only.
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                place = f"{label} line {number}"
+                yield place, number, _object(text, place)
+
+
+def _object(text: bytes, place: str) -> dict[str, Any] | DataError:
+    try:
+        row = parse_json(text.decode())
+    except (ValueError, RecursionError) as exc:  # no JSON, no UTF-8, an integer too long for Python, too deep
+        return DataError(f"{place}: {_problem(exc, text.strip())}")
+    return _checked(row, place, escaped=SURROGATE.search(text) is not None)
+
+
+def _problem(exc: Exception, text: bytes) -> str:
+    """Return why a text is no JSON, and what to do about the most frequent reasons."""
+    if isinstance(exc, UnicodeDecodeError):
+        return f"not UTF-8 ({exc.reason} at byte {exc.start}); save the file in UTF-8: iconv -f ENCODING -t UTF-8"
+    remedy = "every line must be one JSON object"
+    if text.startswith(b"["):
+        remedy = "a list of objects is in a file whose name ends in .json"
+    elif b"\r" in text:
+        remedy = "its lines end in a carriage return alone; save it with the line ends of Unix"
+    elif text.endswith(b","):
+        remedy = "remove the comma after the object"
+    elif re.match(rb"\{\s*'", text):
+        remedy = "these are quotes of Python; write rows with json.dumps"
+    return f"not JSON ({exc}); {remedy}"
+
+
+def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
+    """Return the row, or the error. `escaped`: it may have escapes of lone surrogates, which no tokenizer takes."""
+    if not isinstance(row, dict):
+        more = "; a list of objects is in a file whose name ends in .json" if isinstance(row, list) else ""
+        return DataError(f"{place}: must be a JSON object, got {type(row).__name__}{more}")
+    if escaped:
+        try:
+            # json.loads accepts a lone surrogate, and only encoding to UTF-8 reveals it.
+            json_text(row).encode()
+        except UnicodeEncodeError as exc:
+            return DataError(f"{place}: holds half of a surrogate pair ({exc.reason}), which is no text")
+    return row
+
+
+def _json(path: Path, label: str) -> Iterator[PlacedRow]:
+    with boundary(DataError, f"{label}: cannot be unpacked"), _open(path) as file:
+        text = file.read()
+    if not text.strip():
+        return
+    try:
+        rows = parse_json(text.removeprefix(b"\xef\xbb\xbf"))
+    except UnicodeDecodeError as exc:
+        raise DataError(f"{label}: {_problem(exc, text)}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{label}: not JSON ({exc}); for one object per line, end its name in .jsonl") from exc
+    if not isinstance(rows, list):
+        raise DataError(f"{label}: must hold a list of objects, got {type(rows).__name__}")
+    escaped = SURROGATE.search(text) is not None
+    for number, row in enumerate(rows, 1):
+        place = f"{label} row {number}"
+        yield place, number, _checked(row, place, escaped)
+
+
+def _csv(path: Path, label: str, delimiter: str) -> Iterator[PlacedRow]:
+    """Yield the rows of a file with a line of names; every value is a text."""
+    with boundary(DataError, f"{label}: not a CSV file in UTF-8 that can be read"):
+        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+            for name, count in Counter(reader.fieldnames or ()).items():
+                if name.strip() and count > 1:
+                    raise DataError(f"{label}: the column {name!r} comes {count} times; give each its own name")
+            for number, row in enumerate(reader, 1):
+                place = f"{label} row {number}"
+                if None in row or None in row.values():
+                    yield place, number, DataError(f"{place}: has another number of values than the line of names")
+                else:
+                    yield place, number, row
+
+
+def _parquet(path: Path, label: str) -> Iterator[PlacedRow]:
+    import pyarrow.parquet
+
+    # Counted over batches, so that places name rows of the whole file.
+    number = 0
+    with boundary(DataError, f"{label}: not a Parquet file that can be read"):
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{label} row {number}", number, table_row(row)

@@ -1,1 +1,0 @@
-"""Logs of other trainers: what each tool writes, one file a tool, turned into the rows that the rules read."""

@@ -1,0 +1,114 @@
+"""A layout of each kind trains two steps by one call, and rows that cannot are refused with the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verizero as vz
+from tests.api import layouts
+from tests.api.layouts import Row
+from tests.api.tiny import save_tiny, weights
+from tests.data.chat_templates import TEMPLATES
+from tests.verifiers import program_rows
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import load_recipe
+
+
+def humaneval(i: int) -> Row:
+    return program_rows.humaneval(i).row
+
+
+KINDS: dict[Callable[[int], Row], str] = {
+    layouts.verl: "rl",
+    humaneval: "rl",
+    layouts.alpaca: "sft",
+    layouts.openai_tools: "sft",
+    layouts.hh: "preference",
+}
+"""Layout -> the stage that trains on it; tests/api/test_columns.py reads all."""
+RL = {
+    "scoring.overlap": False,
+    "rollout.max_response_tokens": 4,
+    "rl.prompts_per_step": 2,
+    "rl.group_size": 2,
+    "evaluation.k": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "plain", positions=512)
+    save_tiny(folder / "chat", positions=1024, chat=TEMPLATES["no_end"])
+    return folder
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("layout", KINDS, ids=lambda f: f.__name__)
+def test_a_layout_trains_without_a_word_about_its_columns(
+    layout: Callable[[int], Row], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = KINDS[layout]
+    model = models / ("chat" if layout in layouts.IMITATED else "plain")
+    more: dict[str, Any] = RL if kind == "rl" else {f"{kind}.batch_size": 4}
+    run = vz.train(model, [layout(i) for i in range(20)], name="run", steps=2, quiet=True, **more)
+    assert load_recipe(run.folder / "given" / "recipe.yaml").stage_names == (kind,)
+    metrics = run.metrics.to_dict("records")
+    assert len(metrics) == 2
+    if kind == "rl":
+        assert {r["status"] for r in run.samples()} <= {"graded", "no_answer"}
+        return
+    # Rewards of so short answers are all zero, but these losses are not.
+    assert weights(run) != (model / "model.safetensors").read_bytes()
+    assert all(row["loss"] > 0 for row in metrics)
+    rows = (run.folder / "data" / "train.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["verifier"] == "" for row in rows)
+
+
+@pytest.mark.integration
+def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [layouts.alpaca(i) for i in range(20)]
+    run = vz.train(models / "plain", rows, name="run", steps=1, quiet=True)
+    recipe = str(run.folder / "given" / "recipe.yaml")
+    assert main(["diagnose", "--before", recipe]) == 0
+    said = capsys.readouterr().out
+    assert "no row is graded" in said
+    assert main(["try", recipe]) != 0
+    assert "no training prompts that are graded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (
+            [layouts.tool_calls(i) for i in range(20)],
+            "question is 'query', answer 'answers'; not used: 'id', 'tools'",
+        ),
+        (
+            [{"messages": [{"role": "assistant", "content": "hi"}]}],
+            "a conversation begins with one message of the user, after a system message if any, and the assistant's "
+            "answer; this one begins with assistant",
+        ),
+        (
+            [{"conversations": layouts.turns(1)["conversations"][:3]}],
+            "a demonstration begins and ends with an assistant's message, got assistant, user",
+        ),
+    ],
+    ids=["calls", "begins", "ends"],
+)
+def test_other_rows_are_refused_with_the_remedy(
+    rows: list[Row], error: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vz.VerizeroError) as refused:
+        vz.train(models / "plain", rows, name="run", steps=2, quiet=True)
+    assert error in str(refused.value)

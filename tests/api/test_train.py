@@ -1,0 +1,186 @@
+"""`verizero.train`: the program of the README, the same by the command, and a run that is continued."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from functools import lru_cache, partial
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import yaml
+
+import verizero as vz
+from tests.api.tiny import ROWS, SMALL, weights
+from tests.source import ROOT
+from verizero.pipeline.algorithms.base import load_algorithm
+from verizero.pipeline.api.functions import verifier_of
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import TRL, _fields, load_recipe
+from verizero.pipeline.config.rates import learning_rate
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.base import load
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def reward(completion: str, answer: str) -> float:
+    return 2.0 * (len(completion) > 4) + float(answer in completion)
+
+
+@pytest.mark.integration
+def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"^```python\n(import verizero as vz\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"`verizero (train [^`]*--reward[^`]*r\.py:reward)`", README)
+    model = command.split()[1]
+    (folder / model).parent.mkdir()
+    (folder / "tiny").rename(folder / model)
+    rows = [{"question": f"The letter {letter}?", "answer": letter} for letter in "abcdefghijklmnopqrstuvwxyz"]
+    (folder / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "r.py").write_text("def reward" + program.partition("def reward")[2].partition("\n\n")[0] + "\n")
+    # The text as it is, but for the rows, and fewer steps.
+    (folder / "program.py").write_text(program.replace('"qa.jsonl"', "rows"))
+    with monkeypatch.context() as fewer:
+        fewer.setattr(vz, "train", partial(vz.train, name="mine", steps=3, quiet=True, **SMALL), raising=False)
+        run: vz.TrainedRun = run_path("program.py", {"rows": rows}, "__main__")["run"]
+    words = [word for field, value in SMALL.items() for word in ("--set", f"{field}={value}")]
+    assert main([*command.split(), "--name", "theirs", "--steps", "3", "--no-prefect", *words]) in (0, None)
+    assert weights(vz.TrainedRun("runs/theirs")) == weights(run)
+    assert weights(run) != (folder / model / "model.safetensors").read_bytes()
+    # From another folder, the run alone is asked again.
+    theirs = (folder / "runs" / "theirs").resolve()
+    (folder / "elsewhere").mkdir()
+    capsys.readouterr()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(folder / "elsewhere")
+        assert main(["eval", str(theirs)]) in (0, None)
+        assert isinstance(vz.TrainedRun(theirs).chat("The letter z?"), str)
+    measured = json.loads(capsys.readouterr().out)["default"]["pass@1"]["value"]
+    assert measured == vz.TrainedRun(theirs).results["default"]["after"]["pass@1"]
+    sampled = run.samples(stage="rl")
+    assert all(float(r["prompt"][-2] in r["response"]) == r["reward"] for r in sampled)
+    assert {r["reward"] for r in sampled} == {0.0, 1.0}
+    assert [r["reward"] for r in run.samples(wrong=True, stage="rl")] == [0.0] * sum(not r["reward"] for r in sampled)
+    before, after = (run.results["default"][side]["pass@1"] for side in ("before", "after"))
+    assert f"pass@1 {before:.3f} -> {after:.3f}" in repr(run)
+    assert len(run.metrics) == 3
+    assert "<iframe" in run.report._repr_html_()
+    assert isinstance(run.chat("The letter z?"), str)
+    assert [str(f) for f in run.diagnose()] == [str(f) for f in vz.TrainedRun(run.folder).diagnose()]
+    # The recipe that was written is a recipe like any other.
+    again = vz.train(run.folder / "given" / "recipe.yaml", name="again", quiet=True)
+    assert weights(again) == weights(run)
+
+
+@pytest.mark.integration
+def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(folder: Path) -> None:
+    def ask(name: str, *callbacks: Any) -> vz.TrainedRun:
+        more: dict[str, Any] = {**SMALL, **EVERY_STEP, "callbacks": callbacks}
+        return vz.train("tiny", ROWS, reward=reward, name=name, steps=4, quiet=True, **more)
+
+    def interrupt(event: vz.Event) -> None:
+        if event.kind == "step" and event.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = ask("whole")
+    before, after = (whole.results["default"][side]["reward"] for side in ("before", "after"))
+    assert f"{before:.3f} -> {after:.3f}" in repr(whole)
+    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
+        whole.samples(wrong=True)
+    with pytest.raises(KeyboardInterrupt):
+        ask("parts", interrupt)
+    assert json.loads(Path("runs/parts/run.json").read_text())["ended"]["reason"] == "interrupted"
+    steps: list[int] = []
+    again = ask("parts", lambda event: steps.append(event.step) if event.kind == "step" else None)
+    assert steps == [3, 4], "the step that was interrupted is done again"
+    assert weights(again) == weights(whole)
+    with vz.open("tiny", ROWS, reward=reward, name="parts", steps=4, quiet=True, **SMALL, **EVERY_STEP) as s:
+        assert s.done, "nothing holds the folder"
+
+
+def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "lru_cache": lru_cache}
+    source = "@lru_cache(9)\ndef helper(n):\n  return n and helper(n - 1)\n@lru_cache\ndef r(completion):\n" \
+             "  if helper(3):\n    pass\n  return [][0]\n"  # fmt: skip
+    exec(compile(source, "script.py", "exec"), names)
+    choice = verifier_of(names["r"], folder, None, None)
+    verdict = load(path=choice["path"], base=folder).bind().score([Attempt("", None)])[0]
+    assert verdict.reason == "IndexError: list index out of range, at script.py:8"
+
+
+EVERY_STEP: dict[str, Any] = {"checkpoint.every_steps": 1, "scoring.retries": 0}
+
+
+@pytest.mark.integration
+def test_answers_that_are_numbers_need_no_reward_and_demonstrations_train_sft(folder: Path) -> None:
+    run = vz.train("tiny", "qa.jsonl", name="math", steps=1, quiet=True, **SMALL)
+    assert {r["status"] for r in run.samples()} <= {"graded", "no_answer"}
+    assert "pass@1" in run.results["default"]["before"]
+    shown = [{"question": r["question"], "response": f"the sum is {r['answer']} a b c d e f"} for r in ROWS]
+    run = vz.train("tiny", shown, name="shown", steps=2, quiet=True)
+    assert load_recipe(run.folder / "given" / "recipe.yaml").stage_names == ("sft",)
+
+
+def test_defaults_by_the_model(folder: Path) -> None:
+    from verizero.pipeline.api.recipe import Wish, write_recipe
+
+    Path("r.py").write_text("def reward(completion):\n    return 1.0\n")
+    path, lines = write_recipe(Wish("tiny", "qa.jsonl", "r.py:reward", fields={"rl.group_size": 4}))
+    tree = yaml.safe_load(path.read_text())
+    assert path.parent == Path("runs/tiny-qa/given")
+    assert tree["rl"]["optimizer"]["learning_rate"] == learning_rate("rewards", 5000)
+    assert tree["rl"]["group_size"] == 4
+    assert lines[0] == "qa.jsonl: question is 'question', answer 'answer'"
+    path, _ = write_recipe(Wish("tiny", "qa.jsonl", "r.py:reward", fields={"train.lora.rank": 4}))
+    assert yaml.safe_load(path.read_text())["rl"]["optimizer"]["learning_rate"] == learning_rate(
+        "rewards", 5000, is_lora=True
+    )
+    assert learning_rate("rewards", 494_000_000) == 1e-6
+    assert learning_rate("rewards", 494_000_000, is_lora=True) == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ({"data": [{"question": "Who?", "answer": "a king"}]}, "say what is right: reward=f with def f(completion"),
+        ({"data": ROWS, "reward": lambda *texts: 1}, "has no name to be given by"),
+        ({"data": ROWS, "reward": 3}, "reward: 3 is int; give a function, or a verifier's name"),
+        ({"data": ROWS, "reward": "mathh"}, "did you mean"),
+        ({"data": ROWS, "reward": reward, "weights": [1]}, "belong to several rewards"),
+        (
+            {"data": ROWS, "reward": [reward, "math"], "weights": [1]},
+            "weights has 1 numbers for 2 rewards: reward, math",
+        ),
+        ({"data": ROWS, "reward": "math", "success": 1.0}, "success=1 is of reward functions"),
+        ({"data": ROWS, "reward": lambda completion, row: 1, "steps": 0}, "steps must be a whole number of at least 1"),
+        ({"data": ROWS, "rl.group_sise": 4}, "did you mean"),
+        ({"data": [{"chosen": "a", "rejected": "b"}], "reward": reward}, "which train by a preference loss"),
+        ({"data": [{"prompt": "Who?"}], "reward": "math"}, "there is no answer, and verifier 'math' compares"),
+        ({"reward": reward}, "reward= goes with data="),
+        ({"steps": 3}, "steps= goes with data="),
+        (
+            {"data": [{"prompt": "Who?"}], "reward": reward},
+            "there is no answer, and reward function 'reward' asks for one",
+        ),
+    ],
+)
+def test_bad_arguments_say_what_to_give(call: dict[str, Any], error: str, folder: Path) -> None:
+    with pytest.raises(vz.VerizeroError) as refused:
+        vz.train("tiny", call.pop("data", None), name="bad", quiet=True, **call)
+    assert error in str(refused.value)
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_an_argument_of_trl_is_refused_with_fields_that_are_there(name: str, folder: Path) -> None:
+    with pytest.raises(vz.VerizeroError, match=re.escape(f"unknown key '{name}'; TRL's {name} is {TRL[name]} here")):
+        vz.train("tiny", ROWS, name="bad", quiet=True, **{name: 1})  # type: ignore[arg-type]
+    for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^[a-z_]+$", TRL[name].replace("vz.train", "")):
+        *parents, last = field.removeprefix("rl.algorithm.").split(".")
+        section = type(load_algorithm("grpo")[0]) if "rl.algorithm." in field else RunConfig
+        assert last in _fields(section, parents), field

@@ -1,0 +1,387 @@
+"""The causes that are found in the recorded runs, and in runs that are changed by hand."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from tests.checks.before import CHANGE
+from tests.checks.recorded import OF_TRL, OWN, cause_of, place_of, unpack
+from tests.source import ROOT
+from verizero.pipeline.checks.cause import CAUSES
+from verizero.pipeline.checks.diagnosis import diagnose
+from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.length import length_pay
+from verizero.pipeline.checks.run_facts import RunFacts, read
+from verizero.pipeline.cli import main
+from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.errors import DataError, RunError
+
+PATHS = sorted(OWN.glob("*.tar.xz"))
+HEALTHY_RUN = OWN / "healthy-0.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tuple[Path, list[Finding]]]:
+    """A function that returns the folder and the findings of a recorded run, which several tests look at."""
+
+    @cache
+    def of(path: Path) -> tuple[Path, list[Finding]]:
+        run = unpack(path, tmp_path_factory.mktemp("recorded"))
+        return run, diagnose(read(run))
+
+    return of
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if cause_of(p) == "none"], ids=lambda p: p.name)
+def test_nothing_is_found_in_a_healthy_run(path: Path, diagnosed: Any) -> None:
+    assert [f for f in diagnosed(path)[1] if f.level != "note"] == []
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if cause_of(p) != "none"], ids=lambda p: p.name)
+def test_the_cause_of_a_planted_fault_comes_first(path: Path, diagnosed: Any) -> None:
+    run, findings = diagnosed(path)
+    assert place_of(cause_of(path), findings) == 0, [f.cause for f in findings]
+    first = findings[0]
+    assert first.level in ("problem", "warning")
+    assert 0 < first.confidence <= 1
+    assert first.evidence
+    for evidence in first.evidence:
+        assert evidence.line <= len((run / evidence.file).read_bytes().splitlines())
+    assert first.sentence.endswith(".")
+    assert first.remedy
+
+
+def of_today(tree: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a recorded run without the fields that are gone since."""
+    try:
+        RunConfig.model_validate(tree)
+    except ValidationError as exc:
+        for error in exc.errors():
+            *path, name = error["loc"]
+            section = functools.reduce(lambda own, key: own[key], path, tree)
+            section.pop(name)
+    return tree
+
+
+@pytest.mark.integration
+def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed):
+    """A remedy is pasted after the command, so its fields exist and its values are allowed."""
+    tried = 0
+    for path in PATHS:
+        run, findings = diagnosed(path)
+        tree = of_today(yaml.safe_load((run / "recipe.yaml").read_text()))
+        for change in [c for f in findings for c in CHANGE.findall(f.remedy)]:
+            parse(tree, [change])
+            tried += 1
+    assert tried > 20
+
+
+def test_every_rule_finds_a_planted_fault() -> None:
+    assert set(CAUSES) <= {*map(cause_of, PATHS), *map(cause_of, OF_TRL.glob("*.tar.xz"))}
+
+
+def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
+    text = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / "make_causes.py"))["page"](text) == text, "make docs"
+
+
+@cache
+def healthy() -> RunFacts:
+    """The healthy run that was recorded. Tests change copies of it in memory, which is faster than in files."""
+    with TemporaryDirectory() as folder:
+        return read(unpack(HEALTHY_RUN, Path(folder)))
+
+
+def with_steps(change: Any, stage: str = "rl", of: RunFacts | None = None) -> RunFacts:
+    """The run, by default the healthy one, after `change(metrics, number)` of each step of a stage."""
+    run = healthy() if of is None else of
+    steps = []
+    for number, (line, row) in enumerate(run.imitation if stage == "sft" else run.steps):
+        metrics = dict(row.metrics)
+        change(metrics, number)
+        steps.append((line, replace(row, metrics=metrics)))
+    return replace(run, imitation=tuple(steps)) if stage == "sft" else replace(run, steps=tuple(steps))
+
+
+def changed(change: Any, stage: str = "rl") -> list[Finding]:
+    """The findings of the healthy run after `with_steps`."""
+    return diagnose(with_steps(change, stage))
+
+
+NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "end_token_missing": ({"truncated": 0.95}, {"truncated": 0.1}),
+    "length_cap": ({"truncated": 0.3}, {"truncated": 0.1}),
+    "infrastructure_zeros": ({"verdict/timeout": 0.1}, {"verdict/timeout": 0.01}),
+    "too_hard": ({"groups/all_wrong": 15.0}, {"groups/all_wrong": 11.0}),
+    "starvation": ({"groups/trained": 3.0}, {"groups/trained": 9.0}),
+    "engine_mismatch": ({"mismatch/k1": 0.02, "mismatch/k3": 0.02}, {"mismatch/k1": 1e-5, "mismatch/k3": 1e-5}),
+    "sampling_differs": ({"mismatch/k1": 0.1, "mismatch/k3": 0.02}, {"mismatch/k1": 1e-4, "mismatch/k3": 1e-4}),
+    "gradients_always_clipped": ({"grad_norm": 80.0}, {"grad_norm": 8.0}),
+    "policy_lag": (
+        {"policy/version": 40.0, "rollout/version": 30.0},
+        {"policy/version": 40.0, "rollout/version": 39.0},
+    ),
+    "ratios_explode": ({"ratio/p99": 3.0}, {"ratio/p99": 1.3}),
+    "clip_stops_learning": ({"clip_fraction/high": 0.2}, {"clip_fraction/high": 0.02}),
+    "kl_too_strong": ({"kl/coef": 2.0}, {"kl/coef": 0.05}),
+    "mask_trains_prompt": (
+        {"response/length_mean": 20.0, "length/mean": 15.0},
+        {"response/length_mean": 15.0, "length/mean": 15.0},
+    ),
+    "critic_not_learning": ({"critic/explained_variance": 0.005}, {"critic/explained_variance": 0.02}),
+    "mask_leaves_end": (
+        {"response/length_mean": 14.0, "length/mean": 15.0},
+        {"response/length_mean": 15.0, "length/mean": 15.0},
+    ),
+}
+"""Cause -> values of all steps that show it, and values near by that do not."""
+
+
+@pytest.mark.parametrize("cause", NEAR)
+def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause: str) -> None:
+    past, before = NEAR[cause]
+    assert place_of(cause, changed(lambda m, _: m.update(past))) is not None
+    assert place_of(cause, changed(lambda m, _: m.update(before))) is None
+
+
+def test_a_mask_is_compared_with_the_responses_of_the_update_where_they_were_counted() -> None:
+    # Selected responses are longer than all: only the recorded tokens of the update can be compared with its mask.
+    selected = {"groups/trained": 9.0, "response/length_mean": 20.0, "length/mean": 15.0, "responses/trained": 72.0}
+    for name, tokens in (("right", 20.0), ("prompt", 15.0), ("end", 21.0)):
+        findings = changed(lambda m, _, n=tokens: m.update({**selected, "responses/tokens": 72.0 * n}))
+        causes_of = {f.cause for f in findings} & {"mask_trains_prompt", "mask_leaves_end"}
+        assert causes_of == {"right": set(), "prompt": {"mask_trains_prompt"}, "end": {"mask_leaves_end"}}[name]
+
+
+def test_demonstrations_that_train_whole_are_found() -> None:
+    for name, extra in (("right", 100.0), ("wrong", 48.0)):
+        findings = changed(lambda m, _, n=extra: m.update({"rows": 48.0, "rows/tokens": m["tokens"] + n}), "sft")
+        assert [f.cause for f in findings] == ([] if name == "right" else ["mask_trains_prompt"])
+
+
+def test_prompts_that_end_otherwise_than_the_demonstrations_are_found() -> None:
+    name = "prompt/spaces_at_end"
+    assert changed(lambda m, _: m.update({name: 0.0})) == []
+    spaces = with_steps(lambda m, _: m.update({name: 1.0}))
+    findings = diagnose(with_steps(lambda m, _: m.update({name: 0.0}), "sft", spaces))
+    assert [f.cause for f in findings] == ["other_template"]
+
+
+def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled() -> None:
+    def at(share: float, **others: float) -> Any:
+        return lambda m, _: m.update({"surprise": share * m["entropy"], **others})
+
+    cases: dict[str, tuple[Any, bool]] = {
+        "right": (at(1.05), False),
+        "cold": (at(0.6), True),
+        "hot": (at(1.5), True),
+        # Groups that were kept because somebody erred have more rare tokens, at any temperature.
+        "selected": (at(1.5, **{"groups/trained": 9.0}), False),
+        "old": (at(0.6, **{"mismatch/stale": 1.0}), False),
+    }
+    for name, (change, is_found) in cases.items():
+        assert (place_of("sampling_differs", changed(change)) is not None) == is_found, name
+
+
+def test_the_template_that_a_model_was_trained_with_is_compared() -> None:
+    untaught = replace(
+        healthy(), imitation=(), evaluations=tuple(e for e in healthy().evaluations if e.row.stage != "sft")
+    )
+    for own, wanted in (({"name": "plain"}, []), ({"name": "r1_zero"}, ["other_template"])):
+        findings = diagnose(replace(untaught, info={**untaught.info, "model_template": own}))
+        assert [f.cause for f in findings] == wanted
+    assert findings[0].remedy == "--set 'data.template={name: \"r1_zero\"}'"
+
+
+def test_programs_that_fail_are_graded_and_graders_that_fail_are_not() -> None:
+    for reason, is_failure in (
+        ("runtime_error: test 1: SyntaxError: unmatched '}'", False),
+        ("timeout: test 2", False),
+        ("error: no such table: fish", False),
+        ("503: the service is unavailable", True),
+        ("ConnectionError: refused", True),
+        ("KeyError: 'answer'", True),
+        ("not a number", False),
+    ):
+        samples = tuple(
+            replace(s, row=replace(s.row, reason=reason)) if s.row.score == 0 else s for s in healthy().samples
+        )
+        findings = diagnose(replace(healthy(), samples=samples))
+        assert (place_of("infrastructure_zeros", findings) is not None) == is_failure, reason
+
+
+def test_clips_of_whole_responses_are_many() -> None:
+    """GSPO clips a large part of the tokens and learns."""
+    for name, clipped, wanted in (("grpo", 0.2, True), ("gspo", 0.2, False), ("gspo", 0.6, True)):
+        run = with_steps(lambda m, _, c=clipped: m.update({"clip_fraction/low": c}))
+        recipe = {**run.recipe, "rl": {**run.recipe["rl"], "algorithm": {"name": name}}}
+        assert (place_of("clip_stops_learning", diagnose(replace(run, recipe=recipe))) is not None) == wanted, name
+
+
+@pytest.mark.parametrize(("share", "too_easy"), [(0.95, None), (0.5, "warning")])
+def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_easy: str | None) -> None:
+    """Responses are cut at first, and groups all right at the end; `share` of held-out prompts are solved."""
+
+    def learned(metrics: dict[str, Any], number: int) -> None:
+        begins = number < 10
+        metrics.update({"truncated": 0.3 if begins else 0.0, "groups/all_right": 0.0 if begins else 16.0})
+        share_right = 0.85 if begins else 1.0
+        metrics.update({"reward/sampled": share_right, "correct/sampled": share_right, "prompts/distinct": 16.0})
+        metrics["correct/mean/sums"] = share_right
+
+    run = with_steps(learned)
+    last = run.evaluations[-1]
+    domains = copy.deepcopy(dict(last.row.domains))
+    domains["sums"]["pass@1"]["value"] = share
+    run = replace(run, evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))))
+    levels = {f.cause: f.level for f in diagnose(run)}
+    assert levels == {"length_cap": "note", "prompts_repeat": "note"} | ({"too_easy": too_easy} if too_easy else {})
+
+
+def test_prompts_that_the_run_has_left_out_are_no_leak() -> None:
+    note = "3 of 40 evaluation prompts occur in training (0 exact, 0 normalised, 3 ngram)"
+    run = replace(healthy(), info={**healthy().info, "data_notes": [note]})
+    for choice, wanted in (("report", ["evaluation_leak"]), ("drop", [])):
+        data = {**run.recipe["data"], "on_overlap": choice}
+        assert [f.cause for f in diagnose(replace(run, recipe={**run.recipe, "data": data}))] == wanted
+
+
+def test_an_explained_cause_is_a_note_behind_its_reason() -> None:
+    findings = changed(lambda m, _: m.update({"truncated": 1.0, "groups/all_wrong": 16.0}))
+    assert [(f.cause, f.level) for f in findings] == [("end_token_missing", "problem"), ("too_hard", "note")]
+
+
+def test_the_command_prints_the_finding_with_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = OWN / "rate_times_ten-0.tar.xz"
+    run = unpack(path, tmp_path / "run")
+    assert main(["diagnose", str(run)]) == 3
+    printed = capsys.readouterr().out
+    assert printed.startswith("PROBLEM  learning_rate_high  (confidence ")
+    assert "metrics.jsonl:" in printed
+    assert "--set rl.optimizer.learning_rate=3e-04" in printed
+    assert main(["diagnose", str(run), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)[0]["cause"] == "learning_rate_high"
+
+
+def test_a_run_that_has_hardly_begun_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = unpack(HEALTHY_RUN, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:602]) + b'{"kind": "step", "sta')
+    for name in ("rollouts.jsonl", "recipe.yaml", "run.json"):
+        (run / name).unlink()
+    assert main(["diagnose", str(run)]) == 0
+    assert "Nothing was found" in capsys.readouterr().out
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no metrics\.jsonl"):
+        read(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "mystery"}\n')
+    with pytest.raises(DataError, match="row 1"):
+        read(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "recipe.yaml").write_text("a: [")
+    with pytest.raises(RunError, match="not YAML"):
+        read(tmp_path)
+
+
+def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing() -> None:
+    plain = healthy()
+    assert plain.share_right() == plain.mean_at_start("reward/sampled"), "an older run: its rewards are its verdicts"
+    assert plain.share_right("sums", at_end=True) == plain.mean_at_end("reward/mean/sums")
+    told = with_steps(lambda m, _: m.update({"correct/sampled": 0.25, "correct/mean/sums": 0.5}))
+    assert (told.share_right(), told.share_right("sums")) == (0.25, 0.5)
+    partial = scored(plain, lambda score: 0.5 + score / 2)
+    assert partial.share_right() is None, "a mean reward is no share"
+    grades = scored(plain, lambda score: 0.4 * score + 0.1)
+    assert replace(told, samples=grades.samples).share_right() == 0.25
+    none_right = with_steps(lambda m, _: m.update({"correct/sampled": 0.0}), of=grades)
+    assert none_right.share_right() is None, "a verifier that never gives a full score does not say what is right"
+
+
+def scored(run: RunFacts, change: Callable[[float], float]) -> RunFacts:
+    """The run with other scores, and rewards that are the scores."""
+    rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
+    return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+
+
+def test_partial_credit_is_no_fooled_verifier() -> None:
+    """A high mean reward and few right answers, in training as on held-out prompts, of references that are texts."""
+    for right, wanted in ((0.4, False), (0.99, True)):
+        run = with_steps(lambda m, _, r=right: m.update({"reward/mean/sums": 0.99, "correct/mean/sums": r}))
+        last = run.evaluations[-1]
+        domains = copy.deepcopy(dict(last.row.domains))
+        domains["sums"]["pass@1"] = {"value": 0.42, "low": 0.38, "high": 0.46}
+        run = replace(
+            run,
+            references={},
+            evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))),
+        )
+        assert (place_of("false_positives", diagnose(run)) is not None) == wanted
+
+
+def test_components_are_blamed_where_they_rank_wrong_responses_first() -> None:
+    def weighed(m: dict[str, Any], _: int) -> None:
+        m.update({"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": 5.0})
+
+    for worth, wanted in ((9.0, False), (-9.0, True)):
+        run = with_steps(weighed)
+        rows = [replace(s.row, reward=s.row.score * (1 + worth)) for s in run.samples]
+        run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+        assert (place_of("reward_scales", diagnose(run)) is not None) == wanted
+
+
+def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid() -> None:
+    """The healthy run with twice the tokens at its end, and with a reward that pays for each token."""
+    run = with_steps(lambda m, number: m.update({"length/mean": 13.0 if number < 15 else 26.0}))
+    assert place_of("length_drift", diagnose(run)) is None
+    paid = [replace(s.row, reward=s.row.score + 0.1 * s.row.length) for s in run.samples]
+    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, paid, strict=True)))
+    assert place_of("length_drift", diagnose(run)) == 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "pay", "is_found"),
+    [
+        (lambda row: row.score + row.length / 3, ("token", 0.333333, 1.0), True),
+        (lambda row: row.score + 0.2 * len(row.response.split()), ("word", 0.2, 1.0), True),
+        (lambda row: 0.5 * row.length, ("token", 0.5, 0.0), True),
+        (lambda row: row.score + 0.001 * row.length, ("token", 0.001, 1.0), False),
+        (lambda row: row.score - 0.1 * row.length, ("token", -0.1, 1.0), False),
+        (lambda row: row.score, None, False),
+        (lambda row: row.score + 0.01 * (row.length * 7919 % 101), None, False),
+    ],
+    ids=["tokens", "words", "nothing else", "little", "penalty", "verdicts", "other numbers"],
+)
+def test_pay_for_length_is_found_by_its_fixed_number_where_it_is_the_most(
+    reward: Callable[[Any], float], pay: tuple[str, float, float] | None, is_found: bool
+) -> None:
+    run = healthy()
+    rows = [replace(s.row, length=s.row.length + i % 7, response="so " * (i % 29)) for i, s in enumerate(run.samples)]
+    rows = [replace(row, reward=reward(row)) for row in rows]
+    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+    found = length_pay(run)
+    assert (None if found is None else (found.unit, round(found.rate, 6), round(found.rest, 6))) == pay
+    assert (place_of("length_drift", diagnose(run)) is not None) == is_found
+
+
+def test_equal_last_turns_of_episodes_may_have_other_outcomes() -> None:
+    run = healthy()
+    for ending, wanted in ((None, True), ("done", False)):
+        rows = [replace(s.row, ending=ending, response="7", score=float(i % 2)) for i, s in enumerate(run.samples)]
+        mixed = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+        assert (place_of("infrastructure_zeros", diagnose(mixed)) is not None) == wanted

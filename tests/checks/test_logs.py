@@ -1,0 +1,237 @@
+"""Diagnoses of other trainers' logs: recorded runs of TRL, and files that loggers of verl and W&B have written."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from tests.checks.recorded import OF_TRL, cause_of, of_trl
+from tests.source import ROOT
+from tests.test_documents import block, imported
+from verizero.pipeline.checks.cause import CAUSES
+from verizero.pipeline.checks.diagnosis import TOOLS, Diagnosis, diagnosed
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.diagnose import watch
+from verizero.pipeline.errors import RunError
+
+PATHS = sorted(OF_TRL.glob("*.tar.xz"))
+FORMATS = Path(__file__).with_name("formats.tar.xz")
+OUR_WORDS = re.compile(r"--set|rollouts\.jsonl|metrics\.jsonl|recipe|run\.json|data\.train\b")
+"""Words of our own runs, which mean nothing to a user of another trainer."""
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("formats")
+    with lzma.open(FORMATS) as file, tarfile.open(fileobj=BytesIO(file.read())) as tar:
+        tar.extractall(folder, filter="data")
+    with SummaryWriter(folder / "tensorboard") as events:  # as transformers calls it
+        events.add_text("args", json.dumps({"max_completion_length": 256, "num_generations": 8}))
+        for row in json.loads((folder / "wandb_exports" / "list.json").read_text()):
+            for name in row.keys() - {"_step", "_runtime", "_timestamp"}:
+                events.add_scalar(name, float(row[name]), row["train/global_step"])
+    return folder
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name.removesuffix(".tar.xz"))
+def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path: Path, tmp_path: Path) -> None:
+    diagnosis, cause = diagnosed(of_trl(path.name.removesuffix(".tar.xz"), tmp_path)), cause_of(path)
+    if cause == "none":
+        assert [f.cause for f in diagnosis.findings if f.level != "note"] == []
+        return
+    assert diagnosis.findings[0].cause == cause
+    for finding in diagnosis.findings:
+        said = " ".join((finding.sentence, finding.remedy, *map(str, finding.evidence)))
+        assert not OUR_WORDS.search(said.replace(str(tmp_path), "")), said
+        assert all(Path(e.file).is_file() for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("run", "tool", "cause", "remedy", "file"),
+    [
+        ("verl/healthy", "verl", None, "", ""),
+        ("verl/console/train.log", "verl", None, "", ""),
+        ("verl/stale", "verl", "stale_engine_weights", "actor_rollout_ref.rollout.name", "metrics.jsonl:30"),
+        ("verl/cut", "verl", "length_cap", "double data.max_response_length", "metrics.jsonl:1"),
+        ("tensorboard", "TRL", "length_cap", "set max_completion_length=512 in GRPOConfig", "tfevents"),
+        ("verl/dumped", "verl", "false_positives", "compute_score", "rollouts/1.jsonl:"),
+        ("wandb/history.csv", "TRL", "length_cap", "double max_completion_length in GRPOConfig", "history.csv:2"),
+        ("wandb_exports/list.json", "TRL", "length_cap", "double max_completion_length", "list.json:1"),
+        ("wandb_exports/columns.json", "TRL", "length_cap", "double max_completion_length", "columns.json:1"),
+        ("wandb_exports/lines.jsonl", "TRL", "length_cap", "double max_completion_length", "lines.jsonl:1"),
+    ],
+)
+def test_the_logs_of_each_tool_are_read(
+    run: str, tool: str, cause: str | None, remedy: str, file: str, formats: Path
+) -> None:
+    diagnosis = diagnosed([formats / run])
+    assert diagnosis.title.endswith(f"a run of {tool}")
+    if cause is None:
+        assert diagnosis.findings == ()
+        assert diagnosis.facts.series("reward/sampled")[-1].value > 0.6
+        return
+    first = diagnosis.findings[0]
+    assert first.cause == cause
+    assert remedy in first.remedy
+    assert any(file in str(e) for e in first.evidence)
+    assert not OUR_WORDS.search(first.remedy)
+
+
+def test_a_console_is_read_with_numbers_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "trl.log").write_text(
+        "".join(
+            f"{{'loss': {v}, 'reward': 0.5, 'frac_reward_zero_std': 0.1, 'grad_norm': np.float64(0.25)}}\n"
+            for v in ("0.1", "nan", "-inf")
+        )
+    )
+    facts = diagnosed([tmp_path / "trl.log"]).facts
+    assert [p.value for p in facts.series("grad_norm")] == [0.25] * 3
+    assert [p.value for p in facts.series("loss")] == [0.1]
+
+
+def test_a_tracker_has_the_evaluations_of_trl_too(formats: Path) -> None:
+    (evaluation,) = diagnosed([formats / "wandb_exports" / "list.json"]).facts.evaluations
+    assert (evaluation.row.step, evaluation.measure("all", "reward")["value"]) == (20, 0.21)
+
+
+def test_every_remedy_of_a_tool_is_of_a_cause() -> None:
+    assert all(cause.elsewhere for cause in CAUSES.values())
+    assert all(set(tool.remedies) <= set(CAUSES) for tool in TOOLS.values())
+
+
+@pytest.mark.parametrize("needs", sorted({c.needs for c in CAUSES.values() if c.needs and c.needs != ("evaluations",)}))
+def test_a_rule_without_its_numbers_says_so_and_is_silent(needs: tuple[str, ...], tmp_path: Path) -> None:
+    silent = {cause.name for cause in CAUSES.values() if cause.needs == needs}
+    path = next((p for p in PATHS if cause_of(p) in silent), PATHS[0])
+    folder, script = of_trl(path.name.removesuffix(".tar.xz"), tmp_path)
+    state = next(folder.glob("checkpoint-*/trainer_state.json"))
+    tree = json.loads(state.read_text())
+    theirs = {TOOLS["trl"].theirs(name) for name in needs}
+    theirs |= {"frac_reward_zero_std"} if needs == ("groups/sampled",) else set()
+    parts = "rewards/" if needs == ("reward/verdict_std",) else "eval_"
+    kept = [
+        {k: v for k, v in row.items() if k not in theirs and not k.startswith(("eval_", parts))}
+        for row in tree["log_history"]
+    ]
+    state.write_text(json.dumps(tree | {"log_history": kept}, indent=2))
+    if needs[0] in ("responses", "groups/sampled", "prompts/distinct"):
+        for table in folder.glob("completions/*.parquet"):
+            table.unlink()
+    diagnosis = diagnosed([folder] if needs == ("kl/coef",) else [folder, script])
+    assert any(note.startswith("not judged") and min(silent) in note for note in diagnosis.notes)
+    assert not {f.cause for f in diagnosis.findings} & silent
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda own: own, True),
+        (lambda own: {"text_config": own}, True),
+        (lambda own: own | {"hidden_size": 4096, "num_hidden_layers": 32}, False),
+        (lambda own: {"model_type": "unknown"}, False),
+    ],
+    ids=["small", "small, with images", "large", "unknown"],
+)
+def test_numbers_that_wander_are_weighed_by_the_rate_for_the_models_size(
+    change: Callable[[dict[str, Any]], dict[str, Any]], wanted: bool, tmp_path: Path
+) -> None:
+    """The rate of large models, in a small one whose entropy and reward wandered by three standard errors."""
+    folder, _ = of_trl("default_rate-4", tmp_path)
+    config = next(folder.glob("checkpoint-*/config.json"))
+    config.write_text(json.dumps(change(json.loads(config.read_text()))))
+    assert ("learning_rate_low" in {f.cause for f in diagnosed([folder]).findings}) == wanted
+
+
+def test_the_diagnosis_loads_little() -> None:
+    heavy = ("torch", "transformers", "prefect", "numpy", "pyarrow", "sympy")
+    program = (
+        f"import sys, verizero.pipeline.checks.diagnosis;print('loaded', *[m for m in {heavy} if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["loaded"]
+
+
+def test_without_its_package_tensorboard_is_refused_or_left_out_of_a_folder_with_other_logs(
+    formats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = of_trl("default_rate-0", tmp_path)
+    shutil.copytree(formats / "tensorboard", folder / "runs")
+    assert not [n for n in diagnosed([folder]).notes if "not read: " in n or "no option of the run is known" in n]
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    with pytest.raises(RunError, match=r"events.*`pip install tensorboard`"):
+        diagnosed([folder / "runs"])
+    missing, unknown, *_ = diagnosed([folder]).notes
+    assert missing.startswith("not read: ")
+    assert unknown.startswith("no option of the run is known: give its script")
+
+
+def test_what_is_no_log_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("nothing")
+    with pytest.raises(RunError, match=r"no logs were found.*trainer_state\.json"):
+        diagnosed([tmp_path])
+    with pytest.raises(RunError, match="does not exist"):
+        diagnosed([tmp_path / "missing.csv"], "trl")
+    (tmp_path / "history.csv").write_text("_step,accuracy\n1,0.5\n")
+    with pytest.raises(RunError, match=r"no trainer is known that writes these numbers.*--from trl or verl"):
+        diagnosed([tmp_path / "history.csv"])
+
+
+def test_a_run_is_watched_until_a_problem_is_found_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, healthy = (diagnosed(of_trl(n, tmp_path / n)) for n in ("default_rate-0", "beta_of_five-0"))
+    looks: list[Diagnosis | RunError] = [RunError("no logs"), healthy, problem, problem]
+
+    def look() -> Diagnosis:
+        found = looks.pop(0)
+        if isinstance(found, RunError):
+            raise found
+        return found
+
+    waited: list[float] = []
+    assert watch(look, False, waited.append) == 3
+    out, err = capsys.readouterr()
+    assert (len(waited), err) == (3, "waiting: no logs\n")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("PROBLEM")] == [
+        "kl_too_strong",
+        "learning_rate_low",
+    ]
+
+
+def test_one_page_has_the_findings_in_the_tools_words(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["diagnose", *map(str, of_trl("default_rate-0", tmp_path)), "--html", str(page)]) == 3
+    text = page.read_text()
+    assert "learning_rate_low" in text
+    assert "GRPOConfig" in text
+    assert "<svg" in text
+    assert not re.search(r"(src|href)=\"http", text)
+
+
+@pytest.mark.parametrize("name", ["callback", "tracker"])
+def test_the_ten_lines_of_the_page_find_a_problem_while_a_run_goes(
+    name: str, tmp_path: Path, formats: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor = imported(
+        block((ROOT / "docs" / "diagnose.md").read_text(), "python", name), f"doctor_{name}", tmp_path
+    ).Doctor()
+    if name == "callback":
+        control = SimpleNamespace(should_training_stop=False)
+        doctor.on_save(SimpleNamespace(output_dir=str(of_trl("default_rate-0", tmp_path)[0])), None, control)
+        assert control.should_training_stop
+        assert "learning_rate=" in capsys.readouterr().out
+    else:
+        for line in (formats / "verl" / "cut" / "metrics.jsonl").read_text().splitlines():
+            doctor.log(json.loads(line)["data"], json.loads(line)["step"])
+        assert capsys.readouterr().out.startswith("problem: 55% of the first responses are cut")

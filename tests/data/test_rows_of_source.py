@@ -1,0 +1,179 @@
+"""Rows by their mappings: columns, references of several of them, and verifiers that a row names."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.data.rows import jsonl, load, parquet
+from tests.stages.tiny import TREE
+from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.merge import merge
+from verizero.pipeline.data.prompts import read_prompts
+from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.scoring.score import bind_verifiers
+from verizero.pipeline.types import Attempt
+
+TESTS = {"tests": [{"input": "1", "output": "2"}]}
+
+
+def test_several_columns_are_one_reference(tmp_path):
+    """Columns that a row lacks, or that are empty, are left out."""
+    rows = [
+        {"q": "1", "test": "t", "meta": json.dumps({"name": "f"}), "none": None},
+        {"q": "2", "test": "u", "then": "x"},
+    ]
+    names: Any = ["test", "none"]
+    keys: Any = {"columns": {"tests": "test", "fn": {"column": "meta", "parse": "json", "key": "name"}}}
+    for answer, wanted in (
+        (names, [{"test": "t"}, {"test": "u"}]),
+        (keys, [{"tests": "t", "fn": "f"}, {"tests": "u"}]),
+    ):
+        mapping = {"question": "q", "answer": answer, "id": None, "default_verifier": "exact"}
+        assert [p.reference for p in load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping)] == wanted
+    mapping = {"question": "q", "answer": ["a", "b"], "id": None, "default_verifier": "exact"}
+    with pytest.raises(DataError, match=r"line 1: the row has no answer: none of the columns a, b is there; columns"):
+        load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping)
+
+
+def test_texts_of_columns_are_joined_and_lists_of_context_are_lines(tmp_path):
+    row = {"q": "1", "a": "def f():\n", "b": "    return 1\n", "c": ["assert f() == 1", "assert f() == f()"]}
+    mapping = {"question": "q", "answer": "q", "context": ["c"], "demonstration": {"column": "a", "then": ["b"]}}
+    (prompt,) = load(
+        tmp_path, file=jsonl(tmp_path, [row]), mapping={**mapping, "id": None, "default_verifier": "exact"}
+    )
+    assert prompt.demonstration == "def f():\n    return 1\n"
+    assert prompt.question == "1\n\nassert f() == 1\nassert f() == f()"
+
+
+def test_a_mapping_of_two_columns_with_a_mistake_names_the_mistake_alone(tmp_path):
+    mapping = {"question": "q", "answer": {"columns": ["a", "b"], "after": "x"}}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(merge(TREE, {"data": {"train": [{"file": "rows.jsonl", "mapping": mapping}]}})))
+    with pytest.raises(ConfigError, match="after: a step of one column") as refused:
+        load_recipe(path)
+    assert "at least 1 item" not in str(refused.value)
+
+
+def test_a_row_names_its_verifier_with_parameters(tmp_path):
+    """As a row of `verizero verify` does."""
+    rows = [
+        {"id": 1, "question": "?", "answer": 1.0, "verifier": {"name": "numeric", "params": {"abs_tol": 0.5}}},
+        {"id": 2, "question": "?", "answer": 1.0, "verifier": {"name": "numeric"}},
+    ]
+    prompts = load(tmp_path, file=jsonl(tmp_path, rows))
+    assert [p.verifier for p in prompts] == ['numeric{"abs_tol": 0.5}', "numeric"]
+    graders = bind_verifiers(prompts, {})
+    said = [graders[p.verifier].score([Attempt(r"\boxed{1.4}", p.reference)])[0].score for p in prompts]
+    assert said == [1.0, 0.0]
+    for verifier, error in (
+        ({"name": "numeric", "params": {"abs": 1}}, "no parameter 'abs'"),
+        ({"name": "numerik"}, "did you mean numeric"),
+        ({"params": {}}, "give exactly one of verifier.name"),
+    ):
+        with pytest.raises(DataError, match=rf"line 1: the row's verifier .*{error}"):
+            load(tmp_path, file=jsonl(tmp_path, [{**rows[0], "verifier": verifier}]))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reference", "error"),
+    [
+        (
+            "code",
+            {"test_list": ["assert f() == 1"]},
+            "the layout mbpp has tests of the verifier 'unit_tests', not 'code'",
+        ),
+        ('code{"grading": "fraction"}', {"inputs": ["1"]}, "no layout has its keys"),
+        ("unit_tests", TESTS, "the layout tests has tests of the verifier 'code'"),
+    ],
+)
+def test_a_reference_that_cannot_be_graded_is_refused_with_its_place(verifier, reference, error, tmp_path):
+    rows = [
+        {"id": 1, "question": "?", "answer": TESTS, "verifier": "code"},
+        {"id": 2, "question": "?", "answer": reference, "verifier": verifier},
+    ]
+    file = jsonl(tmp_path, rows)
+    with pytest.raises(DataError, match=rf"rows.jsonl line 2: reference: .*{error}.*on_bad_row: skip"):
+        load(tmp_path, file=file)
+    assert [p.id for p in load(tmp_path, file=file, on_bad_row="skip")] == ["1"]
+
+
+def test_gsm8k(tmp_path):
+    rows = [
+        {"question": "Ann has 2 dozen eggs. How many?", "answer": "A dozen is 12.\n2*12=<<2*12=24>>24 eggs.\n#### 24"},
+        {"question": "How much is it?", "answer": "It is #### not this.\n#### $1,234"},
+    ]
+    first, second = load(tmp_path, file=jsonl(tmp_path, rows), mapping="gsm8k", domain="gsm8k")
+    assert (first.question, first.reference, first.verifier, first.domain) == (
+        rows[0]["question"],
+        "24",
+        "math",
+        "gsm8k",
+    )
+    assert first.demonstration == "A dozen is 12.\n2*12=24 eggs.\n\\boxed{24}"
+    assert second.reference == "$1234"
+
+
+def test_math(tmp_path):
+    rows = [
+        {
+            "problem": "Half?",
+            "solution": r"First $\boxed{1}$, no: $\boxed{\frac{1}{2}}$.",
+            "level": "Level 1",
+            "type": "Algebra",
+        },
+        {"problem": "Set?", "solution": r"It is \boxed{\{1, 2\}}", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Two?", "solution": r"Thus $\boxed 2$ apples.", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Three?", "solution": r"Thus \fbox{3}.", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Both?", "solution": r"Thus $\boxed{4}$ and $\boxed{5}$.", "level": "Level 2", "type": "Algebra"},
+    ]
+    loaded = load(tmp_path, file=parquet(tmp_path, rows), mapping="math")
+    assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3", "4, 5"]
+    assert loaded[0].demonstration == rows[0]["solution"]
+    with pytest.raises(DataError, match=r"line 1: .*'solution'.*\\boxed"):
+        load(tmp_path, file=jsonl(tmp_path, [{"problem": "p", "solution": r"\boxed{1"}]), mapping="math")
+
+
+def test_dapo_math(tmp_path):
+    def row(index: str, answer: str) -> dict:
+        return {
+            "data_source": "math_dapo",
+            "prompt": [{"content": f"Solve {index}. Answer: $Answer", "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": index},
+        }
+
+    rows = [row("x", "34"), row("y", "-1"), row("x", "34")]
+    for file in (parquet(tmp_path, rows), jsonl(tmp_path, rows)):
+        loaded = load(tmp_path, file=file, mapping="dapo_math", on_duplicate_id="skip")
+        assert [(p.id, p.reference, p.question) for p in loaded] == [
+            ("x", "34", "Solve x. Answer: $Answer"),
+            ("y", "-1", "Solve y. Answer: $Answer"),
+        ]
+        with pytest.raises(DataError, match=r"(line|row) 3: .*'x'.* (line|row) 1 .*on_duplicate_id"):
+            load(tmp_path, file=file, mapping="dapo_math")
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("", "column 'input_output' is empty"),
+        ('{"inputs": [], "outputs": []}', "it holds no test"),
+        ('{"inputs": ["1"], "outputs": []}', "two lists of equal length"),
+        ("[1]", r"tests\[0\]: expected an object, got 1"),
+        ("{", "reference: not JSON"),
+        ("none", "expected JSON of tests, got 'none'"),
+    ],
+)
+def test_a_program_without_good_tests_is_a_bad_row(tmp_path, tests, said):
+    good = {"question": "Sum.", "input_output": '{"inputs": ["1"], "outputs": ["1"]}'}
+    file = jsonl(tmp_path, [good, {"question": "Sum.", "input_output": tests}])
+    with pytest.raises(DataError, match=f"rows.jsonl line 2: .*{said}"):
+        load(tmp_path, file=file, mapping="taco")
+    prompts, (counts,) = read_prompts([Source(file=file, mapping="taco", on_bad_row="skip")], 0, tmp_path)
+    assert len(prompts) == 1
+    assert (counts.num_read, counts.num_loaded, counts.skipped) == (2, 1, {"bad rows": 1})
+    assert said.replace("\\", "") in str(counts)

@@ -1,0 +1,397 @@
+"""The server under the HTTP services, over real sockets: hostile requests, slow clients, failures, an end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from verizero.pipeline.host import service as services
+from verizero.pipeline.host.service import Refused, Service, checked, parsed
+
+TOKEN = "secret"
+PATIENCE_S = 30.0
+
+
+class Numbers(BaseModel):
+    """What the service of these tests is sent."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    number: float
+    inner: dict[str, int] = {}
+
+
+FAILURES: dict[str, BaseException] = {
+    "value": ValueError("x"),
+    "memory": MemoryError(),
+    "recursion": RecursionError(),
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+    "unicode": UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"),
+}
+
+
+def answer(request: Request, body: bytes) -> Response:
+    """Double a number; fail as the path says."""
+    kind = request.url.path.removeprefix("/fail/")
+    if kind in FAILURES:
+        raise FAILURES[kind]
+    return JSONResponse({"double": 2 * checked(Numbers, parsed(body), 422).number})
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service(answer, token=TOKEN, max_body=100_000) as made:
+        yield made
+
+
+def connected(service: Service) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE_S)
+
+
+def raw(service: Service, data: bytes) -> bytes:
+    """Everything that the service sends back to these bytes until it closes the connection, or one whole answer."""
+    with connected(service) as client:
+        client.sendall(data)
+        reply = http.client.HTTPResponse(client)
+        try:
+            reply.begin()
+        except (http.client.HTTPException, OSError) as exc:
+            return type(exc).__name__.encode()
+        return b"%d %s" % (reply.status, reply.read())
+
+
+def head(*lines: str, path: str = "/", host: str = "localhost", token: str = TOKEN) -> bytes:
+    first = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {token}"]
+    return "\r\n".join([*first, *lines, "", ""]).encode("latin-1")
+
+
+def post(service: Service, body: Any, path: str = "/", **headers: str) -> tuple[int, Any]:
+    client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
+    try:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        client.request("POST", path, data, {"Authorization": f"Bearer {TOKEN}"} | headers)
+        reply = client.getresponse()
+        return reply.status, json.loads(reply.read())
+    finally:
+        client.close()
+
+
+def still_answers(service: Service) -> None:
+    assert post(service, {"number": 21}) == (200, {"double": 42.0})
+
+
+GOOD = b'{"number": 1}'
+
+
+class TestRequestsThatAreNoHttp:
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ("Content-Length: abc",),
+            ("Content-Length: -1",),
+            ("Content-Length: +13",),
+            ("Content-Length: 0x0d",),
+            ("Content-Length: 1e1",),
+            ("Content-Length: 13 13",),
+            ("Content-Length:",),
+            ("Content-Length: \xb2",),
+            ("Content-Length: 13", "Content-Length: 14"),
+            ("Content-Length: 13, 12",),
+            ("Content-Length: 99999999999999999999999999",),
+            ("Content-Length: 13", "Transfer-Encoding: chunked"),
+            ("Transfer-Encoding: gzip",),
+            ("Transfer-Encoding: chunked, chunked",),
+            ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+            ("Transfer-Encoding: chunked",),
+            ("Host: localhost",),
+            ("A: " + "x" * 200_000,),
+            *[(f"{c}: x",) for c in ("a\x00b", "a b", "a\tb", "", "a\x7f")],
+            ("a: \x00",),
+        ],
+    )
+    def test_the_body_is_never_read_as_the_next_request(self, service: Service, lines: tuple[str, ...]) -> None:
+        reply = raw(service, head(*lines) + b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reply.startswith((b"400 ", b"413 ", b"501 ")), reply
+        still_answers(service)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x16\x03\x01\x02\x00\x01",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n",
+            b"CONNECT evil:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+            b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"\r\n" * 100 + b"GET / HTTP/1.0\r\n\r\n",
+            b"X" * 100_000,
+            b"\x00" * 1000 + b"\r\n\r\n",
+        ],
+    )
+    def test_garbage_is_answered_with_a_reason(self, service: Service, data: bytes) -> None:
+        reply = raw(service, data)
+        assert reply.startswith(b"4"), reply
+        assert len(reply) > 10
+        still_answers(service)
+
+    def test_a_broken_chunk_ends_its_connection_alone(self, service: Service) -> None:
+        for chunk in (b"zz\r\n", b"-1\r\n", b"5\r\nabcdefgh\r\n", b"FFFFFFFFFFFFFFFFFFFFFFFFF\r\n"):
+            assert raw(service, head("Transfer-Encoding: chunked") + chunk).startswith(b"400 ")
+        still_answers(service)
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"[" * 100_000, "recursion"),
+            (b'{"number":' * 9_000, "recursion"),
+            (b'{"number": ' + b"1" * 5000 + b"}", "4,300 digits"),
+            (b'{"number": NaN}', "NaN"),
+            (b'{"number": -Infinity}', "JSON"),
+            (b'{"number": 1e999}', "number: Input should be a finite number"),
+            (b'{"number": "\\ud800"}', "half of a surrogate pair"),
+            (b'{"number": "\xed\xa0\x80"}', "UTF-8"),
+            (b'{"number": "1"}', "number: Input should be a valid number, got '1'"),
+            (b'{"number": true}', "number"),
+            (b'{"number": 1, "more": 2}', "more is an unknown field"),
+            (b'{"number": 1, "inner": {"a": 1.5}}', "inner.a"),
+            (b"{}", "number is missing"),
+            (b"[]", "object, got []"),
+            (b"", "JSON"),
+            (b"\xff", "JSON"),
+            (b"{", "JSON"),
+            (b'{"a": 1}}', "trailing"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, service: Service, body: bytes, reason: str) -> None:
+        status, reply = post(service, body)
+        assert status in (400, 422)
+        assert reason in reply["error"]
+        assert len(reply["error"]) < 500
+        still_answers(service)
+
+    def test_values_are_counted_outside_of_texts(self) -> None:
+        for body, count in ((b'{"a": [1, [], "x"]}', 6), (b'{"[,\\"{[": "\\\\", "b": ",[{\\\\\\""}', 3)):
+            with pytest.raises(Refused, match=f"may have {count - 1} values .* about {count}"):
+                parsed(body, count - 1)
+            assert parsed(body, count)
+
+    def test_a_long_body_is_refused_before_it_is_sent(self, service: Service) -> None:
+        assert raw(service, head("Content-Length: 100001")).startswith(b"413 ")
+        assert raw(service, head("Content-Length: 100001", "Expect: 100-continue")).startswith(b"413 ")
+        assert post(service, b'{"number": 1' + b" " * (100_000 - 13) + b"}")[0] == 200
+
+    def test_chunks_are_counted(self, service: Service) -> None:
+        chunk = b"2710\r\n" + b" " * 10_000 + b"\r\n"
+        start = head("Transfer-Encoding: chunked")
+        assert raw(service, start + chunk * 9 + b"d\r\n" + GOOD + b"\r\n0\r\n\r\n").startswith(b"200 ")
+        assert raw(service, start + chunk * 12).startswith(b"413 ")
+
+    def test_a_refused_client_hears_why_though_it_still_sends(self, service: Service) -> None:
+        assert raw(service, head("Content-Length: 5000000") + b" " * 5_000_000).startswith(b"413 ")
+        assert raw(service, head("Content-Length: 5000000", token="no") + b" " * 5_000_000).startswith(b"401 ")
+
+
+class TestWhoMayAsk:
+    @pytest.mark.parametrize("token", ["", "Secret", "secret ", "secre", "secret\xe9", "x" * 10_000])
+    def test_without_the_token_nothing_is_read(self, service: Service, token: str) -> None:
+        expected = b"200 " if token.strip() == TOKEN else b"401 "
+        assert raw(service, head("Content-Length: 13", token=token) + GOOD).startswith(expected)
+        assert raw(service, head("Content-Length: 99", token="no")).startswith(b"401 ")
+
+    def test_the_key_comes_as_a_bearer(self, service: Service) -> None:
+        assert post(service, GOOD, Authorization="bearer secret")[0] == 200
+        assert post(service, GOOD, Authorization="Basic secret")[0] == 401
+
+    def test_a_token_is_made(self) -> None:
+        tokens = set()
+        for empty in (None, ""):
+            made = Service(answer, token=empty)
+            tokens.add(made.token)
+            made.close()
+        assert len(tokens) == 2
+        assert min(map(len, tokens)) >= 32
+
+    @pytest.mark.parametrize(
+        ("host", "origin", "status"),
+        [
+            ("localhost", None, 200),
+            ("localhost:8080", None, 200),
+            ("127.0.0.1:1", None, 200),
+            ("127.9.9.9", None, 200),
+            ("[::1]:8", None, 200),
+            ("evil.example", None, 421),
+            ("localhost.evil.example", None, 421),
+            ("127.0.0.1.evil.example", None, 421),
+            ("evil.example#localhost", None, 421),
+            ("localhost@evil.example", None, 421),
+            ("[::1", None, 421),
+            ("", None, 421),
+            ("0.0.0.0", None, 421),
+            ("10.0.0.1", None, 421),
+            ("localhost:1", "http://localhost:1", 200),
+            ("localhost:1", "http://localhost:2", 403),
+            ("localhost:1", "http://evil.example", 403),
+            ("localhost:1", "null", 403),
+            ("localhost:1", "", 403),
+            ("localhost:1", "file://", 403),
+            ("localhost:1", "http://localhost:1.evil.example", 403),
+        ],
+    )
+    def test_pages_of_others_are_refused(self, service: Service, host: str, origin: str | None, status: int) -> None:
+        lines = ["Content-Length: 13"] + ([] if origin is None else [f"Origin: {origin}"])
+        assert raw(service, head(*lines, host=host) + GOOD).startswith(b"%d " % status)
+
+    def test_a_service_may_judge_keys_itself_and_write_its_own_refusals(self) -> None:
+        def admits(path: str, key: str) -> None:
+            if key != path.strip("/"):
+                raise Refused(404, f"nothing at {path}")
+
+        def error(refused: Refused) -> dict[str, Any]:
+            return {"type": "error", "text": refused.message}
+
+        with Service(answer, admits=admits, error=error) as service:
+            assert post(service, GOOD, "/a", Authorization="Bearer a")[0] == 200
+            assert post(service, GOOD, "/b", Authorization="Bearer a") == (
+                404,
+                {"type": "error", "text": "nothing at /b"},
+            )
+            assert post(service, b"[]", "/b", Authorization="Bearer b")[1]["type"] == "error"
+
+
+class TestFailures:
+    @pytest.mark.parametrize("kind", FAILURES)
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_failure_is_an_answer_to_its_client_alone(self, kind: str, is_async: bool) -> None:
+        async def answer_in_loop(request: Request, body: bytes) -> Response:
+            return answer(request, body)
+
+        with Service(answer_in_loop if is_async else answer, token=TOKEN) as service:
+            status, reply = post(service, {}, f"/fail/{kind}")
+            assert (status, reply["error"]) == (500, f"the service failed: {type(FAILURES[kind]).__name__}")
+            still_answers(service)
+
+    def test_a_connection_is_kept_after_a_refusal_of_the_answer(self, service: Service) -> None:
+        client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
+        client.connect()
+        kept = client.sock
+        for body, status in ((b"{}", 422), (GOOD, 200), (b"[", 400), (GOOD, 200)):
+            client.request("POST", "/", body, {"Authorization": f"Bearer {TOKEN}"})
+            reply = client.getresponse()
+            reply.read()
+            assert (reply.status, client.sock) == (status, kept)
+        client.close()
+
+
+class TestSlowClients:
+    @pytest.fixture
+    def hasty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+        for name in ("IDLE_S", "BODY_S", "STUCK_S"):
+            monkeypatch.setattr(services, name, 0.2)
+        monkeypatch.setattr(services, "MAX_CONNECTIONS", 8)
+
+        def long(request: Request, body: bytes) -> Response:
+            return Response(b"x" * 50_000_000) if body == b"long" else answer(request, body)
+
+        with Service(long, token=TOKEN) as made:
+            yield made
+
+    def test_a_head_that_does_not_come_ends_the_connection(self, hasty: Service) -> None:
+        for start in (b"", b"POST / HT", head("Content-Length: 13") + GOOD + b"POST"):
+            with connected(hasty) as client:
+                client.sendall(start)
+                while client.recv(1 << 16):
+                    pass
+        still_answers(hasty)
+
+    def test_a_body_that_does_not_come_is_refused(self, hasty: Service) -> None:
+        assert raw(hasty, head("Content-Length: 13") + b"{").startswith(b"408 ")
+        assert raw(hasty, head("Transfer-Encoding: chunked") + b"1\r\n{\r\n").startswith(b"408 ")
+
+    def test_an_answer_that_nobody_reads_ends_the_connection(self, hasty: Service) -> None:
+        with connected(hasty) as client:
+            client.sendall(head("Content-Length: 4") + b"long")
+            over = threading.Event()
+            while not over.wait(0.05):
+                if not hasty._server.server_state.connections:
+                    over.set()
+        still_answers(hasty)
+
+    def test_those_that_wait_make_room_for_those_that_ask(
+        self, hasty: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(services, "IDLE_S", PATIENCE_S)
+        idle = [connected(hasty) for _ in range(40)]
+        for client in idle[20:]:
+            client.sendall(b"POST / HTTP/1.1\r\n")
+        for _ in range(20):
+            still_answers(hasty)
+        assert len(hasty._server.server_state.connections) <= 8
+        for client in idle:
+            client.close()
+
+
+class TestStreams:
+    def test_a_stream_ends_when_its_client_leaves(self) -> None:
+        cancelled = threading.Event()
+
+        async def stream(request: Request, body: bytes) -> Response:
+            async def parts() -> AsyncIterator[bytes]:
+                try:
+                    while True:
+                        yield b"part\n"
+                        await asyncio.sleep(0.01)
+                finally:
+                    cancelled.set()
+
+            return StreamingResponse(parts())
+
+        with Service(stream, token=TOKEN) as service:
+            with connected(service) as client:
+                client.sendall(head("Content-Length: 0"))
+                assert b"200" in client.recv(1000)
+                assert not cancelled.is_set()
+            assert cancelled.wait(PATIENCE_S)
+
+    def test_a_request_in_progress_ends_before_the_service_does(self) -> None:
+        begun, may_end = threading.Event(), threading.Event()
+
+        def wait(request: Request, body: bytes) -> Response:
+            begun.set()
+            may_end.wait(PATIENCE_S)
+            return JSONResponse("ended")
+
+        with connected(service := Service(wait, token=TOKEN)) as client:
+            with service:
+                client.sendall(head("Content-Length: 0"))
+                assert begun.wait(PATIENCE_S)
+                threading.Timer(0.05, may_end.set).start()
+            assert client.recv(10_000).endswith(b'"ended"')
+        with pytest.raises(ConnectionRefusedError):
+            connected(service)
+
+    def test_a_service_that_never_began_can_be_closed(self) -> None:
+        Service(answer).close()
+
+    def test_an_address_of_version_6(self) -> None:
+        try:
+            service = Service(answer, host="::1")
+        except OSError as exc:
+            pytest.fail(f"this machine has no IPv6 loopback: {exc}")
+        with service:
+            assert service.address == f"http://[::1]:{service.port}"

@@ -1,0 +1,237 @@
+"""A model whose files lack a weight is refused by the weight's name, by every way in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.commands.test_check import recipe
+from tests.models.families import SHAPE, build
+from tests.models.gguf_files import tiny_llama, write_gguf
+from verizero.pipeline.cli import main
+from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.models.complete import check_weights
+from verizero.pipeline.models.gguf_file import model_folder
+from verizero.pipeline.models.load import create_model, load_model, load_tokenizer, save_folder
+from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.unloaded import model_on_meta
+
+Weights = dict[str, torch.Tensor]
+UP = "model.layers.1.mlp.up_proj.weight"
+EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+
+
+def prefixed(prefix: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {prefix + name: tensor for name, tensor in weights.items()}
+
+
+def without(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {n: t for n, t in weights.items() if n != name}
+
+
+def cut(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {name: weights[name][:3].contiguous()}
+
+
+def names_without_base(weights: Weights) -> Weights:
+    return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+
+
+LACKS = "the files lack weights of the model, which would be random: "
+ROWS: dict[str, tuple[str, Callable[[Weights], Weights], str]] = {
+    "an adapter's names": ("tied", prefixed("base_model.model."), "rename these"),
+    "names of a compiled model": ("tied", prefixed("_orig_mod."), "_orig_mod.model.embed_tokens.weight, "),
+    "names of a wrapped model": ("tied", prefixed("module."), f"{LACKS}lm_head.weight, model.embed_tokens.weight, "),
+    "one weight missing": ("tied", without(UP), f"{LACKS}{UP}; save it again"),
+    "no output layer that is not tied": ("untied", without("lm_head.weight"), f"{LACKS}lm_head.weight; save"),
+    "another shape": ("tied", cut(UP), f"{UP} has the shape [3, 16] in the file and [32, 16] in the model"),
+    "one expert missing": ("moe", without(EXPERT), f"{LACKS}{EXPERT}; save it again"),
+    "an expert of another shape": ("moe", cut(EXPERT), f"{EXPERT} has the shape [3, "),
+    "a sound model": ("tied", dict, ""),
+    "a sound model whose output layer is its own": ("untied", dict, ""),
+    "a sound model of experts": ("moe", dict, ""),
+    "names of the model without a head": ("tied", names_without_base, ""),
+}
+"""Which model, what is done to its weights, and what the refusal holds."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, tokenizer = tmp_path_factory.mktemp("models"), character_tokenizer()
+    plain = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "vocab_size"} | {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 2,
+    }
+    for name, tied in (("tied", True), ("untied", False)):
+        save_folder(
+            create_model("qwen2", plain | {"tie_word_embeddings": tied}, tokenizer, 0), tokenizer, folder / name
+        )
+    save_folder(build("qwen3_moe", MOE), tokenizer, folder / "moe")
+    return folder
+
+
+def changed(source: Path, folder: Path, change: Callable[[Weights], Weights]) -> Path:
+    shutil.copytree(source, folder)
+    weights = change(load_file(folder / "model.safetensors"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def in_shards(folder: Path) -> None:
+    """Divide the weights into two files and an index."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(weights)}
+    for file in set(places.values()):
+        save_file({n: weights[n] for n in weights if places[n] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def as_bin(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigError as exc:
+        return str(exc)
+    return ""
+
+
+@pytest.mark.parametrize("form", [None, in_shards, as_bin])
+@pytest.mark.parametrize("row", ROWS)
+def test_a_weight_that_is_not_in_the_files_is_named(
+    row: str, form: Callable[[Path], None] | None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the folder's name and that of the hub, whole, and in parts as ranks and bases in bits read it."""
+    from huggingface_hub import constants
+
+    which, change, text = ROWS[row]
+    home = tmp_path / "models--org--name"
+    folder = changed(models / which, home / "snapshots" / "c0ffee", change)
+    if form is not None:
+        form(folder)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("c0ffee")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for call in (
+        lambda: check_weights("org/name"),
+        lambda: load_model("org/name"),
+        lambda: load_model(str(folder)),
+        lambda: model_on_meta(str(folder), torch.float32),
+    ):
+        message = refusal(call)
+        assert text in message
+        assert bool(message) == bool(text)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("row", ["a sound model", "a sound model of experts"])
+def test_a_weight_that_is_not_finite_is_named(row: str, number: float, models: Path, tmp_path: Path) -> None:
+    which, name = ROWS[row][0], EXPERT if "experts" in row else UP
+
+    def spoilt(weights: Weights) -> Weights:
+        weights[name][0, 1] = number
+        return weights
+
+    folder = changed(models / which, tmp_path / "model", spoilt)
+    assert f"{name.partition('.mlp')[0]}.mlp" in refusal(lambda: load_model(str(folder)))
+    empty = model_on_meta(str(folder), torch.float32)
+    from verizero.pipeline.models.unloaded import weights_of
+
+    files = weights_of(empty)
+    assert files is not None
+    message = refusal(lambda: [files.rows(n, slice(0, p.shape[0])) for n, p in empty.named_parameters()])
+    assert f"the weight {name} has numbers that are NaN or infinite" in message
+
+
+def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    model = tiny_llama()
+    rest = without(UP)(model.state_dict())
+    file = write_gguf(tmp_path / "tiny.gguf", SimpleNamespace(config=model.config, state_dict=lambda: rest))
+    assert f"{LACKS}{UP}" in refusal(lambda: model_folder(str(file), tmp_path))
+
+
+def tokenizer_gone(folder: Path) -> None:
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def pointer_in(name: str) -> Callable[[Path], None]:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    return lambda folder: void((folder / name).write_text(text))
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "an adapter alone": (
+        lambda folder: void((folder / "config.json").rename(folder / "adapter_config.json")),
+        "is an adapter (LoRA); merge it into its base",
+    ),
+    "an adapter next to a model": (
+        lambda folder: void(shutil.copy(folder / "config.json", folder / "adapter_config.json")),
+        "has an adapter next to its model; merge it into its base",
+    ),
+    "a pointer for weights": (
+        pointer_in("model.safetensors"),
+        "is a pointer of git-lfs, not the file; run git lfs pull",
+    ),
+    "a pointer for a tokenizer": (pointer_in("tokenizer.json"), "is a pointer of git-lfs, not the file"),
+    "no tokenizer": (tokenizer_gone, "has no tokenizer (tokenizer.json); save it into that folder too"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights (model.safetensors or "),
+    "a shard that is not there": (
+        lambda folder: (in_shards(folder), (folder / "model-00002-of-00002.safetensors").unlink())[1],
+        "lacks model-00002-of-00002.safetensors, which its index names",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", FOLDERS)
+def test_a_folder_that_is_no_whole_model_is_refused_with_its_remedy(row: str, models: Path, tmp_path: Path) -> None:
+    change, text = FOLDERS[row]
+    folder = tmp_path / "model"
+    shutil.copytree(models / "tied", folder)
+    change(folder)
+    assert text in refusal(lambda: (load_tokenizer(str(folder)), load_model(str(folder))))
+
+
+def test_a_pointer_for_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    pointer_in("tiny.gguf")(tmp_path)
+    assert "is a pointer of git-lfs" in refusal(lambda: model_folder(str(tmp_path / "tiny.gguf"), tmp_path))
+
+
+@pytest.mark.integration
+def test_check_names_the_weight_before_a_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = changed(models / "tied", tmp_path / "model", without(UP))
+    assert main(["check", recipe(tmp_path, model={"create": None, "path": str(folder)})]) != 0
+    assert f"{LACKS}{UP}" in capsys.readouterr().out
+
+    def spoilt(weights: Weights) -> Weights:
+        weights[UP][0, 1] = float("nan")
+        return weights
+
+    folder = changed(models / "tied", tmp_path / "spoilt", spoilt)
+    in_shards(folder)
+    assert main(["check", recipe(tmp_path, model={"create": None, "path": str(folder)})]) != 0
+    assert f"the weight {UP} has numbers that are NaN or infinite" in capsys.readouterr().out
+    assert model_named(str(folder)) == str(folder)

@@ -1,0 +1,500 @@
+"""One rank of several that train: how far each lesson ends from torch alone, by trainer; prints what it found.
+
+Run by `test_on_ranks.py` as `python -m tests.train.on_ranks TRAINER FOLDER`; the place is in RANK and WORLD_SIZE.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch._dynamo.utils import counters
+
+from tests.models.families import build
+from tests.models.gguf_files import tiny_llama
+from tests.models.test_quantized import computes_what_the_trainer_does
+from tests.train.batches import groups_of, longer, pairs_of, parts_of, settings_of, two_layers, without_tree
+from tests.train.bits import bytes_of_base, bytes_of_weights, planned
+from tests.train.episodes import episodes_of, forked
+from tests.train.gathered import gathered
+from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
+from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.models import compiled
+from verizero.pipeline.models.forward import Replay
+from verizero.pipeline.models.kernels import log_probs
+from verizero.pipeline.models.load import load_model, ready
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.quantized import num_weights
+from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.preferences.base import load_preference
+from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.distillation import distill_update
+from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
+from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher
+from verizero.pipeline.train.trees import packs_rows
+
+T = TypeVar("T")
+Metrics = list[dict[str, float]]
+Weights = dict[str, torch.Tensor]
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear", eps=1e-5)
+"""With the default eps of 1e-8 a gradient near zero, which is rounding alone, would make a step of full size."""
+CRITIC = OptimizerConfig(learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5)
+TOKENS = 120
+"""Of a micro-batch: each rank has two or three of them in an update."""
+
+
+def joined() -> Ranks:
+    """The group of ranks that this process belongs to."""
+    torch.set_num_threads(1)
+    torch.set_printoptions(threshold=1, edgeitems=1)  # under ZeRO 3 DeepSpeed makes a text of each weight, unread
+    return join(120)
+
+
+TURNS = itertools.count()
+
+
+def once(ranks: Ranks, compute: Callable[[], T]) -> T:
+    """Return on all ranks what `compute` returns on one; the next call takes the next rank. All ranks must call it."""
+    turn = next(TURNS) % ranks.size
+    answers: list[Any] = ranks.gather(compute() if turn == ranks.rank else None)
+    found: T = answers[turn]
+    return found
+
+
+def distance(a: Weights, b: Weights) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in b)
+
+
+def weights(backend: Backend) -> Weights:
+    return {n: p.detach().float().clone() for n, p in backend.whole_model().named_parameters()}
+
+
+def critic_weights(backend: Backend) -> Weights:
+    if backend.critic is None:
+        return {}
+    return {n: w.float().clone() for block in backend.critic.trained.gathered() for n, w in block.items()}
+
+
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+
+
+def grpo(backend: Backend, step: int, name: str = "grpo", **changes: Any) -> dict[str, float]:
+    """An update on groups of its own; the prompts of some are long, so are shared."""
+    parts = parts_of(name, **({"kl_coef": 0.05} if name == "grpo" else {}))
+    groups = groups_of(seed=step) if step % 2 else longer(groups_of(seed=step))
+    return update(backend, parts, groups, settings_of(parts, 80, step=step, **changes))
+
+
+def ppo(backend: Backend, step: int) -> dict[str, float]:
+    parts = parts_of("ppo", num_minibatches=1, num_epochs=1)
+    groups = forked(seed=step) if step % 2 else groups_of(seed=step)
+    return update(backend, parts, groups, settings_of(parts, TOKENS, step=step))
+
+
+def episodes(backend: Backend, step: int) -> dict[str, float]:
+    """Episodes of several rows, what was observed in the loss."""
+    parts = parts_of("grpo", kl_coef=0.1, num_minibatches=1)
+    settings = settings_of(parts, TOKENS, step=step, observation_coef=0.5)
+    return update(backend, parts, (forked if step % 2 else episodes_of)(seed=step), settings)
+
+
+def pairs(backend: Backend, step: int) -> dict[str, float]:
+    """Pairs whose responses share their prompt; one rank has more of them than the other."""
+    rows, at = pairs_of(longer(groups_of(3))), PreferenceSettings(0, 1.0, TOKENS)
+    batch = PreferenceBatch(rows, side_logprobs(backend, rows, "reference", at))
+    metrics = preference_update(backend, *load_preference("dpo"), batch, at)
+    assert metrics["tree/ratio"] > 1.3 or not packs(backend)
+    return metrics
+
+
+def packs(backend: Backend) -> bool:
+    return backend.train_config.packing != "off"
+
+
+def distil(backend: Backend, step: int) -> dict[str, float]:
+    """By a teacher that is held, and by the policy's own reference."""
+    from tests.train.test_distillation import rows_of, settings
+
+    objectives = [Objective("forward_kl"), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
+    teachers = {"a": ModelTeacher(two_layers(50)), "b": ReferenceTeacher(backend, backend.policy.is_divided)}
+    return distill_update(backend, teachers, rows_of(7, step), objectives[step % 2], settings(60))
+
+
+def routed(backend: Backend, step: int) -> dict[str, float]:
+    """An update of a mixture by its own routers, then one by experts that were recorded in their place."""
+    metrics = grpo(backend, step)
+    ids = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
+    where = torch.ones_like(ids, dtype=torch.bool)
+    where[:, 0] = False
+    routing = (torch.arange(5 * 2 * 2 * 2).view(2, 5, 2, 2) % 4).to(torch.int16)  # two layers, two experts a token
+    logprobs, _ = backend.logprobs(ids, where, 1.0, replay=Replay(routing=routing))
+    free, _ = backend.logprobs(ids, where, 1.0)
+    assert float((free - logprobs).abs().max().detach()) > 1e-4, "the routes change nothing"
+    backend.backward(logprobs.sum() / backend.ranks.size)
+    by_routes = backend.step()
+    assert by_routes["routing/changed"] > 0
+    return {**metrics, "logprobs": float(logprobs.sum()), **{f"routes/{k}": v for k, v in by_routes.items()}}
+
+
+def mixture() -> Any:
+    settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    return ready(build("qwen3_moe", settings))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a policy learns in two steps, between which its reference moves."""
+
+    teach: Callable[[Backend, int], dict[str, float]] = grpo
+    model: Callable[[], Any] = two_layers
+    shared: bool | None = None
+    """Whether its critic shares the backbone; None: there is none."""
+    adapters: bool = False
+    bits: bool = False
+    """The base of the adapters is in four bits."""
+
+    def backend(self, ranks: Ranks, train: TrainConfig, start: Path | None = None) -> Backend:
+        """A backend that has begun. `start`: the weights stay in files, where the trainer can read them there."""
+        in_files = start is not None and train.backend == "fsdp"
+        if in_files:
+            model = model_on_meta(str(start), torch.float32)
+        else:
+            model = self.model() if start is None else load_model(str(start))
+        adapted = None
+        if self.adapters:
+            adapted = Adapted(model, 2, 4.0, (), 7, "cpu" if self.bits else None)
+        return Backend(model, train, ranks, adapted, device=torch.device("cpu"))
+
+    def begin(self, backend: Backend) -> Backend:
+        backend.start(OPTIMIZER, 2)
+        backend.refresh_reference()
+        if self.shared is not None:
+            backend.start_critic(self.shared, CRITIC, 2)
+        return backend
+
+    def rest(self, backend: Backend) -> Metrics:
+        """The second step, after the reference has moved."""
+        backend.refresh_reference(0.5)
+        return [self.teach(backend, 1)]
+
+
+LESSONS = {
+    "grpo": Lesson(),
+    "gspo": Lesson(lambda backend, step: grpo(backend, step, "gspo")),
+    "critic": Lesson(ppo, shared=False),
+    "shared critic": Lesson(ppo, shared=True),
+    "episodes": Lesson(episodes),
+    "pairs": Lesson(pairs),
+    "distil": Lesson(distil),
+    "experts": Lesson(routed, mixture),
+    "adapters": Lesson(adapters=True),
+    "adapters of experts": Lesson(model=mixture, adapters=True),
+    "adapters, a critic": Lesson(ppo, shared=False, adapters=True),
+    "bits": Lesson(model=lambda: tiny_llama(head_width=16), adapters=True, bits=True),
+}
+FSDP = {"backend": "fsdp"}
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"backend": "deepspeed", "zero": stage, **more}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Lessons by the fields of `train`, and other claims: name -> function of the ranks and a folder."""
+
+    lessons: list[tuple[dict[str, Any], list[str]]]
+    claims: list[Callable[[Ranks, Path], dict[str, Any]]] = field(default_factory=list)
+
+
+def learn(name: str, how: dict[str, Any], ranks: Ranks, folder: Path) -> dict[str, float]:
+    """Distances from torch alone after both steps; of a resumed run from an unbroken one; and of what is refused."""
+    lesson, train = LESSONS[name], TrainConfig(device="cpu", **how)
+
+    def alone() -> tuple[Metrics, Weights, Weights]:
+        backend = lesson.begin(lesson.backend(ALONE, TrainConfig(), start))
+        metrics = [lesson.teach(backend, 0), *lesson.rest(backend)]
+        return metrics, weights(backend), critic_weights(backend)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    start = folder / "start"
+    save(lesson.model(), start)  # transformers writes on rank 0 alone
+    ranks.barrier()
+    metrics, wanted, of_critic = once(ranks, alone)
+    backend = lesson.begin(lesson.backend(ranks, train, start))
+    before, critic_before = weights(backend), critic_weights(backend)
+    is_base = backend.reference is backend.adapted or not lesson.adapters
+    seen = [lesson.teach(backend, 0)]
+    ranks.barrier()
+    finish = backend.save(folder, save, in_background=True)
+    middle = weights(backend)
+    seen += lesson.rest(backend)
+    if finish is not None:
+        finish()
+    ranks.barrier()
+    again = lesson.backend(ranks, train, start if lesson.adapters else folder / "model")
+    again.load(folder)
+    is_base = (is_base and again.reference is again.adapted) or not lesson.adapters
+    found = {"read": distance(weights(again), middle)}
+    if not lesson.bits:
+        read = load_model(str(folder / "model"))
+        found["saved"] = distance({n: p.detach() for n, p in read.named_parameters()}, middle)
+    lesson.rest(again)
+    ends = weights(backend)
+    found |= {
+        "weights": distance(ends, wanted),
+        "metrics": max(abs(a[k] - b[k]) for a, b in zip(seen, metrics, strict=True) for k in without_tree(b)),
+        "resumed": distance(weights(again), ends),
+        "moved": distance(ends, before),
+        "base": float(is_base),
+        "refused": refuses(again),
+    }
+    if backend.critic is not None:
+        found["critic"] = distance(critic_weights(backend), of_critic)
+        found["critic moved"] = distance(critic_weights(backend), critic_before)
+        found["critic resumed"] = distance(critic_weights(again), critic_weights(backend))
+    return found
+
+
+def refuses(backend: Backend) -> float:
+    """How far the weights move by gradients that are not finite; infinite if one is not refused."""
+    ids, where = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[False, True, True, True]])
+    before, of_critic = weights(backend), critic_weights(backend)
+    moved = 0.0
+    if backend.critic is not None:
+        backend.critic.backward(backend.critic.values(ids, where).sum() * math.nan)
+        moved += unless_refused(backend.critic.require_finite)
+        backend.discard()
+        moved += distance(critic_weights(backend), of_critic)
+    backend.backward(backend.logprobs(ids, where, 1.0)[0].sum() * math.nan)
+    moved += unless_refused(backend.step)
+    return moved + distance(weights(backend), before)
+
+
+def unless_refused(act: Callable[[], Any]) -> float:
+    try:
+        act()
+    except NonFiniteError:
+        return 0.0
+    return math.inf
+
+
+def in_bfloat16(how: dict[str, Any], ranks: Ranks, root: Path) -> dict[str, Any]:
+    """How far from torch in float32, a resumed run from an unbroken one, and a sum of small gradients."""
+    lesson, start, folder = LESSONS["grpo"], root / "half", root / "saved half"
+    save(two_layers(), start)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks.barrier()
+
+    def alone() -> Weights:
+        backend = lesson.begin(Backend(two_layers(), TrainConfig(packing="off")))
+        grpo(backend, 0)
+        lesson.rest(backend)
+        return weights(backend)
+
+    def half(path: Path) -> Backend:
+        return Backend(load_model(str(path), "bfloat16"), TrainConfig(device="cpu", **how), ranks)
+
+    wanted, backend = once(ranks, alone), lesson.begin(half(start))
+    grpo(backend, 0)
+    backend.save(folder, save)
+    ranks.barrier()
+    lesson.rest(backend)
+    again = half(folder / "model")
+    again.load(folder)
+    lesson.rest(again)
+    ends = weights(backend)
+    return {
+        "half weights": distance(ends, wanted),
+        "resumed": distance(weights(again), ends),
+        "sum": abs(sum_of_small_gradients(lesson.begin(half(start))) - (1 + 32 / 512)),
+    }
+
+
+def sum_of_small_gradients(backend: Backend) -> float:
+    """The norm of a gradient of 1 and 32 of 1/512 each, over all ranks; bfloat16 has none between 1 and 1 + 1/128."""
+    share = 1.0 / backend.ranks.size
+    width = backend.whole_model().config.hidden_size
+    # RMSNorm of a row with one number other than 0 is the root of its width, times that number's weight.
+    row = torch.nn.functional.one_hot(torch.tensor(0), width).to(torch.bfloat16)
+    for factor in (1.0, *([1 / 512] * 32)):
+        normed = backend.compute(lambda model: model.model.norm(4 * row))[0]
+        backend.backward(normed * (factor * share / width**0.5))
+    return backend.step()["grad_norm"]
+
+
+def halves(ranks: Ranks, root: Path) -> dict[str, Any]:
+    how = {"fsdp": FSDP} if sys.argv[1] == "fsdp" else {f"zero {n}": zero(n) for n in (1, 2, 3)}
+    if sys.argv[1] != "fsdp":
+        how["offload"] = zero(1, offload="optimizer")
+    return {f"bfloat16, {name}": in_bfloat16(fields, ranks, root / name) for name, fields in how.items()}
+
+
+def packed_and_compiled(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """In bfloat16 as on a GPU: rows are packed and blocks compiled, here by a compiler that makes no machine code.
+
+    The weights are float32, and the forward is not: proofs must allow its rounding.
+    """
+    plain = compiled._compiled
+    compiled._compiled = lambda plain, _: torch.compile(plain, dynamic=False, backend="aot_eager")
+    try:
+        save(two_layers(), root / "packed")
+        ranks.barrier()
+        config = TrainConfig(device="cpu", packing="on", compile="on", **FSDP)  # type: ignore[arg-type]
+        backend = LESSONS["grpo"].begin(Backend(load_model(str(root / "packed"), "bfloat16"), config, ranks))
+        counters.clear()
+        before = weights(backend)
+        grpo(backend, 0)
+        assert packs_rows(backend)
+        assert counters["stats"]["unique_graphs"] > 0
+        assert backend.dtype == torch.bfloat16
+        return {"packed and compiled": {"moved": distance(weights(backend), before)}}
+    finally:
+        compiled._compiled = plain
+
+
+def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """A base in bits that is divided: what a rank holds of it, what an engine gets, and what a checkpoint has."""
+    start, saved = root / "bits", root / "saved bits"
+    save(tiny_llama(head_width=16), start)
+    saved.mkdir(exist_ok=True)
+    ranks.barrier()
+    lesson = LESSONS["bits"]
+    whole = lesson.backend(ALONE, TrainConfig(), start)
+    backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP), start))  # type: ignore[arg-type]
+    base_numbers = distance(published(backend), published(whole))
+    grpo(backend, 0)
+    backend.save(saved, save)
+    engine = TorchEngine(backend.engine_module(), [1], 0)
+    backend.update_engine_module()
+    engine.publish(1)
+    computes_what_the_trainer_does(engine, backend)
+    ranks.barrier()
+    assert sorted(p.name for p in saved.iterdir()) == ["adapter", "shards", "trainer.json", "trainer.pt"]
+    assert sum(map(num_weights, backend.model.parameters())) == sum(map(num_weights, whole.model.parameters()))
+    return {
+        "what is held of bits": {
+            "read": base_numbers,  # bits that are read layer by layer are those of a whole base
+            "share": bytes_of_base(backend.model) / bytes_of_base(whole.model) - 0.5,
+            "planned": bytes_of_weights(backend.model) / planned(backend.model.config) - 1,
+        }
+    }
+
+
+def published(backend: Backend) -> Weights:
+    """What vLLM gets: the base's numbers and the adapters."""
+    found = backend.engine_adapters()
+    assert found is not None
+    both: list[Iterable[tuple[str, torch.Tensor]]] = [found.base(), found.factors()]
+    return {name: tensor.clone() for part in both for name, tensor in part}
+
+
+def streamed(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Weights that ZeRO 3 divides are gathered layer by layer, and no whole copy is kept."""
+    # DeepSpeed leaves weights of less than 100,000 elements whole, and these layers have larger ones.
+    wide = build("qwen2", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4})
+    config = TrainConfig(device="cpu", **zero(3))
+    backend = LESSONS["grpo"].begin(Backend(wide, config, ranks, engine_reads_module=False))
+    grpo(backend, 0)
+    found, most = {}, 0
+    for name, tensor in backend.named_weights():
+        most = max(most, sum(p.numel() for p in backend.model.parameters()))
+        found[name] = tensor.clone()
+    whole = backend.whole_model()
+    assert most < 0.6 * sum(p.numel() for p in whole.parameters())
+    assert backend._whole is None
+    return {"streamed": {"read": distance(found, {n: p.detach() for n, p in whole.named_parameters()})}}
+
+
+def kernels(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Divided backends hand the kernel of log-probs, interpreted, plain output embeddings, and get its gradients."""
+    plain, found = log_probs.log_probs, {}
+    calls: list[bool] = []
+
+    def counted(hidden: Any, weight: Any, *rest: Any, **named: Any) -> Any:
+        calls.append(type(weight.data) is torch.Tensor and weight.dim() == 2 and weight.shape[1] == hidden.shape[1])
+        return plain(hidden, weight, *rest, **named)
+
+    log_probs.log_probs = counted
+    for name, how in {"fsdp": FSDP, "zero 3": zero(3)}.items():
+        found[f"kernel, {name}"] = learn("grpo", {"logits_chunk_tokens": 3, **how}, ranks, root / name)
+        assert all(calls)
+        assert calls
+    return found
+
+
+def followed(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """One rank resumes from what several wrote, and trains to the end of the run."""
+    found = {}
+    for folder in sorted(p.parent for p in root.glob("*/model")):
+        how = FSDP if (folder / "shards").exists() else zero(int(folder.name[-1]))
+        lesson = LESSONS["grpo"]
+        alone = lesson.begin(Backend(two_layers()))
+        grpo(alone, 0)
+        lesson.rest(alone)
+        backend = lesson.backend(ranks, TrainConfig(device="cpu", **how), folder / "model")
+        backend.load(folder)
+        lesson.rest(backend)
+        found[folder.name] = {"weights": distance(weights(backend), weights(alone))}
+    return found
+
+
+CHEAP = {"gradient_checkpointing": True, "logits_chunk_tokens": 3}
+OFFLOADED = {"offload": "optimizer"}
+TRAINERS = {
+    "torch": Trainer([({}, ["grpo", "critic", "shared critic", "distil", "experts", "adapters"])], [gathered]),
+    "fsdp": Trainer(
+        [
+            (FSDP, [name for name in LESSONS if name != "bits"]),
+            ({**FSDP, **CHEAP}, ["grpo", "adapters of experts", "bits"]),
+            ({**FSDP, **OFFLOADED}, ["grpo", "critic", "bits"]),
+        ],
+        [halves, packed_and_compiled, of_bits],
+    ),
+    "fsdp, more ranks": Trainer([(FSDP, ["grpo"]), ({**FSDP, **OFFLOADED}, ["grpo"])]),
+    "deepspeed": Trainer(
+        [
+            (zero(1), ["grpo", "shared critic", "distil", "adapters"]),
+            (zero(2), ["grpo", "critic", "pairs", "adapters of experts"]),
+            (zero(3), ["grpo", "shared critic", "episodes", "distil", "adapters of experts"]),
+            (zero(3, offload="all"), ["grpo", "critic", "distil"]),
+            (zero(2, **CHEAP), ["grpo"]),
+            (zero(3, **CHEAP), ["grpo"]),
+        ],
+        [halves, streamed],
+    ),
+    "kernels": Trainer([], [kernels]),
+    "one that follows": Trainer([], [followed]),
+}
+
+
+def title(how: dict[str, Any]) -> str:
+    return " ".join(str(v) if k in ("backend", "zero", "offload") else k for k, v in how.items()) or "torch"
+
+
+def main(name: str, root: Path) -> dict[str, Any]:
+    ranks, trainer = joined(), TRAINERS[name]
+    found: dict[str, Any] = {}
+    for how, lessons in trainer.lessons:
+        for lesson in lessons:
+            found[f"{lesson}, {title(how)}"] = learn(lesson, how, ranks, root / f"{lesson} {title(how)}")
+    for claim in trainer.claims:
+        found |= claim(ranks, root)
+    leave()
+    return found
+
+
+if __name__ == "__main__":
+    print("found", json.dumps(main(sys.argv[1], Path(sys.argv[2]))))

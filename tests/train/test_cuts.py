@@ -1,0 +1,210 @@
+"""Every objective, however rows are cut, packed and computed once, is that of each row alone, padded: a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from tests.models.families import tiny, with_exact_norms
+from tests.oracles.varlen import varlen_attn
+from tests.train import test_episodes, test_preference, test_reward_model, test_texts
+from tests.train.batches import (
+    OPTIMIZER,
+    finite,
+    groups_of,
+    longer,
+    parts_of,
+    policy,
+    recorded_step,
+    settings_of,
+    stale,
+    without_tree,
+)
+from tests.train.episodes import episodes_of, forked
+from tests.train.test_distillation import OBJECTIVES, rows_of, settings
+from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.models import runs, varlen
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.preferences.base import load_preference
+from verizero.pipeline.registry import names
+from verizero.pipeline.train import trees
+from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.distillation import distill_update
+from verizero.pipeline.train.preference import preference_update
+from verizero.pipeline.train.step import update
+from verizero.pipeline.train.teachers import ModelTeacher
+from verizero.pipeline.train.texts import Row, text_gradient
+from verizero.pipeline.types import Group
+
+Packing = Literal["auto", "on", "off"]
+Solved = tuple[dict[str, float], list[torch.Tensor]]
+"""Metrics, and the gradient of each optimiser step."""
+Objective = Callable[[Packing, int], Solved]
+ALONE: tuple[Packing, int] = ("off", 1)
+LAYOUTS: list[tuple[Packing, int]] = [("off", 40), ("off", 10_000), ("on", 1), ("on", 60), ("auto", 10_000)]
+TWO: list[tuple[Packing, int]] = [("off", 40), ("auto", 60)]
+
+
+def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any) -> Objective:
+    """An update; "lora" trains adapters, "observed" has what was observed in the loss."""
+
+    def solved(packing: Packing, tokens: int) -> Solved:
+        own = {k: v for k, v in params.items() if k not in ("lora", "observed")}
+        parts, model = parts_of(algorithm, **own), with_exact_norms(policy())
+        adapted = Adapted(model, 2, 4.0, (), 7) if params.get("lora") else None
+        backend = Backend(model, TrainConfig(packing=packing, micro_batch_tokens=tokens), adapted=adapted)
+        backend.start(OPTIMIZER, 10)
+        backend.refresh_reference()
+        if parts.critic is not None:
+            backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+        how = settings_of(parts, tokens, step=60, observation_coef=0.7 * params.get("observed", False))
+        return watched(backend, lambda: update(backend, parts, groups(), how))
+
+    return solved
+
+
+def watched(backend: Backend, act: Callable[[], dict[str, float]]) -> Solved:
+    gradients: list[torch.Tensor] = []
+    for own in (backend, backend.critic):
+        if own is not None:
+            own.step = recorded_step(own, gradients)  # type: ignore[method-assign]
+    return act(), gradients
+
+
+def pairs(name: str, params: dict[str, Any]) -> Objective:
+    def solved(packing: Packing, tokens: int) -> Solved:
+        backend = test_preference.backend_of(packing=packing)  # type: ignore[arg-type]
+        rows = test_preference.rows_of(labels=test_preference.is_of_labels(name))
+        batch = test_preference.batch_of(test_preference.with_shared_prompts(rows))
+        loss, at = load_preference(name, params), test_preference.settings(tokens)
+        return watched(backend, lambda: preference_update(backend, *loss, batch, at))
+
+    return solved
+
+
+def distil(objective: Any) -> Objective:
+    def solved(packing: Packing, tokens: int) -> Solved:
+        backend = Backend(with_exact_norms(policy()), TrainConfig(packing=packing))
+        backend.start(OPTIMIZER, 10)
+        teachers = {name: ModelTeacher(with_exact_norms(policy(seed))) for name, seed in (("a", 50), ("b", 60))}
+        return watched(backend, lambda: distill_update(backend, teachers, rows_of(), objective, settings(tokens)))
+
+    return solved
+
+
+def texts(packing: Packing, tokens: int) -> Solved:
+    """Some begin alike, so that they are a tree."""
+    backend, rows = Backend(with_exact_norms(policy()), TrainConfig(packing=packing)), test_texts.texts(count=12)
+    backend.start(OPTIMIZER, 10)
+    prompt = max((row.ids for row in rows), key=len)[:12]
+    rows += [Row((*prompt, *row.ids), row.spans) for row in rows[:6]]
+    return watched(backend, lambda: text_gradient(backend, rows, 1.0, 0, tokens) | backend.step())
+
+
+def reward_model(batch: list[Any]) -> Objective:
+    def solved(packing: Packing, tokens: int) -> Solved:
+        backend = Backend(
+            tiny("qwen2 tied", dtype=torch.float64), TrainConfig(packing=packing, micro_batch_tokens=tokens)
+        )
+        model = backend.reward_model(OPTIMIZER, 10)
+        with_exact_norms(model.model)  # a copy of the policy's blocks
+        torch.manual_seed(1)
+        torch.nn.init.normal_(model.model.score.weight)
+        metrics = model.update(batch)
+        return metrics, [p.detach().clone() for p in model.model.parameters()]
+
+    return solved
+
+
+EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
+OLD = {"mismatch_stale": "decoupled", "num_minibatches": 2}
+
+
+def some_stale() -> list[Group]:
+    return stale(stale(longer(groups_of(4)), 2, 1, version=2), 0, 0, version=1)
+
+
+FEW: dict[str, Objective] = {
+    "single responses": rl("grpo", some_stale, kl_coef=0.05, mismatch_level="token", **EPOCHS),
+    "short prompts": rl("gspo", lambda: groups_of(4), num_minibatches=2),
+    "LoRA": rl("grpo", lambda: longer(groups_of(3)), kl_coef=0.05, lora=True),
+    "critic": rl("ppo", lambda: longer(groups_of(3)), **EPOCHS),
+    "shared critic": rl("ppo", critic_shared=True, kl_coef=0.1),
+    "observations": rl("grpo", observed=True),
+    "episodes": rl("grpo", lambda: episodes_of(3, 4), num_minibatches=2),
+    "pairs": pairs("dpo", {}),
+    "texts": texts,
+    "distillation": distil(OBJECTIVES[0]),
+    "a reward model of pairs": reward_model(test_reward_model.pairs()),
+}
+MANY: dict[str, Objective] = {
+    **{name: rl(name) for name in names("algorithms") if name not in ("custom", "pass_at_k", "flash_reinforce")},
+    "pass_at_k": rl("pass_at_k", k=2),
+    "flash_reinforce": rl("flash_reinforce", mismatch_reject={"mean_binary_kl": 9.0}),
+    **{
+        f"{name} of episodes": rl(algorithm, partial(test_episodes.cut_groups, name), **params)
+        for name, (algorithm, params) in test_episodes.CUTS.items()
+    },
+    "decoupled": rl("grpo", some_stale, mismatch_level="token", **OLD),
+    "normalised": rl("grpo", some_stale, mismatch_level="geometric", mismatch_normalize=True, **OLD),
+    "rejected": rl("grpo", some_stale, mismatch_stale="bypass", mismatch_reject={"mean_k1": 0.5}),
+    **{
+        f"pairs, {name} {params or ''}": pairs(name, params) for name, params in test_preference.LOSSES if name != "dpo"
+    },
+    **{f"distillation, {objective}": distil(objective) for objective in OBJECTIVES[1:]},
+    "a reward model of answers": reward_model(test_reward_model.answers()),
+    "a reward model of steps": reward_model(test_reward_model.steps()),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are shared however short they are."""
+    monkeypatch.setattr(trees, "MIN_SAVED_TOKENS", 1)
+
+
+@cache
+def alone(name: str) -> Solved:
+    return {**FEW, **MANY}[name](*ALONE)
+
+
+def check(name: str, layout: tuple[Packing, int]) -> None:
+    metrics, gradients = {**FEW, **MANY}[name](*layout)
+    wanted, others = alone(name)
+    assert finite(metrics)
+    # Values of a critic of its own are float32, and so are lengths of responses with steps.
+    near = 1e-6 if name in ("critic", "ppo", "vapo") else 1e-12
+    of_metrics = 1e-6 if near == 1e-6 or "steps" in name else 1e-8
+    assert without_tree(metrics) == pytest.approx(without_tree(wanted), rel=of_metrics, abs=of_metrics)
+    assert len(gradients) == len(others) > 0
+    for found, other in zip(gradients, others, strict=True):
+        assert float((found - other).abs().max()) <= near * float(other.abs().max())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", FEW)
+def test_each_layout_is_each_row_alone(name: str, layout: tuple[Packing, int]) -> None:
+    check(name, layout)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", FEW)
+def test_the_kernel_of_a_gpu_is_each_row_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the slow double of torch's kernel, in the widths of a GPU."""
+    monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
+    monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
+    check(name, ("on", 60))
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MANY)
+def test_each_objective_is_that_of_each_row_alone(name: str) -> None:
+    for layout in TWO:
+        check(name, layout)
