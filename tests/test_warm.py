@@ -85,6 +85,19 @@ def test_a_program_has_the_descriptors_that_it_is_given(tmp_path: Path, monkeypa
     warm.close()
 
 
+def status_of_a_program_with_an_inherited_file() -> int:
+    """Status of a program that closes, as an object, a file that the process had open which starts it."""
+    with open(os.devnull) as sys.inherited:  # type: ignore[attr-defined]
+        return subprocess.run([sys.executable, "-m", "tests.closes_inherited"], check=False).returncode
+
+
+def test_an_inherited_file_closes_no_file_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    warm = Warm(("json",))
+    assert warm.call(status_of_a_program_with_an_inherited_file) == 0
+    warm.close()
+
+
 def shown_of_a_program(folder: str) -> list[str]:
     """What /proc shows of a program that a fork starts with a variable, as long as it waits for its input."""
     environment = {**os.environ, "MINE": folder}

@@ -186,7 +186,7 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    discard_descriptors()
     if how["cwd"] is not None:
         os.chdir(how["cwd"])
     if how["start_new_session"]:
@@ -204,6 +204,19 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
         run_path(WATCHER, run_name="__main__")
     else:
         run_module(program[0], run_name="__main__", alter_sys=True)
+
+
+def discard_descriptors() -> None:
+    """Let every descriptor but the three streams name the null device.
+
+    They stay open: a socket or a file that this fork inherited as an object closes its number when it is collected, and
+    by then that number would be another file's.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        # The last one is that of the listing, which is closed by now.
+        if number > 2 and number != null:
+            os.dup2(null, number, inheritable=False)
 
 
 def forget_signals() -> None:
