@@ -6,18 +6,22 @@ torch compiles with the C++ compiler here; on a GPU the same calls make Triton's
 from __future__ import annotations
 
 import copy
+import faulthandler
 import functools
 import os
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load, save
 
 from tests.models.families import build, tiny
 from tests.train.batches import distance, groups_of, longer, parts_of, settings_of
+from tests.warm import warm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import compiled
@@ -53,41 +57,47 @@ def traced(plain: Any, is_deterministic: bool) -> Any:
     return torch.compile(plain, dynamic=False, backend="aot_eager")
 
 
-@pytest.mark.slow
-@pytest.mark.integration  # torch's compiler traces all blocks, forward and backward
-@pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
-def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bool] = []
-    compiler: list[bool] = []
-    whole = compiled._compiled
+def end_of(mode: str, how: str) -> tuple[bytes, dict[str, float], int, set[bool]]:
+    """Weights (as safetensors) and metrics after two updates, the number of traced calls, and the compiler's modes.
+
+    A mode is True with gradients. Call it in a fork: torch's compiler changes the process, and what other tests left
+    there must not change the code.
+    """
+    faulthandler.enable()  # where compiled code ends the process, the error shows what it did
+    num_calls, compiler, whole = count(), set(), compiled._compiled
 
     def seen(forward: Any, is_deterministic: bool) -> Any:
-        calls.append(torch.is_grad_enabled())
+        next(num_calls)
         quick = traced(forward, is_deterministic)
 
         def packed_by_the_compiler(*args: Any, **named: Any) -> Any:
             if named.get("runs") is None:
                 return quick(*args, **named)
-            compiler.append(torch.is_grad_enabled())
+            compiler.add(torch.is_grad_enabled())
             return whole(forward, is_deterministic)(*args, **named)
 
         # Packed rows alone, as on a GPU: each shape more costs the compiler seconds.
         return packed_by_the_compiler if how == "inductor" else quick
 
-    monkeypatch.setattr(compiled, "_compiled", seen)
-    ends = []
-    for mode in ("on", "off"):
-        config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
-        backend = Backend(model_of(), ranks=ALONE, config=config)
-        ends.append((*trained(backend), len(calls)))
-        calls.clear()
-    assert ends[0][2] > 1
-    assert ends[1][2] == 0
-    assert set(compiler) == ({True, False} if how == "inductor" else set()), "with gradients, and without"
-    assert distance(ends[0][0], ends[1][0]) < 1e-5
-    assert distance(ends[0][0], model_of().state_dict()) > 1e-3
-    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4, abs=1e-5)
-    assert "compile/fallbacks" not in ends[0][1]
+    compiled._compiled = seen  # type: ignore[assignment]
+    config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
+    weights, metrics = trained(Backend(model_of(), ranks=ALONE, config=config))
+    return save(weights), metrics, next(num_calls), compiler
+
+
+@pytest.mark.slow
+@pytest.mark.integration  # torch's compiler traces all blocks, forward and backward
+@pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
+def test_updates_are_those_without_compilation(how: str) -> None:
+    weights, metrics, num_calls, compiler = warm().call(end_of, "on", how)
+    plain_weights, plain_metrics, no_calls, _ = warm().call(end_of, "off", how)
+    assert num_calls > 1
+    assert no_calls == 0
+    assert compiler == ({True, False} if how == "inductor" else set()), "with gradients, and without"
+    assert distance(load(weights), load(plain_weights)) < 1e-5
+    assert distance(load(weights), model_of().state_dict()) > 1e-3
+    assert metrics == pytest.approx(plain_metrics, rel=1e-4, abs=1e-5)
+    assert "compile/fallbacks" not in metrics
 
 
 @pytest.mark.integration
@@ -131,9 +141,7 @@ def wrong(plain: Any, is_deterministic: bool) -> Any:
 def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_compiled", code)
     # As packed rows on a GPU.
-    monkeypatch.setattr(
-        Compiling, "may_compile", lambda self, named: self.is_proved is not False
-    )  # as packed rows on a GPU
+    monkeypatch.setattr(Compiling, "may_compile", lambda self, named: self.is_proved is not False)
     ends = []
     for auto in (True, False):
         backend = Backend(model_of(), ranks=ALONE, config=TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
