@@ -30,8 +30,6 @@ class Trial:
     stop_on_failure: bool = False
     language: str = "python"
     """Languages other than Python (`sandbox.available()` names them) take stdin tests, each in a new process."""
-    values: bool = False
-    """True to have a service send back the returned values. Results of this machine always have them."""
 
 
 def run(

@@ -128,17 +128,13 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
         "limits": {name: getattr(trial.limits, name) for name in Limits.__dataclass_fields__},
         "stop_on_failure": trial.stop_on_failure,
         "language": trial.language,
-        "values": trial.values,
     }
 
 
-def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
-    """Return the result as JSON; with `values`, every test has its function's returned value, encoded."""
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """Return the result as JSON, with the encoded value that each test's function returned."""
     names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
-    tests = [{n: getattr(t, n) for n in names} for t in result.tests]
-    if values:
-        for row, test in zip(tests, result.tests, strict=True):
-            row["encoded_value"] = test.encoded.decode("ascii")
+    tests = [{n: getattr(t, n) for n in names} | {"encoded_value": t.encoded.decode("ascii")} for t in result.tests]
     return {
         "passed": result.passed,
         "status": result.status,

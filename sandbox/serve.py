@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -21,9 +19,8 @@ from verizero.sandbox.pool import Pool
 from verizero.sandbox.results import Limits, Mode
 from verizero.sandbox.worker import codec
 
-MOST = Limits(wall_s=60, cpu_s=30, memory_mib=1024, output_kib=16384, disk_mib=64, processes=64, max_tests=10_000)
-"""The most that a request may ask for, where the service is not told."""
-_DEFAULTS = Limits()
+MAX_WAITING = 1024
+"""Programs that wait at one time; another is turned away."""
 
 
 class _Form(BaseModel):
@@ -47,24 +44,6 @@ def _language_of(named: object) -> str:
     return language
 
 
-def granted(most: Limits, asked: Mapping[str, float | None] | None) -> Limits:
-    """Return the limits of a request: what it asks for, and for the rest the defaults, if the service allows as much.
-
-    Raises: ValueError naming a limit above `most`: were it lowered, a program that needs it would fail, and nobody
-    would see why.
-    """
-    numbers: dict[str, Any] = {}
-    for name in (field.name for field in fields(most)):
-        top, number = getattr(most, name), (asked or {}).get(name)
-        if number is not None and number > top:
-            raise ValueError(
-                f"limits.{name}: {number:g} is above {top:g}, the most of this service for {name}; ask for at most "
-                "that, or start the service with more"
-            )
-        numbers[name] = min(getattr(_DEFAULTS, name), top) if number is None else number
-    return Limits(**numbers)
-
-
 class Job(_Form):
     """A program with its tests."""
 
@@ -75,12 +54,11 @@ class Job(_Form):
     limits: Annotated[dict[str, Annotated[float, Field(gt=0)] | None], AfterValidator(_known_limits)] | None = None
     stop_on_failure: bool = False
     language: Annotated[str, BeforeValidator(_language_of)] = "python"
-    values: bool = False
 
-    def trial(self, most: Limits) -> Trial:
-        """Return the trial, with limits of at most `most`. Raises: ValueError naming the field, or a malformed test."""
-        limits, stop_on_failure = granted(most, self.limits), self.stop_on_failure
-        trial = Trial(self.program, self._tests(), self.mode, limits, stop_on_failure, self.language, self.values)
+    def trial(self) -> Trial:
+        """Return the trial. Raises: ValueError naming the field, or a malformed test."""
+        limits = Limits(**{name: value for name, value in (self.limits or {}).items() if value is not None})  # type: ignore[arg-type]
+        trial = Trial(self.program, self._tests(), self.mode, limits, self.stop_on_failure, self.language)
         check(trial)
         return trial
 
@@ -99,25 +77,11 @@ class Job(_Form):
 
 
 class SandboxService(Service):
-    """Serves the sandbox at an address: a pool runs the clients' programs, with limits and a bounded queue."""
+    """Serves the sandbox at an address: a pool runs the clients' programs, of which only so many wait."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        token: str | None = None,
-        max_queue: int = 1024,
-        limits: Limits | None = None,
-    ) -> None:
-        """Bind the address. No request may ask for more than `limits`, by default `MOST`.
-
-        Raises: ValueError for a queue without room; IsolationError when the walls are too low; OSError.
-        """
-        if max_queue < 1:
-            raise ValueError(f"max_queue must be at least 1, got {max_queue}")
-        self.limits = limits or MOST
-        self.pool, self.max_queue, self.lock = pool, max_queue, threading.Lock()
+    def __init__(self, pool: Pool, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        """Bind the address. Raises: IsolationError when the walls are too low; OSError."""
+        self.pool, self.lock = pool, threading.Lock()
         self.waiting = self.num_programs = 0
         self.health()
         super().__init__(self.respond, host, port, token)
@@ -148,17 +112,17 @@ class SandboxService(Service):
 
     def _enter(self) -> None:
         with self.lock:
-            if self.waiting >= self.max_queue:
+            if self.waiting >= MAX_WAITING:
                 raise Refused(429, f"{self.waiting} programs wait, as many as may; come back later")
             self.waiting += 1
 
     def _run(self, job: Job) -> dict[str, Any]:
         """Run a job. Raises: ValueError if it cannot be run; IsolationError where its language is not installed."""
-        (result,) = run_many([job.trial(self.limits)], pool=self.pool)
-        return result_to_json(result, job.values)
+        (result,) = run_many([job.trial()], pool=self.pool)
+        return result_to_json(result)
 
     def health(self) -> dict[str, Any]:
-        """Return the isolation level, the walls, the languages, packages, and the most that requests may ask for.
+        """Return the isolation level, the walls, the languages, the packages, and how many programs wait and were run.
 
         Raises: IsolationError if no program can run.
         """
@@ -166,4 +130,4 @@ class SandboxService(Service):
         languages = sorted(name for name, is_available in available().items() if is_available)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
                 "packages": list(self.pool.packages), "modules": sorted(self.pool.modules),
-                "limits": asdict(self.limits), "waiting": self.waiting, "programs": self.num_programs}  # fmt: skip
+                "waiting": self.waiting, "programs": self.num_programs}  # fmt: skip

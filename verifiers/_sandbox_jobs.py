@@ -147,9 +147,8 @@ def _trial(job: Job, limits: sandbox.Limits) -> sandbox.Trial:
     tests = job.tests
     if job.checker is not None:  # what a test returns is kept, and told to the checker
         tests = tuple({**test, EXPECTED[job.mode]: None} for test in tests)
-    needs_values = job.needs_values or job.checker is not None
     stop = job.stop and (job.checker is None or job.mode == "stdin")  # a value that is not None is no failure yet
-    return sandbox.Trial(job.program, tests, job.mode, limits, stop, job.language, needs_values)
+    return sandbox.Trial(job.program, tests, job.mode, limits, stop, job.language)
 
 
 def _checks(job: Job, result: sandbox.RunResult) -> sandbox.Trial | None:
@@ -165,7 +164,7 @@ def _checks(job: Job, result: sandbox.RunResult) -> sandbox.Trial | None:
         if _has_output(done)
     ]
     source = with_prelude(str(job.checker), CHECKED)
-    return sandbox.Trial(source, calls, "function", values=True) if calls else None
+    return sandbox.Trial(source, calls, "function") if calls else None
 
 
 def _has_output(test: sandbox.TestResult) -> bool:

@@ -160,19 +160,16 @@ def _missing_gpu(driver: str | None, cuda: str | None) -> Checked:
 def sandbox_checks(min_level: int = 2) -> list[Checked]:
     """Return the sandbox's level here, the state of each wall, and the languages whose tools are installed."""
     from verizero import sandbox
+    from verizero.sandbox.isolation import explain
 
     try:
         isolation = sandbox.probe()
     except VerizeroError as exc:
         return [_broken("sandbox", str(exc), "")]
-    level, remedy = (
-        f"isolation level L{isolation.level}",
-        "see the walls below, or run programs elsewhere (sandbox.url)",
-    )
-    is_high = isolation.level >= min_level
-    checks = [
-        Checked("sandbox", True, level) if is_high else _broken("sandbox", f"{level}, below L{min_level}", remedy)
-    ]
+    if isolation.level >= min_level:
+        checks = [Checked("sandbox", True, f"isolation level L{isolation.level}")]
+    else:
+        checks = [_broken("sandbox", explain(isolation, min_level), "or run programs elsewhere (sandbox.url)")]
     for wall, is_up in isolation.stands.items():
         note = isolation.notes.get(wall) or ("up" if is_up else "not available here")
         checks.append(Checked(f"  {wall}", is_up, note))

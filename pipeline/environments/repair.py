@@ -79,7 +79,7 @@ class Repair:
         params = self.params
         limits = sandbox.Limits(params.wall_s, params.cpu_s, params.memory_mib)
         # The value that the first test returns is shown, so it is sent back, also from another machine.
-        results = run(sandbox.Trial(program, self.tests, self.mode, limits, stop_on_failure=True, values=True))
+        results = run(sandbox.Trial(program, self.tests, self.mode, limits, stop_on_failure=True))
         return next(((i, r) for i, r in enumerate(results) if not r.passed), (0, None))
 
     def _shown(self, number: int, result: sandbox.TestResult) -> str:

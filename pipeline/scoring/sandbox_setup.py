@@ -29,8 +29,7 @@ def open_sandbox(
 
     `played`: the languages of programs that environments run. Returns None if neither they nor `verifiers` run any.
     `say` shows warnings.
-    Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token, and
-    for limits above those of a service.
+    Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
     settings = use_sandbox(config)
     used = [p for v in verifiers if isinstance(v, BoundVerifier) for p in programs_of(v.params)]
@@ -40,8 +39,7 @@ def open_sandbox(
     languages.discard(SESSION)
     if not languages:
         return None
-    limits = [p.limits() for p in used]
-    return _services(settings, languages, limits, say) if settings.urls else _this_machine(languages)
+    return _services(settings, languages, say) if settings.urls else _this_machine(languages)
 
 
 def use_sandbox(config: SandboxConfig) -> SandboxSettings:
@@ -78,21 +76,17 @@ def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(
-    settings: SandboxSettings, languages: set[str], limits: list[sandbox.Limits], say: Callable[[str], None]
-) -> dict[str, Any]:
+def _services(settings: SandboxSettings, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}  # URL -> why the service cannot be used
     for url in settings.urls:
         try:
             health = _ask(f"{url}/health", settings.token)
-            most: dict[str, float] = dict(health["limits"])
             levels[url], lacks = int(health["level"]), sorted(languages - {"python", *health["languages"]})
             if lacks:
                 raise IsolationError(
                     f"the sandbox at {url} has no {', '.join(lacks)}; install what runs it there, or drop the address"
                 )
-            _require_below(most, limits, url)
             if missing := sorted(set(settings.packages) - set(health["packages"])):
                 raise ConfigError(
                     f"sandbox.packages: the sandbox at {url} has no {missing[0]}; start it with --packages "
@@ -122,16 +116,6 @@ def _services(
                 f"serve it from a machine with higher walls, or set sandbox.min_level to {level}"
             )
     return {"level": min(levels.values()), "services": levels}
-
-
-def _require_below(most: dict[str, float], limits: Iterable[sandbox.Limits], url: str) -> None:
-    """Raise ConfigError if a verifier's limit is above that of the service, which would refuse its programs."""
-    for name, number in ((name, getattr(asked, name)) for asked in limits for name in most):
-        if number > most[name]:
-            raise ConfigError(
-                f"{name} is {number:g}, and the sandbox at {url} allows {most[name]:g}; lower it in the verifier or "
-                f"in the section sandbox, or start the service with --{name.replace('_', '-')} {number:g}"
-            )
 
 
 def _ask(url: str, token: str | None) -> Any:

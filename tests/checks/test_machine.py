@@ -114,7 +114,7 @@ def test_what_a_recipe_needs(tmp_path: Path, verifier: Any, changes: dict[str, A
 def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int, recipe: str, usable: bool
 ) -> None:
-    stands = {"namespaces": level == 3, "rlimits": True}
+    stands = {"namespaces": level == 3, "landlock": level > 1, "seccomp": level > 1, "rlimits": True}
     monkeypatch.setattr(sandbox, "probe", lambda: Isolation(level, stands, {}))
     monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
     write_row(tmp_path, recipe)
@@ -124,7 +124,7 @@ def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
     (walls,) = [c for c in here.checks if c.name == "sandbox"]
     assert ("sandbox" in here.required) is (recipe == "code")
     assert state_of(walls) == ("ok" if level >= 2 else "broken")
-    assert ("below L2" in walls.result) is (level < 2)
+    assert ("min_level is 2. Missing: landlock" in walls.result) is (level < 2)
     assert here.is_usable is usable
     assert ("but no recipe" in verdict_of(here)) is (level < 2 and recipe == "exact")
 

@@ -44,14 +44,12 @@ def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[
 
 class TestServe:
     @pytest.mark.integration
-    def test_runs_programs_with_a_token_and_lowered_limits_and_ends_with_its_workers(self) -> None:
-        with serving("--cpu-s", "0.5", "--token-env", "MINE", MINE="secret") as (process, url):
+    def test_runs_programs_with_a_token_and_ends_with_its_workers(self) -> None:
+        with serving("--token-env", "MINE", MINE="secret") as (process, url):
             programs = ("print(int(input()) * 2)", "while True: pass")
             trials = [sandbox.Trial(program, TESTS, limits=sandbox.Limits(cpu_s=0.5)) for program in programs]
-            trials += [sandbox.Trial("print(8)", TESTS, limits=sandbox.Limits(cpu_s=60))]
             results = Client(url, "secret").run_many(trials)
-            assert [r.status for r in results] == ["passed", "cpu_limit", "sandbox_error"]
-            assert "limits.cpu_s: 60 is above 0.5" in results[2].error
+            assert [r.status for r in results] == ["passed", "cpu_limit"]
             assert "401" in Client(url, "guess").run_many(trials)[0].error
             workers = family(process.pid) - {process.pid}
             assert workers
@@ -70,37 +68,15 @@ class TestServe:
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_S) == 0
 
-    @pytest.mark.parametrize(
-        ("options", "named"),
-        [
-            (["--max-queue", "0"], "max_queue "),
-            (["--workers", "0"], "workers "),
-            (["--cpu-s", "-1"], "cpu_s "),
-        ],
-    )
-    def test_what_cannot_be_served_is_said(
-        self, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["sandbox", "serve", "--port", "0", *options]) == 1
+    def test_what_cannot_be_served_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["sandbox", "serve", "--port", "0", "--workers", "0"]) == 1
         heard = capsys.readouterr()
         assert heard.out == ""
         assert heard.err.startswith("verizero: ")
-        assert named in heard.err
+        assert "workers " in heard.err
 
     def test_a_port_in_use_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             assert main(["sandbox", "serve", "--port", str(port)]) == 1
         assert f"127.0.0.1:{port}" in capsys.readouterr().err
-
-
-class TestCheck:
-    @pytest.mark.integration
-    def test_shows_the_walls_and_refuses_below_the_level(self, capsys: pytest.CaptureFixture[str]) -> None:
-        isolation = sandbox.probe()
-        for level in (0, 3):
-            assert main(["sandbox", "check", "--min-level", str(level)]) == int(isolation.level < level)
-            said = capsys.readouterr().out
-            assert f"isolation level L{isolation.level}" in said
-            for wall, stands in isolation.stands.items():
-                assert re.search(rf"^{'ok' if stands else 'missing'} +{wall} ", said, re.MULTILINE)

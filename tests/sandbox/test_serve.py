@@ -15,6 +15,7 @@ from tests.sandbox.doubling import DOUBLE, PYTHON
 from tests.sandbox.processes import wait_until
 from verizero import sandbox
 from verizero.sandbox import client as clients
+from verizero.sandbox import serve
 from verizero.sandbox.client import Client
 from verizero.sandbox.serve import SandboxService
 
@@ -33,9 +34,9 @@ TOKEN = "secret"
 LIMITS = sandbox.Limits(wall_s=3, cpu_s=1)
 
 
-def serving(pool: sandbox.Pool, **settings: Any) -> SandboxService:
+def serving(pool: sandbox.Pool) -> SandboxService:
     """A service on a free port, for a `with` block."""
-    return SandboxService(pool, token=TOKEN, **settings)
+    return SandboxService(pool, token=TOKEN)
 
 
 def post(server: SandboxService, path: str, data: Any, token: str = TOKEN) -> tuple[int, dict[str, Any]]:
@@ -57,23 +58,8 @@ def get(server: SandboxService, path: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(pool: sandbox.Pool) -> Iterator[SandboxService]:
-    with serving(pool, limits=LIMITS) as made:
+    with serving(pool) as made:
         yield made
-
-
-def test_a_request_above_the_limits_is_refused_with_field_and_limit(server: SandboxService) -> None:
-    for path, data, named in (
-        ("/run", {"program": "1", "tests": TESTS, "limits": {"output_kib": 4096}}, "limits.output_kib: 4096 is above"),
-        ("/run", {"program": "1", "tests": TESTS, "limits": {"wall_s": 500}}, "above 3, the most of this service"),
-    ):
-        code, reply = post(server, path, data)
-        assert (code, named in reply["error"]) == (422, True), reply
-    trials = [sandbox.Trial(PYTHON, TESTS, limits=limits) for limits in (sandbox.Limits(), LIMITS)]
-    refused, done = Client(server.address, TOKEN).run_many(trials)
-    assert (refused.status, done.status) == ("sandbox_error", "passed")
-    assert "limits.wall_s: 10 is above 3" in refused.error
-    _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
-    assert reply["status"] == "cpu_limit"
 
 
 def test_bad_requests_are_told_why(server: SandboxService) -> None:
@@ -111,7 +97,7 @@ def test_bad_requests_are_told_why(server: SandboxService) -> None:
 def test_health(server: SandboxService, pool: sandbox.Pool) -> None:
     health = json.loads(get(server, "/health"))
     assert health["level"] == pool.isolation.level
-    assert (health["limits"]["cpu_s"], health["limits"]["memory_mib"]) == (1, 512)
+    assert health["waiting"] == 0
 
 
 def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
@@ -125,9 +111,10 @@ def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
                 urllib.request.urlopen(server.address + path)
 
 
-def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
+def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_WAITING", 2)
     trial, codes = {"program": PYTHON, "tests": TESTS[:1]}, list[int]()
-    with serving(pool, max_queue=2) as server:
+    with serving(pool) as server:
         threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", trial)[0])) for _ in range(2)]
         for _ in range(pool.size):
             pool._free.acquire()  # every worker is busy
@@ -145,8 +132,6 @@ def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None
     assert [code for code, _ in refused] == [429] * 3
     assert all("2" in reply["error"] for _, reply in refused)
     assert codes == [200, 200]
-    with pytest.raises(ValueError, match="max_queue"):
-        serving(pool, max_queue=0)
 
 
 def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:
@@ -160,12 +145,14 @@ def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> No
     assert "sandbox_error" not in {r.status for r in results}
 
 
-def test_a_request_may_raise_the_defaults_up_to_the_most(pool: sandbox.Pool) -> None:
+def test_a_request_gets_the_limits_that_it_asks_for(pool: sandbox.Pool) -> None:
     big, limits = "print(len(bytearray(700 << 20)))", sandbox.Limits(cpu_s=10, memory_mib=1024, output_kib=4096)
     with serving(pool) as server:
         test = {"input": "", "output": str(700 << 20)}
         trials = [sandbox.Trial(big, [test], limits=limits), sandbox.Trial(big, [test])]
         assert [r.status for r in Client(server.address, TOKEN).run_many(trials)] == ["passed", "memory_limit"]
+        _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
+        assert reply["status"] == "cpu_limit"
 
 
 def test_what_no_service_takes_is_not_sent(server: SandboxService) -> None:
@@ -192,16 +179,13 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
         Client("somewhere")
 
 
-def test_values_come_back_when_asked_for(server: SandboxService) -> None:
+def test_values_come_back(server: SandboxService) -> None:
     tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
     program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
-    trial = sandbox.Trial(program, tests, "function", LIMITS, values=True)
-    (answer,) = Client(server.address, TOKEN).run_many([trial])
+    (answer,) = Client(server.address, TOKEN).run_many([sandbox.Trial(program, tests, "function", LIMITS)])
     assert answer.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
     assert repr(answer.tests[1].value) == "<A>"
-    (silent,) = Client(server.address, TOKEN).run_many([sandbox.Trial(program, tests, "function", LIMITS)])
-    assert [t.value for t in silent.tests] == [None, None]
-    assert [t.status for t in silent.tests] == [t.status for t in answer.tests] == ["wrong_answer"] * 2
+    assert [t.status for t in answer.tests] == ["wrong_answer"] * 2
 
 
 def test_other_languages_run_or_are_said_to_be_missing(server: SandboxService) -> None:

@@ -103,21 +103,6 @@ def test_services_that_cannot_be_used_are_refused(
         opened(**{"url": server.address, **settings})
 
 
-def test_limits_above_the_services_are_refused_before_training(
-    server: SandboxService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MINE", "secret")
-    settings = {"url": server.address, "token_env": "MINE"}
-    assert opened("code", {"memory_mib": 1024}, **settings)[0]
-    for params, section, named in (
-        ({"memory_mib": 4096}, {}, r"memory_mib is 4096.* allows 1024.*--memory-mib 4096"),
-        ({"wall_s": 60}, {"cpu_s": 31}, "cpu_s is 31"),
-        ({"parts": [{"name": "code", "params": {"output_kib": 99999}}]}, {}, "output_kib is 99999"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            opened("combine" if "parts" in params else "code", params, **settings, **section)
-
-
 def test_a_service_must_have_the_language_and_nothing_is_needed_here(
     server: SandboxService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
