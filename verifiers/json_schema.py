@@ -260,7 +260,7 @@ def is_found(pattern: str, text: str) -> bool:
         raise DataError(f"reference.schema: not a pattern of Python's re: {pattern!r:.80}: {exc}") from exc
     if QUICK.fullmatch(pattern) and len(text) <= MAX_HERE:
         return compiled.search(text) is not None
-    job = Job(INSIDE, ({"fn": "matches", "args": [pattern, text, False], "expected": True},), "function")
+    job = Job(INSIDE, ({"fn": "is_in", "args": [pattern, text], "expected": True},), "function")
     (outcome,) = run_or_fail([job], runner(LIMITS))
     if outcome.status == "sandbox_error":
         raise NotSearched(outcome.detail)

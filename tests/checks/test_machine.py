@@ -96,7 +96,7 @@ def write_row(folder: Path, verifier: Any) -> None:
     [
         ("exact", {}, set()),
         ("code", {}, {"sandbox"}),
-        ({"name": "combine", "params": {"parts": [{"name": "exact"}, {"name": "regex"}]}}, {}, {"sandbox"}),
+        ({"name": "combine", "params": {"parts": [{"name": "exact"}, {"name": "sql"}]}}, {}, {"sandbox"}),
         ("code", {"sandbox": {"url": "http://127.0.0.1:9"}}, set()),
         ("exact", {"scoring": {"components": [{"verifier": {"name": "code"}, "weight": 0.1}]}}, {"sandbox"}),
         ("exact", {"rollout": {"max_response_tokens": 8, "engine": "vllm"}}, {"vllm"}),

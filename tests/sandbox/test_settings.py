@@ -119,7 +119,6 @@ def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() 
     [
         ("code", {}, True),
         ("sql", {}, True),
-        ("regex", {}, True),
         ("unit_tests", {}, True),
         ("math", {}, False),
         ("combine", {"parts": [{"name": "math"}, {"name": "format", "gate": True}]}, False),

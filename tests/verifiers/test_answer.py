@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.verifiers.fake_sandbox import FakeSandbox
 from verizero.pipeline.fences import blocks_in
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers import regex as regex_module
 from verizero.verifiers.answer import MAX_TAIL, Answer, after_thinking, final_answer, is_blank, last_box
 from verizero.verifiers.answer.words import CUES
 from verizero.verifiers.base import load as load_verifier
@@ -39,7 +37,6 @@ READERS: dict[str, tuple[dict[str, Any], Any]] = {
     "numeric": ({}, 42),
     "choice": ({}, "B"),
     "countdown": ({}, GAME),
-    "regex": ({}, "42"),
 }
 """Verifier -> (parameters, reference) of each verifier that compares one final answer."""
 RIGHT = {"choice": "B"}
@@ -53,8 +50,6 @@ def read(response: str, prompt: str = "", truncated: bool = False) -> Answer:
 def verdict(name: str, response: str, prompt: str = "", truncated: bool = False) -> Verdict:
     params, reference = READERS[name]
     attempt = Attempt(response, reference, prompt, truncated)
-    if name == "regex":
-        return regex_module.grade([attempt], regex_module.RegexParams(), FakeSandbox())[0]
     return load(name).bind(params).score([attempt])[0]
 
 

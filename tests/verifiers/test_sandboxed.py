@@ -1,4 +1,4 @@
-"""SQL and regular expressions, in the sandbox."""
+"""SQL, in the sandbox."""
 
 from __future__ import annotations
 
