@@ -1,4 +1,4 @@
-"""Combine verifiers: by weights, all of, first of, and gates."""
+"""Combine verifiers: by weights, and by gates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -53,12 +53,9 @@ class Part(BaseModel):
 
 
 class CombineParams(VerifierParams):
-    """The parts, and the rule that combines their scores."""
+    """The parts."""
 
     parts: tuple[Part, ...] = Field(min_length=1)
-    mode: Literal["weighted", "all_of", "first_of"] = Field(
-        "weighted", description="weighted mean; 1 only if all are 1; the first part that finds an answer decides"
-    )
 
     def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
         """Return the parts' verifiers."""
@@ -69,19 +66,18 @@ class CombineParams(VerifierParams):
         counted = [p for p in self.parts if not p.gate]
         if not counted:
             raise ValueError("every part is a gate; at least one must carry the score")
-        if self.mode == "weighted" and sum(p.weight for p in counted) == 0:
+        if sum(p.weight for p in counted) == 0:
             raise ValueError("all weights are 0")
         return self
 
 
 @verifier(batch=True)
 def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]:
-    """Return one verdict per attempt, made of the verdicts of the parts.
+    """Return one verdict per attempt: the mean of the parts' scores, by their weights.
 
     Gates are asked first; after a closed gate nothing else runs. A part that fails as infrastructure makes the whole
-    fail, unless the whole is decided without it. In "weighted", one part without an answer leaves the whole without an
-    answer: an empty response must not earn from the parts that reward brevity. In "first_of", it passes to the next.
-    Steps are those of the one part that gives them.
+    fail, unless the whole is decided without it. One part without an answer leaves the whole without an answer: an
+    empty response must not earn from the parts that reward brevity. Steps are those of the one part that gives them.
     """
     verdicts: list[Verdict | None] = [None] * len(attempts)
     for part in [p for p in params.parts if p.gate]:
@@ -90,15 +86,11 @@ def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]
                 verdicts[i] = _named(verdict, part)
             elif not verdict.is_correct:
                 verdicts[i] = replace(verdict, score=0.0, reason=f"gate {part.label}: {verdict.reason}", steps=())
-    counted = [p for p in params.parts if not p.gate]
-    if params.mode == "weighted":
-        _weighted(counted, attempts, verdicts)
-    else:
-        _in_turn(counted, attempts, verdicts, params.mode)
+    _weigh([p for p in params.parts if not p.gate], attempts, verdicts)
     return [v for v in verdicts if v is not None]
 
 
-def _weighted(parts: Sequence[Part], attempts: Sequence[Attempt], verdicts: list[Verdict | None]) -> None:
+def _weigh(parts: Sequence[Part], attempts: Sequence[Attempt], verdicts: list[Verdict | None]) -> None:
     by_part = [_ask(part, attempts, verdicts) for part in parts]
     total = sum(p.weight for p in parts)
     for i in [i for i, v in enumerate(verdicts) if v is None]:
@@ -124,23 +116,6 @@ def _weighted(parts: Sequence[Part], attempts: Sequence[Attempt], verdicts: list
             continue
         score = min(1.0, score / total) if graded else 0.0
         verdicts[i] = Verdict(status, score, reason, extracted, seconds, steps=steps)
-
-
-def _in_turn(
-    parts: Sequence[Part],
-    attempts: Sequence[Attempt],
-    verdicts: list[Verdict | None],
-    mode: Literal["all_of", "first_of"],
-) -> None:
-    latest: dict[int, tuple[Verdict, Part]] = {}
-    for part in parts:
-        for i, verdict in _ask(part, attempts, verdicts).items():
-            latest[i] = (verdict, part)
-            if not (verdict.is_correct if mode == "all_of" else verdict.status == "no_answer"):
-                verdicts[i] = replace(_named(verdict, part), score=0.0 if mode == "all_of" else verdict.score)
-    for i, (verdict, part) in latest.items():
-        if verdicts[i] is None:
-            verdicts[i] = verdict if mode == "all_of" else _named(verdict, part)
 
 
 def _ask(part: Part, attempts: Sequence[Attempt], verdicts: Sequence[Verdict | None]) -> dict[int, Verdict]:

@@ -48,8 +48,8 @@ def part(path: str, score: float = 1.0, status: str = "graded", **more: Any) -> 
     return {"path": path, "params": {"score": score, "status": status, "tag": more.pop("tag", "x")}, **more}
 
 
-def one(parts: Sequence[dict[str, Any]], mode: str = "weighted", reference: Any = None) -> Verdict:
-    return combine.bind({"parts": list(parts), "mode": mode}).score([Attempt("r", reference)])[0]
+def one(parts: Sequence[dict[str, Any]]) -> Verdict:
+    return combine.bind({"parts": list(parts)}).score([Attempt("r", None)])[0]
 
 
 def test_weights_make_a_mean(says: str) -> None:
@@ -68,23 +68,8 @@ def test_one_part_without_an_answer_leaves_the_whole_without(says: str) -> None:
 def test_infrastructure_is_never_averaged_away(says: str) -> None:
     for broken in ("verifier_error", "sandbox_error"):
         assert one([part(says), part(says, status=broken)]).status == broken
-        assert one([part(says, status=broken), part(says)], "all_of").status == broken
-        assert one([part(says, status=broken), part(says)], "first_of").status == broken
         assert one([part(says, status=broken, gate=True), part(says)]).status == broken
         assert one([part(says), part(says, status=broken, weight=0)]).score == 1.0
-
-
-def test_all_of_needs_all(says: str) -> None:
-    assert one([part(says), part(says)], "all_of").score == 1.0
-    assert one([part(says), part(says, 0.9)], "all_of").score == 0.0
-    assert one([part(says, 0.0), part(says, status="verifier_error")], "all_of").status == "graded"
-    assert one([part(says), part(says, status="no_answer")], "all_of").status == "no_answer"
-
-
-def test_first_of_takes_the_first_that_finds_an_answer(says: str) -> None:
-    assert one([part(says, status="no_answer"), part(says, 0.4), part(says, 1.0)], "first_of").score == 0.4
-    assert one([part(says, 0.0), part(says, 1.0)], "first_of").score == 0.0
-    assert one([part(says, status="no_answer")] * 2, "first_of").status == "no_answer"
 
 
 def test_a_closed_gate_ends_it_and_nothing_behind_it_runs(says: str) -> None:
@@ -99,11 +84,11 @@ def test_a_closed_gate_ends_it_and_nothing_behind_it_runs(says: str) -> None:
 
 def test_parts_get_their_own_reference(says: str) -> None:
     parts = [
-        {"name": "exact", "reference": "answer"},
+        {"name": "exact", "reference": "answer", "gate": True},
         {"name": "instructions", "reference": "rules"},
     ]
     rules = {"answer": "blue", "rules": [{"type": "case", "case": "lower"}]}
-    bound = combine.bind({"parts": parts, "mode": "all_of"})
+    bound = combine.bind({"parts": parts})
     assert [v.score for v in bound.score([Attempt("blue", rules), Attempt("Blue", rules), Attempt("red", rules)])] == [
         1,
         0,
@@ -113,7 +98,7 @@ def test_parts_get_their_own_reference(says: str) -> None:
 
 
 def test_it_nests_and_mixes_with_real_verifiers() -> None:
-    inner = {"name": "combine", "params": {"parts": [{"name": "numeric"}, {"name": "exact"}], "mode": "first_of"}}
+    inner = {"name": "combine", "params": {"parts": [{"name": "numeric"}, {"name": "exact"}]}}
     bound = combine.bind({"parts": [inner, {"name": "format", "gate": True}]})
     right, bare = "<think>x</think><answer>42</answer>", r"\boxed{42}"
     assert [v.score for v in bound.score([Attempt(right, "42"), Attempt(bare, "42")])] == [1.0, 0.0]
@@ -136,7 +121,7 @@ def test_order_is_kept_over_a_batch() -> None:
         ({"parts": [{"name": "exact", "weight": 0}]}, "weight"),
         ({"parts": [{"name": "exact", "weight": -1}]}, "weight"),
         ({"parts": [{}]}, "name.*path"),
-        ({"parts": [{"name": "exact"}], "mode": "best_of"}, "mode"),
+        ({"parts": [{"name": "exact"}], "mode": "all_of"}, "mode"),
     ],
 )
 def test_bad_parameters_are_named_when_bound(params: dict[str, Any], named: str) -> None:
