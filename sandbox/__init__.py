@@ -9,7 +9,7 @@ from verizero.sandbox.isolation import WALLS, Isolation
 from verizero.sandbox.languages import TOOLS, available, run_language
 from verizero.sandbox.pool import Pool, configure, default_pool
 from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
-from verizero.sandbox.session import CallResult, Quota, Session
+from verizero.sandbox.session import CallResult, Session
 
 __all__ = [
     "TOOLS",
@@ -19,7 +19,6 @@ __all__ = [
     "Limits",
     "Mode",
     "Pool",
-    "Quota",
     "RunResult",
     "Session",
     "Status",

@@ -75,7 +75,7 @@ class Keeper:
             raise WorkerDied(f"the keeper of sessions does not answer: {exc}") from exc
         finally:
             keeper_end.close()
-        if why := answer.get("full") or answer.get("broken"):
+        if why := answer.get("broken"):
             connection.close()
             raise IsolationError(why)
         connection.scratch = answer["scratch"]

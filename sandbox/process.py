@@ -81,14 +81,12 @@ class ProcessResult:
         return over_limit(frames.OUTPUT if is_long else end.why, end.cpu_s, end.wall_s, limits)
 
 
-def over_limit(
-    why: int, cpu_s: float, wall_s: float, limits: Limits, max_files: int = disk.MAX_ENTRIES
-) -> tuple[Status, str] | None:
+def over_limit(why: int, cpu_s: float, wall_s: float, limits: Limits) -> tuple[Status, str] | None:
     """Return status and reason of what a limit has ended, as `frames` names it; None for any other end."""
     reasons: dict[int, tuple[Status, str]] = {
         frames.CPU: ("cpu_limit", f"used {cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
         frames.WALL: ("timeout", f"ran {wall_s:.1f} s of {limits.wall_s}, on {cpu_s:.1f} CPU seconds"),
-        frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB or {max_files} files"),
+        frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB or {disk.MAX_ENTRIES} files"),
         frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
         frames.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
         frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),

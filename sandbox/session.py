@@ -5,7 +5,6 @@ A session whose keeper or interpreter is killed from outside is lost, and every 
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -19,25 +18,9 @@ from verizero.sandbox.keepers import BOUNDS, Connection
 from verizero.sandbox.languages import require_walls
 from verizero.sandbox.pool import Pool
 from verizero.sandbox.process import WorkerDied, over_limit, signal_name, tail
-from verizero.sandbox.results import WITH_NAMESPACES, Limits, Status, require_positive
+from verizero.sandbox.results import WITH_NAMESPACES, Limits, Status
 from verizero.sandbox.worker import frames
 from verizero.sandbox.worker.frames import MAX_TEXT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The limits of a whole session. `Limits` are for one call; their `disk_mib` is not used.
-
-    Raises: ValueError naming the number that is not positive.
-    """
-
-    calls: int = 1000
-    cpu_s: float = 600.0
-    disk_mib: int = 16
-    files: int = 2048
-
-    def __post_init__(self) -> None:
-        require_positive(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +45,22 @@ class CallResult:
         return self.status == "passed"
 
 
-_DEFAULT_LIMITS, _DEFAULT_QUOTA = Limits(), Quota()
+_DEFAULT_LIMITS = Limits()
 
 
 class Session:
     """One session. Its methods may be called from any thread; they wait for each other.
 
-    `pool` must have tools for the shell (`Pool.with_tools`). Equal calls give equal bytes, unless the programs read a
-    clock or random bytes of the kernel.
+    `limits` are those of one call; `disk_mib` is of all files together. `calls`: how many calls there may be. `pool`
+    must have tools for the shell (`Pool.with_tools`). Equal calls give equal bytes, unless the programs read a clock or
+    random bytes of the kernel.
 
     Raises: IsolationError; SessionError.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        *,
-        limits: Limits = _DEFAULT_LIMITS,
-        quota: Quota = _DEFAULT_QUOTA,
-    ) -> None:
-        self.pool = pool
-        self.limits, self.quota = limits, quota
-        self.num_calls, self.cpu_s = 0, 0.0
+    def __init__(self, pool: Pool, *, limits: Limits = _DEFAULT_LIMITS, calls: int = 1000) -> None:
+        self.pool, self.limits, self.calls = pool, limits, calls
+        self.num_calls = 0
         self._lock, self._owner_pid, self._closed = threading.RLock(), os.getpid(), False
         self._lost = ""
         self._end: Callable[[], object] = lambda: None
@@ -129,8 +106,7 @@ class Session:
         limits = self.limits
         order = {
             "limits": (limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib, limits.processes),
-            "disk_mib": math.ceil(self.quota.disk_mib),
-            "files": math.ceil(self.quota.files),
+            "disk_mib": limits.disk_mib,
         }
         try:
             return self.pool.keeper().open(order)
@@ -154,15 +130,13 @@ class Session:
         return SessionError(self._lost)
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return the keeper's answer. Raises: SessionError; ValueError if it refuses."""
+        """Return the keeper's answer. Raises: SessionError."""
         try:
             answer = self._open_connection().ask(order)
         except WorkerDied as exc:
             raise self._end_as_lost(str(exc)) from exc
         if "broken" in answer:
             raise self._end_as_lost(answer["broken"])
-        if "refused" in answer:
-            raise ValueError(answer["refused"])
         return answer
 
     def _call(self, kind: Literal["python", "shell"], text: str) -> CallResult:
@@ -172,17 +146,12 @@ class Session:
         if size > MAX_TEXT_BYTES:
             raise ValueError(f"a call has at most {MAX_TEXT_BYTES} bytes, this one {size}; let a program write files")
         with self._lock:
-            cpu_s_left, limits = self.quota.cpu_s - self.cpu_s, self.limits
-            if self.num_calls >= self.quota.calls or cpu_s_left <= 0:
-                used = (
-                    f"{self.num_calls} calls of {self.quota.calls}, {self.cpu_s:.1f} CPU seconds of {self.quota.cpu_s}"
-                )
-                status: Status = "cpu_limit" if cpu_s_left <= 0 else "runtime_error"
-                return CallResult(status, "", "", f"used up: {used}", 0.0, 0.0, self.level)
+            limits = self.limits
+            if self.num_calls >= self.calls:
+                error = f"used up: {self.num_calls} calls of {self.calls}"
+                return CallResult("runtime_error", "", "", error, 0.0, 0.0, self.level)
             self.num_calls += 1
-            order = {"do": kind, "text": text, "wall_s": limits.wall_s, "cpu_s": min(limits.cpu_s, cpu_s_left)}
-            answer = self._ask(order)
-            self.cpu_s += answer["cpu"]
+            answer = self._ask({"do": kind, "text": text, "wall_s": limits.wall_s, "cpu_s": limits.cpu_s})
             is_killed = answer["status"] == signal.SIGKILL and answer["why"] == frames.ENDED
             if is_killed and self.level >= WITH_NAMESPACES:  # without namespaces, a program can kill itself
                 raise self._end_as_lost("its program was killed from outside, as by the kernel for want of memory")
@@ -196,9 +165,9 @@ class Session:
 
     def _outcome(self, answer: dict[str, Any], is_long: bool) -> tuple[Status, str]:
         """Return status and reason of an ended call. `is_long`: its output is longer than it may be."""
-        limits = replace(self.limits, disk_mib=self.quota.disk_mib, memory_mib=BOUNDS["memory_mib"])
+        limits = replace(self.limits, memory_mib=BOUNDS["memory_mib"])
         why = frames.OUTPUT if is_long and answer["why"] == frames.ENDED else answer["why"]
-        if reached := over_limit(why, answer["cpu"], answer["wall"], limits, self.quota.files):
+        if reached := over_limit(why, answer["cpu"], answer["wall"], limits):
             return reached
         if (status := answer["status"]) is None:
             if answer["state"] == frames.NO_MEMORY:

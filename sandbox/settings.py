@@ -12,7 +12,7 @@ from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import api, pool
 from verizero.sandbox.api import Trial
 from verizero.sandbox.results import Limits, RunResult
-from verizero.sandbox.session import Quota, Session
+from verizero.sandbox.session import Session
 
 if TYPE_CHECKING:
     from verizero.sandbox.client import Client
@@ -103,8 +103,8 @@ def modules() -> frozenset[str]:
     return pool.default_pool().modules if services is None else services.modules()
 
 
-def open_session(limits: Limits, quota: Quota) -> Session:
+def open_session(limits: Limits, calls: int) -> Session:
     """Return a new session of this machine. Raises: IsolationError when the walls are too low; SessionError."""
     if _services is not None:
         raise IsolationError(NO_SESSIONS)
-    return Session(pool.default_pool().with_tools(), limits=limits, quota=quota)
+    return Session(pool.default_pool().with_tools(), limits=limits, calls=calls)

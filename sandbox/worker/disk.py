@@ -51,8 +51,8 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def is_over(folder: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> bool:
-    """True if the folder holds more than `max_bytes` or `max_entries` entries. It stops counting there.
+def is_over(folder: str, max_bytes: int) -> bool:
+    """True if the folder holds more than `max_bytes` or `MAX_ENTRIES` entries. It stops counting there.
 
     True also if folders are nested too deep for a path. Folders without a right for us get one.
     """
@@ -65,7 +65,7 @@ def is_over(folder: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> bool
                     count += 1
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if total > max_bytes or count > max_entries:
+                    if total > max_bytes or count > MAX_ENTRIES:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         unread.append(entry.path)

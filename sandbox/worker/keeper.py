@@ -30,7 +30,6 @@ _MOST_PAUSE_S = 1.0
 """Seconds after which a next child is asked for again, where the forker could make none."""
 _TOKEN_BYTES = 8
 _MAX_PACKET = 256 << 10
-_MSG_PEEK, _MSG_DONTWAIT = 2, 64
 
 
 def main(jail: walls.Jail, caller: int, config: dict[str, Any]) -> None:
@@ -58,10 +57,6 @@ def main(jail: walls.Jail, caller: int, config: dict[str, Any]) -> None:
     hello = {"notes": jail.notes, "python": sys.version.split()[0], "tried": walls_that_hold}
     os.write(streams.CONTROL, json.dumps(hello).encode())
     keeper.serve()
-
-
-class Refused(Exception):
-    """An order that cannot be carried out, by the client's fault."""
 
 
 class Keeper:
@@ -130,27 +125,21 @@ class Keeper:
         packet, files = kernel.receive(self.control)
         if not packet:
             self.end()
-        order = marshal.loads(packet)
-        connection_fd = files[0]
+        order, connection = marshal.loads(packet), _Connection(files[0])
         if len(self.sessions) >= self.max_sessions:
-            for session in [s for s in self.sessions.values() if s.connection.is_closed]:
-                session.close()
-        if len(self.sessions) >= self.max_sessions:
-            why = f"{self.max_sessions} sessions are open; close some, or raise `ulimit -n`"
-            _refuse(connection_fd, {"full": why})
+            connection.refuse(f"{self.max_sessions} sessions are open; close some, or raise `ulimit -n`")
             return
         self.num_opened += 1
         try:
-            limits = RunLimits(*order["limits"])
-            folder = SessionFolder(self.forkers.main_jail, self.num_opened, order["disk_mib"], order["files"])
-        except Exception as exc:
-            _refuse(connection_fd, {"broken": f"the session could not begin: {type(exc).__name__}: {exc!a:.300}"})
+            folder = SessionFolder(self.forkers.main_jail, self.num_opened, order["disk_mib"])
+        except OSError as exc:
+            connection.refuse(f"the session could not begin: {exc}")
             return
-        self.sessions[connection_fd] = KeeperSession(self, connection_fd, limits, folder)
+        self.sessions[files[0]] = KeeperSession(self, connection, RunLimits(*order["limits"]), folder)
 
     def test_walls(self) -> dict[str, bool]:
         """Try the walls around a program of a session; return which hold. Raises: OSError if no program starts."""
-        folder = SessionFolder(self.forkers.main_jail, 0, 4, disk.MAX_ENTRIES)
+        folder = SessionFolder(self.forkers.main_jail, 0, 4)
         files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("out", "err", "log")]
         out, err, log = files
         try:
@@ -170,8 +159,8 @@ class Keeper:
 class KeeperSession:
     """One session. If it has an interpreter, that is halted unless a call is watched."""
 
-    def __init__(self, keeper: Keeper, fd: int, limits: RunLimits, folder: SessionFolder) -> None:
-        self.keeper, self.connection, self.limits, self.folder = keeper, _Connection(fd), limits, folder
+    def __init__(self, keeper: Keeper, connection: _Connection, limits: RunLimits, folder: SessionFolder) -> None:
+        self.keeper, self.connection, self.limits, self.folder = keeper, connection, limits, folder
         self.outputs = _Outputs()
         self.state = b""
         """Folder and environment after the last shell line."""
@@ -183,35 +172,28 @@ class KeeperSession:
         self.token = b""
         self.lost = ""
         """Why the session can do nothing more; empty if it can."""
-        keeper.listen(fd, self.on_order)
-        self.connection.reply({"scratch": folder.scratch}, list(self.outputs.both))
+        keeper.listen(connection.sock.fileno(), self.on_order)
+        connection.reply({"scratch": folder.scratch}, list(self.outputs.both))
 
     def on_order(self) -> None:
-        """Read and carry out an order of the client."""
-        try:
-            order = self.connection.receive()
-        except Exception:  # bytes that are no order
-            order = None
-        if order is None or self.watch is not None:  # a client that does not wait for its answer is broken
+        """Carry out an order of the client; end the session if the client is gone."""
+        order = self.connection.receive()
+        if order is None:
             self.close()
             return
         try:
             if self.lost:
                 raise OSError(self.lost)
             self.begin_call(order)
-        except Exception as exc:  # a malformed order of one client must not end the sessions of others
-            self.connection.reply(_failure(exc))
+        except OSError as exc:
+            self.connection.reply({"broken": str(exc)})
 
     def begin_call(self, order: dict[str, Any]) -> None:
-        """Begin a call; `finish_call` answers it. Raises: OSError; Refused."""
-        if order["do"] not in ("python", "shell"):
-            raise Refused(f"no order {order['do']!r}")
+        """Begin a call; `finish_call` answers it. Raises: OSError."""
         limits = self.limits._replace(wall_s=order["wall_s"], cpu_s=order["cpu_s"])
         self.outputs.empty()
         self.token = os.urandom(_TOKEN_BYTES)
         if order["do"] == "shell":
-            if self.keeper.forkers.shell is None:
-                raise Refused("this pool has no tools: take its `with_tools()`")
             self.running_pid, self.running_pidfd = self.start_program(cells.LINE, order["text"], limits, -1)
             self.is_shell_line = True
         else:
@@ -366,27 +348,12 @@ class KeeperSession:
         self.outputs.close()
 
 
-def _refuse(connection: int, answer: dict[str, Any]) -> None:
-    """Answer a client whose session cannot be opened, and close its connection."""
-    with contextlib.suppress(OSError):
-        os.write(connection, marshal.dumps(answer, 2))
-    os.close(connection)
-
-
 def _answer(
     status: int | None, state: int, code: int, why: int, ends: tuple[int, int] = (0, 0), cpu: float = 0.0
 ) -> dict[str, Any]:
     """Return the answer to a call. `status`: the wait status if its process died; else `state` and `code` count."""
     return {"status": status, "state": state, "code": code, "why": why, "begins": (0, 0), "ends": ends, "cpu": cpu,
             "wall": 0.0, "alive": True}  # fmt: skip
-
-
-def _failure(problem: Exception) -> dict[str, Any]:
-    """Return the answer to an order that failed: "broken" by the machine, or "refused" for the order's own fault."""
-    if isinstance(problem, OSError):
-        return {"broken": str(problem)}
-    is_plain = isinstance(problem, Refused)
-    return {"refused": str(problem) if is_plain else f"{type(problem).__name__}: {problem!a:.300}"}
 
 
 class _Connection:
@@ -397,15 +364,10 @@ class _Connection:
 
         self.sock = _socket.socket(fileno=connection)
 
-    @property
-    def is_closed(self) -> bool:
-        """True if the client has closed its end."""
-        try:
-            return not self.sock.recv(1, _MSG_PEEK | _MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    def refuse(self, why: str) -> None:
+        """Answer a client whose session cannot be opened, and close the connection."""
+        self.reply({"broken": why})
+        self.sock.close()
 
     def reply(self, answer: dict[str, Any], files: list[int] | None = None) -> None:
         """Answer the client, which waits for one answer to each order."""

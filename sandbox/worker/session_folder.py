@@ -13,13 +13,13 @@ KEEPER_FOLDER = "/in"
 class SessionFolder:
     """The files of one session."""
 
-    def __init__(self, jail: walls.Jail, number: int, disk_mib: int, max_files: int) -> None:
-        self.jail, self.disk_mib, self.max_files = jail, disk_mib, max_files
+    def __init__(self, jail: walls.Jail, number: int, disk_mib: int) -> None:
+        self.jail, self.disk_mib = jail, disk_mib
         self.path = f"{KEEPER_FOLDER if jail.has_namespaces else jail.scratch}/{number}"
         os.mkdir(self.path, 0o700)
         if jail.has_namespaces:
             flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
-            kernel.mount("tmpfs", self.path, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={max_files},mode=700")
+            kernel.mount("tmpfs", self.path, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={disk.MAX_ENTRIES},mode=700")
 
     @property
     def scratch(self) -> str:
@@ -52,4 +52,4 @@ class SessionFolder:
 
     def is_over(self) -> bool:
         """True if the files are over their limit. With namespaces the kernel keeps the limit, and this is False."""
-        return not self.jail.has_namespaces and disk.is_over(self.path, self.disk_mib << 20, self.max_files)
+        return not self.jail.has_namespaces and disk.is_over(self.path, self.disk_mib << 20)

@@ -21,8 +21,7 @@ from tests.sandbox.scene import Scene
 from verizero import sandbox
 from verizero.sandbox.worker import cells
 
-LIMITS = sandbox.Limits(wall_s=5, cpu_s=3, memory_mib=160, output_kib=256, processes=16)
-QUOTA = sandbox.Quota(disk_mib=8, files=200)
+LIMITS = sandbox.Limits(wall_s=5, cpu_s=3, memory_mib=160, output_kib=256, disk_mib=8, processes=16)
 KEY = "key-of-the-other"
 
 PYTHON = {
@@ -97,7 +96,7 @@ SHELL = {
 
 def open_session(pool: sandbox.Pool, **settings: object) -> sandbox.Session:
     """Open a session with the bounds of this suite."""
-    return sandbox.Session(pool, **({"limits": LIMITS, "quota": QUOTA} | settings))  # type: ignore[arg-type]
+    return sandbox.Session(pool, **({"limits": LIMITS} | settings))  # type: ignore[arg-type]
 
 
 def within(session: sandbox.Session, code: str, **limits: float) -> sandbox.CallResult:
@@ -180,7 +179,7 @@ def scene_complaints(pool: sandbox.Pool) -> Iterator[str]:
     """Yield the acts of single runs that succeed within a session, and the harm that they do to the host."""
     scene = Scene()
     try:
-        with open_session(pool, quota=sandbox.Quota(disk_mib=8)) as session:
+        with open_session(pool) as session:
             for table in acts.ALL.values():
                 for name, code in table.items():
                     result = within(session, scene.program(code), wall_s=2)

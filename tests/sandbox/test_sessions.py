@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,21 +19,13 @@ from tests.sandbox.processes import descendants, wait_gone, wait_until
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError, SessionError
 from verizero.sandbox import keepers
-from verizero.sandbox.process import WorkerDied
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
 
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 ROOT = Path(__file__).parents[2]
-NAMES: list[Any] = ["\ud800", "a\0b", "x" * 100_000, "/".join("d" * 3000), "", ".."]
-ODD = [*NAMES, 7, None, [], {"a": b"\xff"}, math.nan, 10**400, b"\xff"]
-ORDERS: list[Any] = [
-    *({"do": do, "text": odd, "wall_s": 2.0, "cpu_s": 1.0} for do in ("python", "shell") for odd in ODD),
-    *({"do": do, "text": "1", "wall_s": odd, "cpu_s": odd} for do in ("python", "shell") for odd in ODD),
-    *({"do": odd} for odd in ODD if not isinstance(odd, float)),
-    *({"do": do} for do in ("write", "python", "shell")),
-    *([], "text", 7, None, {}, {"done": 1}),
-]
+ODD = ["\ud800", "x" * 100_000, "/".join("d" * 3000), "", "..", "'", "\n"]
+"""Texts that a policy may write."""
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
@@ -84,7 +74,6 @@ def test_a_result_has_status_output_seconds_and_level(session: sandbox.Session) 
     )
     assert 0.08 <= fine.cpu_s < 0.5
     assert fine.wall_s >= fine.cpu_s * 0.9
-    assert session.cpu_s == pytest.approx(fine.cpu_s)
     raised = session.python("def g():\n    return 1 / 0\ng()")
     assert raised.status == "runtime_error"
     assert raised.error.splitlines()[-2:] == ["ZeroDivisionError: division by zero", "exit code 1"]
@@ -125,24 +114,16 @@ def test_disk_is_bounded(session: sandbox.Session) -> None:
         "f = open('f', 'wb')\nfor i in range(20):\n  f.write(b'x' * (1 << 20)); f.flush()\nimport time; time.sleep(0.2)"
     )
     assert full.status == "runtime_error"
-    many = session.python("for i in range(400): open(f'g{i}', 'w').close()\nimport time; time.sleep(0.2)")
+    many = session.python("for i in range(2100): open(f'g{i}', 'w').close()\nimport time; time.sleep(0.2)")
     assert many.status == "runtime_error"
 
 
-def test_quotas_of_a_life(pool: sandbox.Pool) -> None:
-    with open_session(pool, quota=sandbox.Quota(calls=2)) as session:
+def test_the_calls_of_a_life_are_bounded(pool: sandbox.Pool) -> None:
+    with open_session(pool, calls=2) as session:
         assert session.python("1").passed
         assert session.shell("true").passed
         over = session.python("print(1)")
-        assert (over.status, over.stdout, over.error[:24]) == ("runtime_error", "", "used up: 2 calls of 2, 0")
-    with open_session(pool, quota=sandbox.Quota(cpu_s=0.3)) as session:
-        spin = "import time\nt = time.process_time()\nwhile time.process_time() < t + 0.2: pass"
-        assert session.python(spin).passed
-        assert session.python(spin).status == "cpu_limit", "only 0.1 s were left"
-        assert session.python("1").status == "cpu_limit"
-    for wrong in ({"calls": 0}, {"cpu_s": float("nan")}, {"disk_mib": True}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            sandbox.Quota(**wrong)  # type: ignore[arg-type]
+        assert (over.status, over.stdout, over.error) == ("runtime_error", "", "used up: 2 calls of 2")
 
 
 def test_a_text_that_is_too_long_is_refused(session: sandbox.Session) -> None:
@@ -261,26 +242,22 @@ def test_kill_9_of_the_owner_leaves_nothing(pool: sandbox.Pool) -> None:
     assert wait_gone(pids) == []
 
 
-def test_an_odd_order_is_answered_to_its_own_client(pool: sandbox.Pool) -> None:
+def test_odd_texts_end_no_other_session(pool: sandbox.Pool) -> None:
     with open_session(pool) as other:
         assert other.python("x = 41").passed
         keeper = pool.keeper()
-        for order in ORDERS:
-            with open_session(pool) as session:
-                session._open_connection().sock.settimeout(20)
-                with contextlib.suppress(WorkerDied):  # a packet has less, or the session was ended for it
-                    assert isinstance(session._open_connection().ask(order), dict), order
-            assert pool.keeper() is keeper, order
-            assert keeper.worker.process.poll() is None, order
+        for text in ODD:
+            for kind in ("python", "shell"):
+                with open_session(pool) as session, contextlib.suppress(SessionError):
+                    getattr(session, kind)(text)
+        assert pool.keeper() is keeper
         assert other.python("print(x + 1)").stdout == "42\n"
 
 
-@pytest.mark.parametrize("odd", [{"limits": (1,)}, {"limits": None}])
-def test_a_session_that_cannot_begin_ends_no_other(pool: sandbox.Pool, odd: dict[str, Any]) -> None:
-    order = {"limits": (1.0, 1.0, 64, 64, 8), "disk_mib": 8, "files": 99}
+def test_a_session_that_cannot_begin_ends_no_other(pool: sandbox.Pool) -> None:
     with open_session(pool) as other:
         assert other.python("x = 41").passed
-        pool.keeper().open(order).close()
-        with pytest.raises(IsolationError):
-            pool.keeper().open(order | odd)
+        if other.level >= 3:
+            with pytest.raises(IsolationError, match="the session could not begin"):
+                pool.keeper().open({"limits": (1.0, 1.0, 64, 64, 8), "disk_mib": "no number"})
         assert other.python("print(x + 1)").stdout == "42\n"

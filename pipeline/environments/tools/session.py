@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from verizero import sandbox
@@ -57,9 +59,8 @@ class SessionPrograms:
         return Output(result.status, result.stdout + result.stderr, result.error)
 
     def _open(self) -> sandbox.Session:
-        quota = sandbox.Quota(calls=self.params.calls, disk_mib=self.params.disk_mib)
         try:
-            return open_session(self.params.limits, quota)
+            return open_session(replace(self.params.limits, disk_mib=self.params.disk_mib), self.params.calls)
         except (IsolationError, SessionError, ValueError, OSError) as exc:
             raise EnvironmentFailed(f"the sandbox opens no session: {exc}") from exc
 
