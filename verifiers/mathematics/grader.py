@@ -19,7 +19,7 @@ from verizero.verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
 from verizero.verifiers.mathematics.decide.compare import match
 from verizero.verifiers.mathematics.decide.equality import approximate
 from verizero.verifiers.mathematics.decide.equation_chains import last
-from verizero.verifiers.mathematics.decide.exact import BUDGET, MAX_DECISION, OverBudget
+from verizero.verifiers.mathematics.decide.evaluation import BUDGET, MAX_DECISION, OverBudget
 from verizero.verifiers.mathematics.decide.formulas import letters_for_unit
 from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded
 from verizero.verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold, choices_in

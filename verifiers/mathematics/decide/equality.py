@@ -10,28 +10,37 @@ import math
 import random
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
-from verizero.verifiers.mathematics.decide import interval
-from verizero.verifiers.mathematics.decide.exact import (
+from mpmath import libmp
+
+from verizero.verifiers.mathematics.decide.evaluation import (
     BUDGET,
     NODE,
+    ZERO,
     Exact,
+    Mpi,
     NotExact,
     TooBig,
     Undefined,
+    bounds,
     exact,
+    is_zero_inside,
+    magnitude,
     quotient,
 )
-from verizero.verifiers.mathematics.decide.interval import Mpi, is_zero_inside, magnitude
 from verizero.verifiers.mathematics.read.syntax_tree import (
     EXPRESSION,
     IMAGINARY,
     Node,
+    difference,
     has,
     nodes,
+    num,
     sym,
     variables,
     with_children,
@@ -77,19 +86,18 @@ def same(a: Node, b: Node) -> bool | None:
     # accidental zero of the difference is improbable, and an answer cannot be written to fit points that it changes.
     names = sorted(variables(a) | variables(b))
     whole = bool(names) and (_wants_whole(a) or _wants_whole(b))
+    equal: bool | None = None
     try:
-        return _same_exactly(a, b, names, whole)
-    except NotExact:
-        pass
-    except Undefined:
-        return False if _has_value(a) else None
+        equal = _same_exactly(a, b, names, whole)
     except TooBig:
         if not names:
             return _same_powers(a, b)
-    try:
-        return _same_at_points(a, b, names, whole)
-    except (NotExact, TooBig, Undefined):
-        return False if not names and _has_value(a) and not _has_value(b) else None
+    except NotExact:
+        pass
+    if equal is None:
+        with suppress(NotExact, TooBig):
+            equal = _same_in_bounds(a, b, names, whole)
+    return False if equal is None and not names and _has_value(a) and not _has_value(b) else equal
 
 
 def _with_names_for_calls(a: Node, b: Node) -> tuple[Node, Node]:
@@ -153,29 +161,42 @@ def _source(a: Node, b: Node) -> random.Random:
     return random.Random(zlib.crc32(repr((a, b)).encode()))
 
 
-def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
-    """Compare exact rational values at as many points as the form of the trees asks for."""
-    if not names:
-        return exact(a, {}) == exact(b, {})
-    points, enough = _exact_points(a, b, names, whole)
+def _agree(
+    points: Iterable[dict[str, Exact]], enough: float, least: int, equal_at: Callable[[dict[str, Exact]], bool | None]
+) -> bool | None:
+    """True if the trees are equal at `enough` points, or at all and no fewer than `least`; None if undecided.
+
+    Points at which the gold has no value are passed.
+    """
     compared = 0
     for point in points:
         try:
-            wanted = exact(a, point)
+            equal = equal_at(point)
         except Undefined:
             continue
-        try:
-            if wanted != exact(b, point):
-                return False
-        except Undefined:
-            return False  # the answer has a hole where the gold has a value
+        if not equal:
+            return equal
         compared += 1
         if compared >= enough:
             return True
-    raise NotExact
+    return True if compared >= least else None
 
 
-def _exact_points(a: Node, b: Node, names: list[str], whole: bool) -> tuple[Iterator[dict[str, Exact]], int]:
+def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
+    """Compare exact rational values at as many points as the form of the trees asks for."""
+
+    def equal_at(point: dict[str, Exact]) -> bool:
+        wanted = exact(a, point)
+        try:
+            return wanted == exact(b, point)
+        except Undefined:
+            return False  # the answer has a hole where the gold has a value
+
+    points, enough = _exact_points(a, b, names, whole) if names else ([{}], 1)
+    return _agree(points, enough, enough, equal_at)
+
+
+def _exact_points(a: Node, b: Node, names: list[str], whole: bool) -> tuple[Iterable[dict[str, Exact]], int]:
     """Return points for exact comparison, and the number of them at which the gold must have a value."""
     source = _source(a, b)
     if _is_broken(a, b):
@@ -216,34 +237,34 @@ def _broken_points(source: random.Random, names: list[str]) -> Iterator[dict[str
         yield point
 
 
-def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
+def _same_in_bounds(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
     """Compare guaranteed bounds at points where the gold is defined."""
     is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
     if names and is_complex and has(a, "abs"):
         a, b = (_with_complex_names(t) for t in (a, b))  # |z - i| is not |z + i|
         names = sorted(variables(a) | variables(b))
-    if names and _is_broken(a, b):
-        return _same_when_broken(a, b, names, is_complex)
-    by_sign = len(names) > 1 and not whole and any(has(t, "abs") for t in (a, b))
-    compared = 0
-    points = _points(_source(a, b), names, whole)
-    if by_sign:
-        points = _in_all_signs(points, names)
-    elif len(names) > 1:
+
+    def equal_at(point: dict[str, Exact]) -> bool | None:
+        return _same_here(a, b, point, is_complex)
+
+    def equal_if_known(point: dict[str, Exact]) -> bool | None:
+        try:
+            return equal_at(point)
+        except NotExact as exc:  # bounds do not tell a floor
+            raise Undefined from exc
+
+    source = _source(a, b)
+    if not names:
+        return _agree([{}], 1, 1, equal_at)
+    if _is_broken(a, b):
+        return _agree(_broken_points(source, names), NUM_BROKEN_POINTS, ENOUGH_BROKEN_POINTS, equal_if_known)
+    points = _points(source, names, whole)
+    if len(names) > 1 and not whole and any(has(t, "abs") for t in (a, b)):
+        return _agree(_in_all_signs(points, names), math.inf, NUM_REAL_POINTS, equal_at)
+    if len(names) > 1:
         # Formulas of several names are about lengths and amounts: sqrt(ab) is sqrt(a) sqrt(b) there.
         points = ({name: _positive(value) for name, value in point.items()} for point in points)
-    for point in points:
-        try:
-            interval.bounds(a, point, 64, is_complex)
-        except Undefined:
-            continue
-        equal = _same_here(a, b, point, is_complex)
-        if not equal:
-            return equal
-        compared += 1
-        if (compared >= NUM_REAL_POINTS and not by_sign) or not names:
-            return True
-    return True if by_sign and compared >= NUM_REAL_POINTS else None
+    return _agree(points, NUM_REAL_POINTS, NUM_REAL_POINTS, equal_at)
 
 
 def _with_complex_names(tree: Node) -> Node:
@@ -251,23 +272,6 @@ def _with_complex_names(tree: Node) -> Node:
     if tree.op == "sym" and COMPLEX_NAMES.fullmatch(tree.args[0]):
         return Node("add", (sym(f"{tree.args[0]}.re"), Node("mul", (IMAGINARY, sym(f"{tree.args[0]}.im")))))
     return with_children(tree, _with_complex_names)
-
-
-def _same_when_broken(a: Node, b: Node, names: list[str], is_complex: bool) -> bool | None:
-    """Compare with floors and ceilings; points at which they cannot be told from bounds are passed."""
-    compared = 0
-    for point in _broken_points(_source(a, b), names):
-        try:
-            interval.bounds(a, point, 64, is_complex)
-            equal = _same_here(a, b, point, is_complex)
-        except (Undefined, NotExact):
-            continue
-        if not equal:
-            return equal
-        compared += 1
-        if compared >= NUM_BROKEN_POINTS:
-            break
-    return True if compared >= ENOUGH_BROKEN_POINTS else None
 
 
 def _in_all_signs(points: Iterator[dict[str, Exact]], names: list[str]) -> Iterator[dict[str, Exact]]:
@@ -282,9 +286,6 @@ def _positive(value: Exact) -> Exact:
 
 def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[dict[str, Exact]]:
     """Yield points near zero first, then on other scales."""
-    if not names:
-        yield {}
-        return
     spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
     for low, high in [*spans, *spans]:
         if whole:
@@ -302,20 +303,22 @@ def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> b
     """Compare the values at a point.
 
     Bounds that part are a proof of difference; bounds that still meet when they are narrow enough count as equal.
+
+    Raises: Undefined if the gold has no value there.
     """
     digits = sum(_digits(n) for t in (a, b) for n in nodes(t))
     precision = PRECISION
     for _ in range(4):
+        gold = bounds(a, point, precision, is_complex)
         try:
-            answer, gold = (interval.bounds(t, point, precision, is_complex) for t in (b, a))
+            answer = bounds(b, point, precision, is_complex)
         except Undefined:
             return False
-        apart = interval.difference(gold, answer, precision)
-        parts = [p for p in (apart.re, apart.im) if p is not None]
-        if not all(is_zero_inside(p) for p in parts):
+        apart = [libmp.mpi_sub(x, y, precision) for x, y in zip(gold[:2], answer[:2], strict=True)]
+        if not all(map(is_zero_inside, apart)):
             return False
-        size = max(magnitude(p) for value in (gold, answer) for p in (value.re, value.im) if p is not None)
-        spread = max(interval.width(p, precision) for p in parts)
+        size = max(map(magnitude, (*gold[:2], *answer[:2])))
+        spread = max(magnitude((libmp.mpi_delta(x, precision),)) for x in apart)
         # Different values agree in few more bits than the expressions have: each digit adds at most log2(10) < 4, and
         # a large part of the calculation, such as the e^1000 in e^1000 + 1, may hide as many bits as it has.
         enough = MARGIN + 4 * digits + 2 * max(gold.extent, answer.extent)
@@ -346,31 +349,31 @@ def approximate(tree: Node) -> float | None:
 def _approximate(tree: Node) -> float | None:
     try:
         return float(exact(tree, {}))
-    except NotExact:
-        pass
     except (Undefined, TooBig, OverflowError):
         return None
-    bounds = _real_bounds(tree)
-    return None if bounds is None else interval.middle(bounds)
+    except NotExact:
+        near = _real_bounds(tree)
+    if near is None:
+        return None
+    try:
+        return float(libmp.to_float(near[0]))
+    except OverflowError:
+        return -math.inf if near[0][0] else math.inf
 
 
 def within(tree: Node, low: Fraction, high: Fraction) -> bool:
     """True if the constant `tree` is a real number with low <= value < high."""
-    try:
-        value = exact(tree, {})
-        return low <= value < high
-    except NotExact:
-        pass
-    except (Undefined, TooBig):
-        return False
-    bounds = _real_bounds(tree)
-    if bounds is None or any(abs(x[2]) > MAX_PRECISION for x in bounds):  # no fraction can hold it
-        return False
-    return interval.lower(bounds) >= low and interval.upper(bounds) < high
+    above, below = (_real_bounds(difference(tree, num(end))) for end in (low, high))
+    return above is not None and below is not None and _sign(above[0]) >= 0 > _sign(below[1])
+
+
+def _sign(bound: Any) -> int:
+    return int(libmp.mpf_sign(bound))
 
 
 def _real_bounds(tree: Node) -> Mpi | None:
     try:
-        return interval.bounds(tree, {}, PRECISION, False).re
+        near = bounds(tree, {}, PRECISION, False)
     except (NotExact, TooBig, Undefined):
         return None
+    return near.re if near.im == ZERO else None
