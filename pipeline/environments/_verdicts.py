@@ -1,9 +1,9 @@
-"""The answer in a message of the policy, and verdicts: by a reference, or by a reward of another library's range."""
+"""The answer in a message of the policy, and the verdict for a reward of another library's range."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator
 
@@ -20,15 +20,6 @@ def answer_of(message: Message) -> str:
     if not end and THINKING in message.content:
         return ""
     return after.strip()
-
-
-def exact(message: Message, reference: Any) -> Verdict:
-    """Return 1 if the message's answer is the reference, letter by letter."""
-    answer = answer_of(message)
-    if not answer:
-        return Verdict("no_answer", reason="empty")
-    right = answer == str(reference).strip()
-    return Verdict("graded", float(right), "equal" if right else "other", extracted=answer[:200])
 
 
 def verdict_of(reward: float, reward_range: tuple[float, float], reason: str = "") -> Verdict:

@@ -59,9 +59,10 @@ def played(
     samples: int = 1,
     max_turns: int = 6,
     where: Place = "here",
+    task: str = "2863",
     **params: object,
 ) -> list[Rollout]:
-    prompt = Prompt("p/1", "47*60+43=", "exact", "2863", environment="agent")
+    prompt = Prompt("p/1", task, "exact", task, environment="agent")
     with closing(
         open_host(where, EnvironmentSpec("agent", params={"answer": "stdout"} | params, base=AGENTS))
     ) as place:
@@ -84,16 +85,45 @@ def test_two_programs_are_played_by_their_url_alone_and_give_equal_rows(threads)
     of_wires = []
     for name, command in PROGRAMS.items():
         samples = 2 if name == "curl" else 1  # the packages take seconds to be imported
-        rollouts = played(threads, engine_of("<mul 47 60>", "so <add 2820 43>", "2863"), samples, command=command)
+        rollouts = played(threads, engine_of("16", "x", "23"), samples, task="23", command=command)
         assert len(rollouts) == samples
         for rollout in rollouts:
-            assert (rollout.episode.ending, rollout.answer) == ("done", "2863"), rollout.episode.outcome
-            assert text_of(rollout) == "47*60+43=<mul 47 60>\n2820\nso <add 2820 43>\n2863\n2863"
+            assert (rollout.episode.ending, rollout.answer) == ("done", "23"), rollout.episode.outcome
+            assert text_of(rollout) == "1 to 32?16\nhigher\nx\na number from 1 to 32\n23"
             assert [t.number for t in rollout.turns] == [0, 1, 2]
             assert len(rollout.episode.rows) == 1, f"{name}: its copies of the history extend the row"
         of_wires.append(rows(rollouts[0]))
         assert leftovers() == []
     assert of_wires[0] == of_wires[1]
+
+
+WITH_TOOLS = """
+import json, operator, os
+from openai import OpenAI
+
+NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": NUMBERS}} for name in ("add", "mul")]
+messages = [{"role": "user", "content": os.environ["VERIZERO_TASK"]}]
+while True:
+    answer = OpenAI().chat.completions.create(model="policy", messages=messages, tools=TOOLS)
+    message = answer.choices[0].message
+    if not message.tool_calls:
+        break
+    messages.append(message)
+    for call in message.tool_calls:
+        numbers = json.loads(call.function.arguments)
+        result = getattr(operator, call.function.name)(numbers["a"], numbers["b"])
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+print(message.content)
+"""
+
+
+def test_a_program_lends_the_policy_its_own_tools(threads):
+    engine = engine_of("<mul 47 60>", "so <add 2820 43>", "2863")
+    (rollout,) = played(threads, engine, task="47*60+43=", command=[sys.executable, "-c", WITH_TOOLS])
+    assert (rollout.episode.ending, rollout.answer) == ("done", "2863"), rollout.episode.outcome
+    assert text_of(rollout) == "47*60+43=<mul 47 60>\n2820\nso <add 2820 43>\n2863\n2863"
+    assert len(rollout.episode.rows) == 1, "its copies of the history extend the row"
 
 
 def test_a_program_that_fails_at_once_is_no_zero(threads):

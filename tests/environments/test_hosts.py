@@ -69,13 +69,14 @@ def ends(pid: int) -> bool:
     return until(lambda: not is_alive(pid), "its end", every_s=0.02)
 
 
-@pytest.mark.parametrize("name", ["guess", "calculator"])
+@pytest.mark.parametrize("name", ["guess", "sql"])
 def test_a_process_gives_the_transcript_of_this_process(name):
     moves = {
         "guess": ["16", "\x00\ud800<think>", "8", "4"],
-        "calculator": [("mul", {"a": 2, "b": "3"}), ("x", {}), "6"],
+        "sql": [("query", {"statement": "select b from t"}), ("x", {}), "select a from t"],
     }
-    prompt = Prompt("p", "q", "environment", 6)
+    answers = {"guess": 6, "sql": {"setup": "create table t(a); insert into t values (1)", "query": "select a from t"}}
+    prompt = Prompt("p", "q", "environment", answers[name])
     transcripts = []
     for where in ("here", "process"):
         opened = open_host(where, EnvironmentSpec(name=name), step_s=60)

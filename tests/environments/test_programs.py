@@ -229,7 +229,7 @@ def test_settings_cross_to_another_process_whole():
     [
         ({"name": "guess"}, set()),
         ({"name": "repair"}, {"python"}),
-        ({"name": "tool_use", "params": {"tools": ["calculator", "shell"]}}, {"bash"}),
+        ({"name": "tool_use", "params": {"tools": ["sql", "shell"]}}, {"bash"}),
         ({"name": "tool_use", "params": {"tools": ["session"]}}, {"python", "bash", "session"}),
     ],
 )

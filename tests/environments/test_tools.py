@@ -267,10 +267,10 @@ def folder(tmp_path):
 
 def test_every_shipped_environment_loads_and_has_defaults():
     shipped = registry.names("environments")
-    assert {"calculator", "guess", "repair", "sql", "tool_use"} <= set(shipped)
+    assert {"guess", "repair", "sql", "tool_use"} <= set(shipped)
     assert not {"as_json", "base", "conversing", "far", "hosts"} & set(shipped)
     needed = {
-        "tool_use": {"tools": ["calculator"]},
+        "tool_use": {"tools": ["sql"]},
         "agent": {"command": ["true"]},
         "openenv": {"url": "http://localhost:1"},
         "verifiers_package": {"python": sys.executable, "package": "some"},
@@ -334,12 +334,12 @@ def test_tools_by_path_are_functions_of_parameters_or_single_tools(folder):
 
 
 def test_tool_use_joins_tools_and_takes_paths_from_the_recipes_folder(folder):
-    tools = ["calculator", {"path": "games.py:counting", "params": {"step": 2}}]
+    tools = ["python", {"path": "games.py:counting", "params": {"step": 2}}]
     environment = load("tool_use").bind({"tools": tools}, folder).make(PROMPT, 1, 2)
-    assert [t.name for t in environment.start().tools] == ["calc", "count"]
+    assert [t.name for t in environment.start().tools] == ["python", "count"]
     with pytest.raises(ConfigError, match="no parameter 'stepp'; did you mean step"):
         load("tool_use").bind({"tools": [{"path": "games.py:counting", "params": {"stepp": 2}}]}, folder)
-    with pytest.raises(ConfigError, match="did you mean calculator"):
-        load("tool_use").bind({"tools": ["calculatr"]})
-    with pytest.raises(ConfigError, match="two tools are called 'calc'"):
-        load("tool_use").bind({"tools": ["calculator", "calculator"]}).make(PROMPT, 1, 2)
+    with pytest.raises(ConfigError, match="did you mean python"):
+        load("tool_use").bind({"tools": ["pythn"]})
+    with pytest.raises(ConfigError, match="two tools are called 'python'"):
+        load("tool_use").bind({"tools": ["python", "python"]}).make(PROMPT, 1, 2)

@@ -27,7 +27,7 @@ FEW = (
 NUMBERS = "generator: {name: guess, params: {high: 6, num_demonstrations: 300}}"
 SHORT = (
     *("sft.batch_size=8", "checkpoint={every_steps: 1, keep: 2}", "train.threads=1", "report.trackers=[]"),
-    "data.train=[{generator: {name: calculator, params: {num_train: 20, num_demonstrations: 300}}}]",
+    "data.train=[{generator: {name: sql, params: {num_train: 20, num_demonstrations: 300}}}]",
 )
 """With FEW, a shipped recipe in short form."""
 
@@ -39,7 +39,7 @@ def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) 
 
 
 def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
-    recipe = ROOT / "configs" / "episodes" / "calculator.yaml"
+    recipe = ROOT / "configs" / "episodes" / "sql.yaml"
     all_survived(killed(tmp_path, str(recipe), *FEW, *SHORT, "rollout.max_staleness=1"), len(IN_TURNS))
     for step in metrics(tmp_path / "whole"):
         assert step["tree/ratio"] > 1.2

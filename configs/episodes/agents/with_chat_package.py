@@ -1,28 +1,20 @@
-"""An agent that knows nothing of this project: it lends the policy a calculator, through the package `openai`."""
+"""An agent that knows nothing of this project: the policy guesses its task's number, through the package `openai`."""
 
-import json
-import operator
 import os
 
 from openai import OpenAI
 
-DO = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.floordiv}
-NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": NUMBERS}} for name in DO]
-
+number = os.environ["VERIZERO_TASK"]
 client = OpenAI()
-messages = [{"role": "user", "content": os.environ["VERIZERO_TASK"]}]
-while True:
-    answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
-    message = answer.choices[0].message
-    if not message.tool_calls:
+messages = [{"role": "user", "content": "1 to 32?"}]
+for _ in range(5):
+    answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
+    guess = answer.choices[0].message.content
+    if guess == number:
         break
-    messages.append(message)
-    for call in message.tool_calls:
-        try:
-            numbers = json.loads(call.function.arguments)
-            result = str(DO[call.function.name](numbers["a"], numbers["b"]))
-        except (KeyError, TypeError, ArithmeticError):
-            result = "wrong call"
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-print(message.content)
+    if not (guess.isascii() and guess.isdecimal()):
+        hint = "a number from 1 to 32"
+    else:
+        hint = "higher" if int(guess) < int(number) else "lower"
+    messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": hint}]
+print(guess)

@@ -182,7 +182,7 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
     A file here has `Params` and `tools(params, prompt) -> Toolbox`. A path or entry point may name such a function, or
     a function decorated with @tool, which has no parameters. Raises: UnknownName, ConfigError.
     """
-    function, key = function_of("tool", "calculator", "my_tools.py:add", name, path, base), name or path or ""
+    function, key = function_of("tool", "python", "my_tools.py:add", name, path, base), name or path or ""
     if isinstance(function, Tool):
         single = function
         return Plugin("tool", key, ToolParams, lambda params, prompt: Toolbox([single]))

@@ -10,7 +10,6 @@ from verizero.pipeline.errors import ConfigError
 
 SMALL = {
     "arithmetic": {"num_train": 500, "num_evaluation": 60, "num_demonstrations": 300, "forms": ["+", "-"]},
-    "calculator": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
     "countdown": {"num_train": 150, "num_evaluation": 50, "num_demonstrations": 300},
     "extraction": {"num_train": 200, "num_evaluation": 64},
     "guess": {"num_demonstrations": 200},
@@ -46,7 +45,6 @@ def test_a_seed_gives_its_rows_and_no_task_is_both_trained_on_and_held_out(name)
         ("arithmetic", {"nois": 1}, "no parameter 'nois'; did you mean noise"),
         ("arithmetic", {"noise": 1.5}, "noise"),
         ("arithmetic", {"forms": ["+", "+"]}, "forms must be distinct"),
-        ("calculator", {"num_train": 400_000}, "num_train + num_evaluation must be <= 368550"),
         ("extraction", {"num_train": 600, "kinds": ["person"]}, "must be <= 300 for 1 kinds, got 600"),
         ("guess", {"low": 9, "high": 8}, "low must be <= high"),
         ("induction", {"num_train": 600}, "num_train + num_evaluation must be <= 570"),

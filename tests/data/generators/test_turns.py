@@ -12,7 +12,7 @@ from verizero.pipeline.data.generators.base import Row, generate
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.types import Call, Message, Prompt
 
-NAMES = ("guess", "calculator", "sql", "repair")
+NAMES = ("guess", "sql", "repair")
 PLAYS = 8000
 
 
