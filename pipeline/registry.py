@@ -54,7 +54,7 @@ PICKLED = ".pkl"
 """Ending of the files of functions that were passed as objects."""
 OF_SEVERAL: frozenset[Kind] = frozenset({"algorithms", "preferences", "layouts"})
 """Kinds whose files may hold several plug-ins, by name in the file's `PLUGINS`. To load one loads no tensors."""
-SUPPORT = frozenset({"as_json", "base", "conversing", "far", "hosts"})
+SUPPORT = frozenset({"base", "conversing"})
 """Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
 
 

@@ -17,12 +17,12 @@ from verizero.pipeline.commands.arguments import object_of
 from verizero.pipeline.commands.verifiers.proof import Property
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.prompts import load_prompts
-from verizero.pipeline.environments.as_json import fault_of
 from verizero.pipeline.environments.base import (
     BoundEnvironment,
     Environment,
     Start,
     ToolSchema,
+    fault_of,
     is_deterministic,
     load,
 )

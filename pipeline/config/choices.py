@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -110,31 +110,12 @@ class EnvironmentChoice(PluginChoice):
     """An environment with its parameters."""
 
     field_and_example: ClassVar[str] = "environment guess"
-    place: Literal["here", "process"] | dict[str, str] = Field(
-        "here",
-        description="process: one of its own; {python: path}: another interpreter",
-    )
-    step_s: float = Field(60, gt=0, description="elsewhere: seconds of a call, after which it counts as broken")
 
     @model_validator(mode="after")
     def _exists(self, info: ValidationInfo) -> Self:
         name = self.checked_name()
-        self._check_place()
         if name is not None:
             from verizero.pipeline.environments.base import load
 
             load(name).bind(self.params, (info.context or {}).get("base"))
         return self
-
-    def _check_place(self) -> None:
-        if isinstance(self.place, str):
-            return
-        if list(self.place) != ["python"]:
-            raise ValueError(
-                f"environment.place: expected here, process or {{python: path}}, got {', '.join(self.place) or 'none'}"
-            )
-        if self.path is None:
-            raise ValueError(
-                f"environment.place.python loads the environment's file there, and {self.name!r} is a name; give "
-                "environment.path (file.py:function), or set environment.place: process"
-            )

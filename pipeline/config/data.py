@@ -233,18 +233,12 @@ class DataConfig(Section):
         return with_suites(value, (info.context or {}).get("base") or Path.cwd())
 
     @model_validator(mode="after")
-    def _in_one_place(self) -> DataConfig:
+    def _graded(self) -> DataConfig:
         if (ungraded := next((s for s in self.evaluation if not s.graded), None)) is not None:
             raise ValueError(
                 f"data.evaluation: {ungraded.label} has graded: false, and an evaluation grades responses; give it a "
                 "verifier, or drop the source"
             )
-        for choice in (s.environment for s in self.sources if s.environment is not None):
-            if (first := self.environments[choice.key]) != choice:
-                raise ValueError(
-                    f"environment {choice.key!r} is in two places: place={choice.place} with step_s={choice.step_s:g}, "
-                    f"and place={first.place} with step_s={first.step_s:g}; give its sources the same place and step_s"
-                )
         return self
 
     @property

@@ -6,6 +6,7 @@ infrastructure: the episode then has no reward and leaves its group. What the po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ class Environment(Protocol):
         ...
 
     def step(self, message: Message) -> Reply:
-        """Return the answer to the policy's message, whose calls are parsed. Any exception is a failure of the host."""
+        """Return the answer to the policy's message, whose calls are parsed. An exception is the environment's own."""
         ...
 
     def close(self) -> None:
@@ -232,3 +233,18 @@ def params_of(function: object, base_class: type[P], what: str) -> tuple[type[P]
 def is_deterministic(environment: Environment) -> bool:
     """True unless the environment declares that it cannot repeat itself."""
     return bool(getattr(environment, "deterministic", True))
+
+
+def fault_of(reply: Reply) -> str:
+    """Return in words why an environment's answer is not valid; empty if it is."""
+    if any(m.role == "assistant" for m in reply.messages):
+        return "has a message of the assistant, whose words are the policy's alone"
+    if not reply.done and not reply.messages and reply.history is None:
+        return "has no message although the episode is not done, so the policy has nothing to read"
+    if reply.reward is not None and not math.isfinite(reply.reward):
+        return f"has the reward {reply.reward}, which is not finite"
+    if reply.outcome is not None and not reply.done:
+        return "has an outcome although the episode is not done"
+    if reply.outcome is not None and not 0.0 <= reply.outcome.score <= 1.0:
+        return f"has the score {reply.outcome.score}, which is outside [0, 1]"
+    return ""

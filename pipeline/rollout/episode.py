@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from verizero.pipeline.environments.as_json import fault_of
-from verizero.pipeline.environments.base import CountsTokens, Environment, Reply, Start
+from verizero.pipeline.environments.base import CountsTokens, Environment, Reply, Start, fault_of
 from verizero.pipeline.environments.conversing import Conversing, ReadTurn
 from verizero.pipeline.errors import EnvironmentFailed, VerizeroError, exception_text, raise_if_operator
 from verizero.pipeline.rollout.engine import Completion

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from verizero.pipeline.environments.base import BoundEnvironment
 from verizero.pipeline.environments.conversing import Conversing
-from verizero.pipeline.environments.hosts import EnvironmentHost
 from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits, OpenEpisode
 from verizero.pipeline.seeds import derive
@@ -28,8 +28,8 @@ from verizero.pipeline.types import Prompt, Rollout
 class EpisodeSetup:
     """The objects and limits that episodes are played with."""
 
-    environments: Mapping[str, EnvironmentHost]
-    """The hosts by `Prompt.environment`; they end with the run."""
+    environments: Mapping[str, BoundEnvironment]
+    """By `Prompt.environment`."""
     conversing: Conversing
     limits: EpisodeLimits
     threads: Executor
@@ -40,9 +40,7 @@ class EpisodeSetup:
     """All open episodes wait for the slowest environment, so that equal seeds give equal bytes."""
 
     def close(self) -> None:
-        """End the environments' processes, then the threads that might wait for them."""
-        for host in self.environments.values():
-            host.close()
+        """End the threads."""
         self.threads.shutdown(cancel_futures=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ from verizero.pipeline.config.choices import EnvironmentChoice
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.template_gate import template_note
 from verizero.pipeline.data.turns import PlainTurns, turns_of
-from verizero.pipeline.environments.base import ToolSchema, load
-from verizero.pipeline.environments.hosts import EnvironmentHost, EnvironmentSpec, Place, open_host
+from verizero.pipeline.environments.base import BoundEnvironment, ToolSchema, load
 from verizero.pipeline.errors import ConfigError, DataError, boundary
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup
@@ -53,7 +52,7 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
         retries=how.retries,
         shorten=shortener(data.renderer.tokenizer, how.max_observation_tokens),
     )
-    environments = bind_environments(prompts, config.data.environments, base_dir, how.workers)
+    environments = bind_environments(prompts, config.data.environments, base_dir)
     threads = ThreadPoolExecutor(how.workers, "environment")
     conversing = turns_of(data.renderer)
     if isinstance(conversing, PlainTurns):
@@ -90,9 +89,9 @@ def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[T
         if key is None or (key if choice is None else choice.name) == AGENT:
             return ()
         if key not in known:
-            host = bind_environments([prompt], config.data.environments, base_dir)[key]
-            with closing(host), boundary(DataError, f"row {prompt.id!r}: its environment {key!r} does not start"):
-                environment = host.make(prompt, 0, 0)
+            bound = bind_environments([prompt], config.data.environments, base_dir)[key]
+            with boundary(DataError, f"row {prompt.id!r}: its environment {key!r} does not start"):
+                environment = bound.make(prompt, 0, 0)
                 try:
                     known[key] = environment.start().tools
                 finally:
@@ -136,36 +135,32 @@ def check_stages(config: RunConfig) -> None:
 def languages_of(prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path) -> frozenset[str]:
     """Return the languages of the programs that the environments of `prompts` run in the sandbox.
 
-    Environments under another interpreter have sandboxes of their own. One that does not exist, or that
-    refuses its parameters, is refused by `bind_environments`, which names the row.
+    An environment that does not exist, or that refuses its parameters, is refused by `bind_environments`, which names
+    the row.
     """
     languages: set[str] = set()
     for key in {p.environment for p in prompts} - {None}:
         choice = chosen.get(str(key)) or EnvironmentChoice.of_key(str(key), base)
-        if isinstance(choice.place, str):
-            with suppress(ConfigError):
-                languages |= load(choice.name, choice.path, base).bind(choice.params, base).params.languages()
+        with suppress(ConfigError):
+            languages |= load(choice.name, choice.path, base).bind(choice.params, base).params.languages()
     return frozenset(languages)
 
 
 def bind_environments(
-    prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path, workers: int = 1
-) -> dict[str, EnvironmentHost]:
-    """Return the hosts of the environments that `prompts` name, by key. A key that is not in `chosen` is a plain name.
+    prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path
+) -> dict[str, BoundEnvironment]:
+    """Return the environments that `prompts` name, by key. A key that is not in `chosen` is a plain name.
 
-    workers: calls that a process answers at a time. Processes start with their first episodes.
     Raises: DataError naming the first row whose environment does not exist or refuses its parameters.
     """
-    hosts: dict[str, EnvironmentHost] = {}
+    bound: dict[str, BoundEnvironment] = {}
     for prompt in prompts:
         key = prompt.environment
-        if key is None or key in hosts:
+        if key is None or key in bound:
             continue
         choice = chosen.get(key) or EnvironmentChoice.of_key(key, base)
-        spec = EnvironmentSpec(choice.name, choice.path, choice.params, base)
-        place: Place = choice.place if isinstance(choice.place, str) else {str(k): v for k, v in choice.place.items()}
         try:
-            hosts[key] = open_host(place, spec, step_s=choice.step_s, threads=workers)
+            bound[key] = load(choice.name, choice.path, base).bind(choice.params, base)
         except ConfigError as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
-    return hosts
+    return bound

@@ -7,7 +7,6 @@ import pytest
 from tests.source import ROOT
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.data.prompts import read_prompts
-from verizero.pipeline.environments.hosts import InProcessHost
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run.episodes import bind_environments
 
@@ -41,8 +40,8 @@ def test_a_recipe_of_an_environment_loads_and_its_parameters_are_those_of_the_ad
     prompts, _ = read_prompts(config.data.train, config.seed, folder)
     (choice,) = config.data.environments.values()
     assert (choice.name, len(prompts)) == (name, 1)
-    (place,) = bind_environments(prompts, config.data.environments, folder).values()
-    assert isinstance(place, InProcessHost)
+    (bound,) = bind_environments(prompts, config.data.environments, folder).values()
+    assert bound.name == name
     text = FILES[f"{name}.yaml"].replace("params: {", "params: {speed: 9, ", 1)
     (folder / "other.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(Exception, match="speed"):

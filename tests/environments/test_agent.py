@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.agent import new_folder, remove_folder
-from verizero.pipeline.environments.hosts import EnvironmentSpec, Place, open_host
+from verizero.pipeline.environments.base import load
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play
@@ -58,17 +57,14 @@ def played(
     engine: ScriptedEngine,
     samples: int = 1,
     max_turns: int = 6,
-    where: Place = "here",
     task: str = "2863",
     **params: object,
 ) -> list[Rollout]:
     prompt = Prompt("p/1", task, "exact", task, environment="agent")
-    with closing(
-        open_host(where, EnvironmentSpec("agent", params={"answer": "stdout"} | params, base=AGENTS))
-    ) as place:
-        limits = EpisodeLimits(max_turns=max_turns, retries=0)
-        episodes = EpisodeSetup({"agent": place}, turns_of(RENDERER), limits, threads)
-        return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)
+    bound = load("agent").bind({"answer": "stdout"} | params, AGENTS)
+    limits = EpisodeLimits(max_turns=max_turns, retries=0)
+    episodes = EpisodeSetup({"agent": bound}, turns_of(RENDERER), limits, threads)
+    return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)
 
 
 def text_of(rollout: Rollout) -> str:
@@ -171,8 +167,8 @@ def test_a_limit_ends_the_program_and_all_that_it_started(threads, tmp_path):
     assert leftovers() == []
 
 
-def test_in_a_process_of_its_own_a_program_gets_the_same_answers(threads):
-    """With their numbers of tokens, also where it goes back, and begins another conversation."""
+def test_a_program_is_told_the_size_of_each_turn(threads):
+    """Also where it goes back, and begins another conversation."""
     code = LATER + (
         "def user(text): return {'role': 'user', 'content': text}\n"
         "first = [user('plan ')]\n"
@@ -180,13 +176,10 @@ def test_in_a_process_of_its_own_a_program_gets_the_same_answers(threads):
         "for more in ([*first, user('more')], [*first, user('elsewhere')], [user('aside ')]): ask(more)\n"
         "print(*sizes)\n"
     )
-    command, engine = [sys.executable, "-c", code], engine_of("go", "<mul 1", "no")
-    (near,), (far,) = (played(threads, engine, where=where, command=command) for where in ("here", "process"))
-    assert near.answer is not None
-    assert len(set(near.answer.split())) == 4
-    assert [len(row) for row in rows(near)] == [2, 2, 1]
-    assert (far.answer, rows(far)) == (near.answer, rows(near))
-    assert far.episode.counts == near.episode.counts
+    (rollout,) = played(threads, engine_of("go", "<mul 1", "no"), command=[sys.executable, "-c", code])
+    assert rollout.answer is not None
+    assert len(set(rollout.answer.split())) == 4
+    assert [len(row) for row in rows(rollout)] == [2, 2, 1]
 
 
 def test_a_nested_conversation_is_a_branch_and_the_first_one_continues(threads):

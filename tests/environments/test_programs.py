@@ -10,7 +10,6 @@ from tests.environments.talk import made, played, texts
 from verizero import sandbox
 from verizero.pipeline.config.choices import EnvironmentChoice
 from verizero.pipeline.environments.base import Reply
-from verizero.pipeline.environments.hosts import EnvironmentSpec, open_host
 from verizero.pipeline.environments.tool_use import Params, environment
 from verizero.pipeline.environments.tools import _programs, python, session, shell
 from verizero.pipeline.errors import DataError, EnvironmentFailed, IsolationError
@@ -198,21 +197,6 @@ def test_a_service_that_refuses_is_no_mistake_of_the_policy():
         configure(at(server, "guess"))
         with pytest.raises(EnvironmentFailed, match="401"):
             python.tools(python.Params(), EMPTY).tools["python"].answer({"code": "1"})
-
-
-def test_a_process_that_plays_episodes_takes_the_settings_over():
-    with served() as server:
-        configure(at(server))
-        place = open_host("process", EnvironmentSpec("repair"), step_s=30)
-        try:
-            environment = place.make(Prompt("p", "f", "environment", SHORT), 0, 0)
-            environment.start()
-            reply = environment.step(Message("assistant", "def f(x): return 3*x+7"))
-            environment.close()
-        finally:
-            place.close()
-        assert reply.outcome is not None
-        assert (reply.outcome.score, server.num_programs) == (1.0, 1)
 
 
 def test_settings_cross_to_another_process_whole():

@@ -268,7 +268,7 @@ def folder(tmp_path):
 def test_every_shipped_environment_loads_and_has_defaults():
     shipped = registry.names("environments")
     assert {"guess", "repair", "sql", "tool_use"} <= set(shipped)
-    assert not {"as_json", "base", "conversing", "far", "hosts"} & set(shipped)
+    assert not {"base", "conversing"} & set(shipped)
     needed = {
         "tool_use": {"tools": ["sql"]},
         "agent": {"command": ["true"]},

@@ -1,4 +1,4 @@
-"""Hosts of environments in recipes, what they change and leave; and limits that count episodes."""
+"""Environments in recipes, what they change and leave; and limits that count episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.processes import alive
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.plan.devices import DEVICES
@@ -16,7 +15,6 @@ from verizero.pipeline.checks.plan.estimate import plan, plan_lines
 from verizero.pipeline.checks.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.environments.hosts import InProcessHost, ProcessHost
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts
@@ -50,58 +48,20 @@ def prints(config: Any, folder: Path) -> list[str]:
     return [f.fingerprint for f in fingerprints(config, data, folder)]
 
 
-def test_a_place_is_that_of_the_recipe(tmp_path: Path) -> None:
-    def bound(**place: Any) -> Any:
-        chosen = games({"name": "guess", **place}).data.environments
-        return bind_environments([Prompt("p", "q", "environment", 3, environment="guess")], chosen, tmp_path)["guess"]
-
-    assert isinstance(bound(), InProcessHost)
-    process = bound(place="process", step_s=7)
-    assert isinstance(process, ProcessHost)
-    assert process._step_s == 7
-
-
-@pytest.mark.parametrize(
-    ("choice", "said"),
-    [
-        ({"name": "guess", "place": {"python": "python3"}}, "environment.place.python loads the environment's file"),
-        ({"name": "guess", "place": {"url": "http://h"}}, "expected here, process or {python: path}, got url"),
+def test_an_unknown_environment_and_a_place_are_refused_by_name() -> None:
+    for choice, said in (
         ({"name": "gues"}, "no environment is called 'gues'"),
-    ],
-)
-def test_a_place_that_cannot_be_is_refused_by_name(choice: Any, said: str) -> None:
-    with pytest.raises(Exception, match=said):
-        games(choice)
+        ({"name": "guess", "place": "x"}, "place"),
+    ):
+        with pytest.raises(Exception, match=said):
+            games(choice)
 
 
-def test_one_environment_has_one_place() -> None:
-    with pytest.raises(Exception, match="environment 'guess' is in two places"):
-        games(
-            "guess", data={"train": [NUMBERS | {"environment": e} for e in ("guess", {"name": "guess", "step_s": 5})]}
-        )
-
-
-def test_another_place_leaves_the_stages_valid_and_other_parameters_do_not(tmp_path: Path) -> None:
-    here = prints(games("guess"), tmp_path)
-    assert prints(games({"name": "guess", "place": "process", "step_s": 9}), tmp_path) == here
-    assert prints(games({"name": "guess", "params": {"tries": 3}}), tmp_path) != here
-    assert prints(games("guess", episodes={"max_tokens": 9}), tmp_path) != here
-
-
-@pytest.mark.integration
-def test_a_run_gives_equal_bytes_in_a_process_which_ends_with_it(tmp_path: Path) -> None:
-    for name, place in (("here", "here"), ("process", "process")):
-        with open_run(
-            games({"name": "guess", "place": place}), tmp_path, tmp_path / name, "auto", Progress()
-        ) as session:
-            run_all(session)
-            if place == "process":
-                (bound,) = session.workers.rollouts.generation.episode_setup.environments.values()
-                started = [far._process.pid for far in bound._running]
-    assert len(started) == 1
-    assert not alive(started)
-    texts = [(tmp_path / name / "rollouts.jsonl").read_bytes() for name in ("here", "process")]
-    assert texts[0] == texts[1] != b""
+def test_other_parameters_and_limits_change_the_stages(tmp_path: Path) -> None:
+    plain = prints(games("guess"), tmp_path)
+    assert prints(games({"name": "guess"}), tmp_path) == plain
+    assert prints(games({"name": "guess", "params": {"tries": 3}}), tmp_path) != plain
+    assert prints(games("guess", episodes={"max_tokens": 9}), tmp_path) != plain
 
 
 def test_algorithms_hold_episodes_against_their_own_limit() -> None:

@@ -1,6 +1,6 @@
 """Runs of episodes, killed in an environment, between turns or around an update, end with the bytes of one unbroken.
 
-And runs whose environments die, each in a process of its own, learn what they would have learned.
+And runs whose agents die learn what they would have learned.
 """
 
 from __future__ import annotations
@@ -92,47 +92,15 @@ def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
     until(lambda: not [words for _, words, _ in others() if "asks.py" in words and str(tmp_path) in words], "their end")
 
 
-GAME = """
-import os, signal
-from verizero.pipeline.environments.guess import Params, environment
-from verizero.pipeline.environments.base import EnvironmentParams
-
-class MyParams(EnvironmentParams):
-    dies: str = ""
-
-def game(params: MyParams, prompt, task_seed, sample_seed):
-    played = environment(Params(high=6), prompt, task_seed, sample_seed)
-    plain, turns = played.step, []
-    def step(message):
-        turns.append(message)
-        if params.dies and len(turns) == 2 and not os.path.exists(params.dies):
-            open(params.dies, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(message)
-    played.step = step
-    return played
-"""
-
-
-def game_in(folder: Path, **params: str) -> str:
-    """Return the recipe's sources whose environment is that game, in a process of its own."""
-    (folder / "games.py").write_text(GAME)
-    choice = f"{{path: games.py:game, place: process, params: {json.dumps(params)}}}"
-    return f"data.train=[{{{NUMBERS}, environment: {choice}}}]"
-
-
 def metrics(folder: Path) -> list[dict[str, float]]:
     """Return the numbers of each step of RL."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["metrics"] for line in lines if line["kind"] == "step" and line["stage"] == "rl"]
 
 
-@pytest.mark.parametrize("kind", ["agent", "process"])
-def test_an_environment_that_is_killed_starts_again_and_is_no_zero(kind: str, tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_starts_again_and_is_no_zero(tmp_path: Path) -> None:
     note, hurt, whole = tmp_path / "died", tmp_path / "hurt", tmp_path / "whole"
     sources = [agent_in(tmp_path, str(note)), agent_in(tmp_path)]
-    if kind == "process":
-        sources = [game_in(tmp_path, dies=str(note)), game_in(tmp_path)]
     for folder, source in zip((hurt, whole), sources, strict=True):
         run(tiny(overrides=[*FEWER, source]), folder)
     assert note.exists(), "nothing died"

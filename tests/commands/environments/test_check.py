@@ -122,9 +122,7 @@ def test_the_environments_that_ship_pass(name: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("name", "params"), [("repair", {}), ("tool_use", {"tools": ["python", "shell"]})]
-)
+@pytest.mark.parametrize(("name", "params"), [("repair", {}), ("tool_use", {"tools": ["python", "shell"]})])
 def test_those_that_run_programs_pass(name: str, params: dict) -> None:
     report = check(name, params, episodes=4)
     assert report.passed, str(report)
