@@ -42,13 +42,9 @@ class PairColumns(Section):
     rejected: Column = Column(column="rejected")
     completion: Column = Field(Column(column="completion"), description="the response of a row with a label")
     label: Column = Field(Column(column="label"), description="true or 1: a good completion; false or 0: a bad one")
-    steps: Column = Field(
-        Column(column="completions"),
-        description="the steps of a response: a list of texts, or of {text, rating} or PRM800K's steps, or a text with "
-        "`step_mark` at each end",
-    )
+    steps: Column = Field(Column(column="completions"), description="the steps of a response: a list of texts")
     step_labels: Column = Field(
-        Column(column="labels"), description="a label for each step; of a text, the same text with + or - at each end"
+        Column(column="labels"), description="a label for each step: true or false, 1 or 0, + or -; null: none"
     )
     answer: Column | None = Field(
         Column(column="answer"), description="the reference that a verifier compares sides to"
@@ -65,15 +61,6 @@ class PairSource(RowSource):
     mapping: PairColumns = PairColumns()
     step_separator: str = Field(
         "\n", description="the text between the steps of a list, in the response that they make"
-    )
-    step_mark: str | None = Field(
-        None,
-        min_length=1,
-        description="what ends each step where steps are one text, e.g. Math-Shepherd's; it is removed",
-    )
-    neutral: Literal["right", "wrong", "unlabelled"] | None = Field(
-        None,
-        description="steps are labelled 1, 0 and -1, as in PRM800K, and 0 is this; null: 1 or 0, true or false, + or -",
     )
 
     @model_validator(mode="after")

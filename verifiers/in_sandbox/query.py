@@ -15,14 +15,18 @@ READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sq
 FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 
 
-def opened(setup: str, refused: frozenset[str] = frozenset(), max_value: int = 1_000_000) -> sqlite3.Connection:
-    """Return a new database that the script has filled, and that can only be read.
-
-    `refused` are further functions that fail; a value has at most `max_value` bytes. Raises: sqlite3.Error.
-    """
+def opened(setup: str) -> sqlite3.Connection:
+    """Return a new database that the script has filled. Raises: sqlite3.Error."""
     # Steps of an episode come from several threads, one after the other.
     database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     database.executescript(setup)
+    return database
+
+
+def allow_reading(
+    database: sqlite3.Connection, refused: frozenset[str] = frozenset(), max_value: int = 1_000_000
+) -> None:
+    """Refuse all but reading from now on. `refused` are functions that fail; a value has at most `max_value` bytes."""
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_value)
     database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     forbidden = FORBIDDEN_FUNCTIONS | refused
@@ -32,7 +36,6 @@ def opened(setup: str, refused: frozenset[str] = frozenset(), max_value: int = 1
         return sqlite3.SQLITE_DENY if is_refused or action not in READS else sqlite3.SQLITE_OK
 
     database.set_authorizer(authorize)
-    return database
 
 
 def rows_of(database: sqlite3.Connection, query: str, max_rows: int, max_steps: int) -> list[tuple[Any, ...]]:
@@ -62,7 +65,8 @@ def result_of(
     The query may only read. Without `ordered`, rows are a multiset. Column names do not count; whole
     floats equal integers, floats are compared to 9 digits.
     """
-    database = opened(setup, refused)
+    database = opened(setup)
+    allow_reading(database, refused)
     try:
         rows = rows_of(database, query, max_rows + 1, max_steps)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:

@@ -15,7 +15,7 @@ from pydantic import Field
 from verizero.pipeline.environments.tools.base import Toolbox, ToolParams, tool
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
-from verizero.verifiers.in_sandbox.query import opened, rows_of
+from verizero.verifiers.in_sandbox.query import allow_reading, opened, rows_of
 from verizero.verifiers.sql import setups_of
 
 REFUSED = frozenset({"random", "randomblob", "current_time", "current_date", "current_timestamp"})
@@ -36,10 +36,11 @@ def tools(params: Params, prompt: Prompt) -> Toolbox:
     """Return the tools `tables` and `query` on a new database. Raises: DataError if the row's script fails."""
     setup = setups_of(prompt.reference, "answer")[0]
     try:
-        known = _tables(setup)
-        database = opened(setup, REFUSED, MAX_VALUE)
+        database = opened(setup)
+        known = _tables(database)
     except sqlite3.Error as exc:
         raise DataError(f"answer.setup: the script fails: {exc}; script: {setup:.100}") from exc
+    allow_reading(database, REFUSED, MAX_VALUE)
 
     @tool
     def tables() -> str:
@@ -65,16 +66,11 @@ def checked(statement: str) -> str:
     return statement.strip().rstrip(";")
 
 
-def _tables(setup: str) -> str:
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        database.executescript(setup)
-        names = database.execute(
-            "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite%' order by name"
-        ).fetchall()
-        columns = {n: database.execute("select name from pragma_table_info(?)", (n,)).fetchall() for (n,) in names}
-    finally:
-        database.close()
+def _tables(database: sqlite3.Connection) -> str:
+    names = database.execute(
+        "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite%' order by name"
+    ).fetchall()
+    columns = {n: database.execute("select name from pragma_table_info(?)", (n,)).fetchall() for (n,) in names}
     return "\n".join(f"{name}({', '.join(c for (c,) in some)})" for name, some in columns.items()) or "no tables"
 
 
