@@ -1,4 +1,4 @@
-"""Read YAML with unique keys, numbers such as 3e-4, and a limit on the values that aliases (*name) can make."""
+"""Read YAML with unique keys and numbers such as 3e-4."""
 
 from __future__ import annotations
 
@@ -10,43 +10,9 @@ import yaml
 
 from verizero.pipeline.errors import ConfigError
 
-MAX_VALUES = 100_000
-"""Maximum of values in a text with its aliases written out. The longest shipped recipe has a few hundred."""
-MAX_DEPTH = 100
-"""Maximum nesting of lists and mappings."""
-TOO_DEEP = f"lists and mappings are in one another more than {MAX_DEPTH} deep; write fewer brackets"
-
 
 class Loader(yaml.SafeLoader):
-    """Safe YAML where a repeated key is an error, and 3e-4 is a number (YAML 1.1 reads it as text).
-
-    A text with too many values is refused before they are made: nested aliases can stand for any number of values.
-    """
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        """Return the values, if they are not too many."""
-        if _num_values(node, {}, 0) > MAX_VALUES:
-            raise ConfigError(
-                f"it has more than {MAX_VALUES:,} values with its aliases (*name) written out; write fewer aliases of "
-                "aliases, and put rows of data into files of their own"
-            )
-        return super().construct_document(node)
-
-
-def _num_values(node: yaml.Node, counts: dict[int, int], depth: int) -> int:
-    """Return the number of values of a node with its aliases written out. `counts`: results for nodes, by id."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) in counts:
-        if counts[id(node)] == 0:  # still being counted: it contains itself
-            raise ConfigError("an alias is inside its own anchor; write the value out")
-        return counts[id(node)]
-    if depth == MAX_DEPTH:
-        raise ConfigError(TOO_DEEP)
-    counts[id(node)] = 0
-    children = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
-    counts[id(node)] = 1 + sum(_num_values(child, counts, depth + 1) for child in children)
-    return counts[id(node)]
+    """Safe YAML where a repeated key is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
 
 
 def _mapping(loader: Loader, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
@@ -76,7 +42,7 @@ def read_yaml(text: str, name: str) -> Any:
         loader.name = name
         return loader.get_single_data()
     except RecursionError:
-        raise ConfigError(f"{name}: {TOO_DEEP}") from None
+        raise ConfigError(f"{name}: lists and mappings are too deep in one another; write fewer brackets") from None
     except ConfigError as exc:
         raise ConfigError(f"{name}: {exc}") from exc
     except yaml.YAMLError as exc:

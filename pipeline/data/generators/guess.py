@@ -7,7 +7,6 @@ number once, under ids of their own.
 from __future__ import annotations
 
 import random
-from functools import lru_cache
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -58,16 +57,6 @@ def play(params: Params, number: int, rng: random.Random) -> tuple[list[dict[str
 
     settings = guess.Params(low=params.low, high=params.high, tries=params.tries)
     return played(guess.environment(settings, Prompt("", "", "environment", number), 0, 0), player)
-
-
-@lru_cache(maxsize=4096)
-def floor(numbers: int, tries: int) -> float:
-    """Return the exact chance of that player to guess one of so many numbers."""
-    if numbers == 0 or tries == 0:
-        return 0.0
-    # A guess at place i is right for one number of all; i numbers are lower and the others higher.
-    ways = (i * floor(i, tries - 1) + (numbers - 1 - i) * floor(numbers - 1 - i, tries - 1) for i in range(numbers))
-    return sum(1 + way for way in ways) / numbers**2
 
 
 def _row(params: Params, number: int, ending: str) -> Row:
