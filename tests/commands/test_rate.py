@@ -106,9 +106,8 @@ def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp
         assert replace(loaded, row=None) == replace(prompt, row=None)
         bound = bind_verifiers([loaded], {}, tmp_path)[loaded.verifier]
         assert [v.score for v in bound.score([Attempt(right, "4"), Attempt("7", "4")])] == [1.0, 0.0]
-        place = bind_environments([loaded], {}, tmp_path)[str(loaded.environment)]
-        place.make(loaded, 0, 0).close()
-        place.close()
+        played = bind_environments([loaded], {}, tmp_path)[str(loaded.environment)]
+        played.make(loaded, 0, 0).close()
 
 
 def test_a_row_whose_verifier_cannot_be_read_is_named(tmp_path: Path) -> None:
