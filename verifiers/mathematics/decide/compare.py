@@ -34,7 +34,6 @@ from verizero.verifiers.mathematics.decide.formulas import (
     in_the_case_of,
     is_scaled,
     same_matrix,
-    spread,
     with_all_items,
     with_products,
     without_quantifiers,
@@ -106,10 +105,8 @@ def match(gold: Node, answer: Node) -> bool | None:
     if pair is None:
         return False
     gold, answer = pair
-    if {gold.op, answer.op} & {"list", "both"}:
+    if gold.op in {"tuple", *COLLECTIONS} or answer.op in {"list", "both"}:
         gold, answer = with_each_name(gold), with_each_name(answer)
-    if gold.op in {"tuple", *COLLECTIONS}:
-        answer = spread(answer)
     try:
         return _match(gold, answer)
     except Contradiction:
@@ -328,7 +325,7 @@ def _regions(gold: Node, answer: Node) -> bool | None:
         pass  # compared by their parts below
     if chains:
         return same_inequality(gold, answer) if len(gold.args) == 3 else same_order(gold, answer, same)
-    if gold.op == answer.op and gold.op in COLLECTIONS | {"union", "inter"}:
+    if {gold.op, answer.op} == {"list", "both"} or gold.op == answer.op in COLLECTIONS | {"union", "inter"}:
         return _unordered(gold.args, answer.args)
     if gold.op == answer.op and gold.op in {"minus", "builder"}:
         return _in_order(gold.args, answer.args)

@@ -258,7 +258,7 @@ def _each_name(tree: Node) -> list[Node]:
     if tree.op != "rel" or len(tree.args) < 5 or set(tree.args[1::2]) != {"="}:
         return [tree]
     *names, value = tree.args[::2]
-    if any(n.op != "sym" for n in names) or len(set(names)) < len(names) or not is_constant(value):
+    if any(n.op != "sym" for n in names) or len(set(names)) < len(names) or value.op == "sym":
         return [tree]
     return [Node("rel", (name, "=", value)) for name in names]
 

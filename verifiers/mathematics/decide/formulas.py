@@ -249,16 +249,6 @@ def _name_before(tree: Node) -> str | None:
     return name if len(name) == 1 and name.isupper() and tree.args[1].op == "tuple" else None
 
 
-def spread(tree: Node) -> Node:
-    """Return x = 1, y = 1 for x = y = 1, any other tree as it is."""
-    if tree.op != "rel" or len(tree.args) < 5 or set(tree.args[1::2]) != {"="}:
-        return tree
-    *names, value = tree.args[::2]
-    if any(n.op != "sym" for n in names) or value.op == "sym":
-        return tree
-    return Node("list", tuple(Node("rel", (n, "=", value)) for n in names))
-
-
 def with_all_items(tree: Node) -> Node:
     """Return 1, 2, 3, 4, 5 for 1, 2, ..., 5, any other tree as it is.
 

@@ -13,7 +13,6 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     INF,
     REALS,
     Node,
-    children,
     is_constant,
     neg,
     sym,
@@ -25,9 +24,6 @@ MAX_ENDS = 40
 NEG_INF = neg(INF)
 SIZES = words_of("< > <= >=")
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-NUMBERLESS = words_of("R Z N Q empty")
-OPERATIONS = words_of("union inter minus builder")
-NESTED = OPERATIONS | {"tuple", "set"}
 Cells = frozenset[int]
 
 
@@ -54,15 +50,15 @@ def same_region(gold: Node, answer: Node) -> bool:
     if gold.op == "rel" or (gold.op in COLLECTIONS and all(a.op == "rel" for a in gold.args)):
         # An interval as gold asks for the inequality to be solved.
         gold, answer = without_abs(gold), without_abs(answer)
-    gold, answer = _with_names(gold), _with_names(answer)
-    names = {n for n in (_variable(gold), _variable(answer)) if n is not None}
-    if len(names) > 1:
+    trees = _with_names(gold), _with_names(answer)
+    line = _Line()
+    ours, theirs = map(line.names_in, trees)
+    if len(ours) > 1 or len(theirs) > 1:
+        raise NotRegion
+    if ours and theirs and ours != theirs:
         return False
-    ends: list[Node] = []
-    for tree in (gold, answer):
-        _collect(tree, ends)
-    line = _Line(ends)
-    return line.cells(gold) == line.cells(answer)
+    line.cut()
+    return line.cells(trees[0]) == line.cells(trees[1])
 
 
 def without_abs(tree: Node) -> Node:
@@ -97,68 +93,43 @@ def _with_names(tree: Node) -> Node:
     return Node("rel", tuple(sym(str(m)) if isinstance(m, Node) and m.op == "call" else m for m in tree.args))
 
 
-def _variable(tree: Node) -> str | None:
-    """Return the name of the bare variable in a solved inequality; None if there is none."""
-    if tree.op == "builder":
-        return None  # bound inside the set, so that its name does not matter
-    for part in [tree, *children(tree)]:
-        if part.op == "rel":
-            for member in part.args[::2]:
-                if member.op == "sym":
-                    return str(member.args[0])
-        if part.op in COLLECTIONS and part is not tree:
-            name = _variable(part)
-            if name is not None:
-                return name
-    return None
-
-
-def _collect(tree: Node, ends: list[Node]) -> None:
-    """Add the end points that occur in the tree to `ends`."""
-    if len(ends) > MAX_ENDS:
-        raise NotRegion
-    if tree.op == "tuple" and len(tree.args) == 4:
-        members = tree.args[2:]
-    elif tree.op == "set":
-        members = tree.args
-    elif tree.op == "rel":
-        for member in tree.args[::2]:
-            if member.op in NESTED:
-                _collect(member, ends)
-        members = tuple(m for m in tree.args[::2] if m.op != "sym" and m.op not in NESTED)
-    elif tree.op in OPERATIONS | COLLECTIONS | {"add", "neg"}:
-        for a in tree.args:
-            _collect(a, ends)
-        return
-    elif tree.op in {"const", "sym"}:
-        return
-    else:
-        raise NotRegion
-    for member in members:
-        if member in (INF, NEG_INF) or (member.op == "const" and member.args[0] in NUMBERLESS):
-            continue
-        if not is_constant(member):
-            raise NotRegion
-        ends.append(member)
-
-
 class _Line:
-    """The real line cut at the given ends: cell 2i is the gap before end i, cell 2i + 1 the end itself."""
+    """The real line cut at the ends of regions: cell 2i is the gap before end i, cell 2i + 1 the end itself.
 
-    def __init__(self, ends: list[Node]) -> None:
-        keyed = [(where, end) for end in ends if (where := approximate(end)) is not None]
-        if len(keyed) < len(ends):
+    Until it is cut, it has one cell, and takes in the ends and names of the regions that it is asked for.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[Node] = []
+        self.names: set[str] = set()
+        self.is_cut = False
+        self.all: Cells = frozenset({0})
+
+    def names_in(self, tree: Node) -> set[str]:
+        """Take in the ends of a region, and return the variables of its inequalities."""
+        self.names = set()
+        self.cells(tree)
+        return self.names
+
+    def cut(self) -> None:
+        keyed = [(where, end) for end in self.ends if (where := approximate(end)) is not None]
+        if len(keyed) < len(self.ends):
             raise NotRegion
         # Floats only order the ends. Neighbours are then compared exactly, so that 1/2 and 0.5 are one end.
         keyed.sort(key=lambda pair: pair[0])
-        self.ends: list[Node] = []
+        self.ends, self.is_cut = [], True
         for _, end in keyed:
             if not self.ends or not same(self.ends[-1], end):
                 self.ends.append(end)
-        self.all: Cells = frozenset(range(2 * len(self.ends) + 1))
+        self.all = frozenset(range(2 * len(self.ends) + 1))
 
     def place(self, end: Node) -> int:
         """Return the cell of an end."""
+        if not self.is_cut:
+            if not is_constant(end) or len(self.ends) > MAX_ENDS:
+                raise NotRegion
+            self.ends.append(end)
+            return 0
         for i, known in enumerate(self.ends):
             if known == end or same(known, end):
                 return 2 * i + 1
@@ -175,7 +146,7 @@ class _Line:
     def cells(self, tree: Node) -> Cells:
         """Return the cells of any region."""
         op = tree.op
-        if op == "tuple":
+        if op == "tuple" and len(tree.args) == 4:
             return self.between(tree.args[2], tree.args[0] == "[", tree.args[3], tree.args[1] == "]")
         if op == "set":
             return frozenset(self.place(a) for a in tree.args)
@@ -187,8 +158,11 @@ class _Line:
             return self.relation(tree)
         if op == "builder":
             what, condition = tree.args
+            names = set(self.names)  # that of the builder is bound inside, so that it does not matter
             within = self.relation(what) if what.op == "rel" else self.all  # {x in (0, 5) | x > 2}
-            return self.cells(condition) & within
+            inside = self.cells(condition) & within
+            self.names = names
+            return inside
         if op in {"union", "inter", "minus"}:
             left, right = self.cells(tree.args[0]), self.cells(tree.args[1])
             return left | right if op == "union" else left & right if op == "inter" else left - right
@@ -220,6 +194,7 @@ class _Line:
     def compared(self, left: Node, sign: str, right: Node) -> Cells:
         """Return the cells of a variable that is compared with an end or a region."""
         if sign in {"in", "notin"} and left.op == "sym":
+            self.names.add(left.args[0])
             inside = self.cells(right)
             return inside if sign == "in" else self.all - inside
         if left.op != "sym":
@@ -228,6 +203,7 @@ class _Line:
             left, sign, right = right, FLIPPED[sign], left
         elif right.op == "sym":
             raise NotRegion
+        self.names.add(left.args[0])
         if sign == "!=":
             return self.all - {self.place(right)}
         if sign == "=":
