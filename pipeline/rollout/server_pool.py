@@ -26,7 +26,7 @@ from verizero.pipeline.host.child import GRACE_S, NotReady, end, start, wait_unt
 from verizero.pipeline.host.network import LOOPBACK, answers, free_port
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.server_client import Client, Program, Server, ServerLost, ServerSetup
-from verizero.pipeline.rollout.server_queue import Deal, Homes, ResponseIndex
+from verizero.pipeline.rollout.server_queue import Deal, ResponseIndex
 from verizero.pipeline.rollout.weights import CountedWeights
 
 
@@ -110,7 +110,6 @@ class ServerPool:
         self._changes_lock = threading.Lock()
         """Protects the servers and the counts of losses: several threads may call `generate`."""
         self._resampled = self._resampled_by_others = 0
-        self._homes = Homes()
         try:
             # The first rank decides, so that all ranks have the same addresses and the same tag of the run.
             urls, self._logs, self._run = self._by_first_rank(
@@ -166,8 +165,7 @@ class ServerPool:
         return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def forget(self) -> None:
-        """Forget which server has which episode; servers decide themselves what their prefix caches hold."""
-        self._homes = Homes()
+        """Do nothing: servers decide themselves what their prefix caches hold."""
 
     def rest(self) -> None:
         """Do nothing: servers do not use the trainer's memory."""
@@ -275,16 +273,16 @@ class ServerPool:
         ranks = 1 if self._peers is None else self._peers.size
         # For each server: all ranks use each server, and none gets more than its share before others have begun.
         num_threads = min(-(-self.client.params.concurrency // ranks), -(-len(waiting) // len(servers)))
-        deal = Deal(waiting, requests, servers, self._homes, num_threads)
+        deal = Deal(waiting, requests, servers)
         refused: list[Exception] = []
         failures: dict[Server, str] = {}
         ended: SimpleQueue[Ended | None] = SimpleQueue()  # the threads' answers; each thread ends with a None
 
-        def work(server: Server) -> None:
+        def work(server: Server, index: ResponseIndex | None) -> None:
             try:
-                while (index := deal.take(server)) is not None:
+                while index is not None:
                     answer(server, *index)
-                    deal.end(server)
+                    index = deal.take(server)
             finally:
                 ended.put(None)
 
@@ -304,8 +302,9 @@ class ServerPool:
                 refused.append(exc)
                 deal.stop()
 
-        # Daemons: a request that hangs must not keep the process from ending.
-        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(num_threads)]
+        # Each has its first response before any begins. Daemons: a request that hangs must not keep the process alive.
+        firsts = [(server, deal.take(server)) for _ in range(num_threads) for server in servers]
+        threads = [threading.Thread(target=work, args=first, daemon=True) for first in firsts]
         for thread in threads:
             thread.start()
         for _ in threads:
