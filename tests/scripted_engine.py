@@ -38,9 +38,6 @@ class ScriptedEngine:
                 reader([Ended(i, j, c.token_ids, c.finish_reason) for j, c in enumerate(answers[i])])
         return answers
 
-    def forget(self) -> None:
-        """Do nothing: nothing is kept between two calls."""
-
     def rest(self) -> None:
         """Do nothing: there is no memory to give back."""
 

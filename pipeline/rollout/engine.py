@@ -17,8 +17,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     keys: tuple[int, ...] = ()
-    """The number of the episode for each seed; empty for single responses. What an episode's turns share is computed
-    once: a pool sends them to the same server, and the embedded engine keeps their keys and values until `forget`."""
+    """The number of the episode for each seed; empty for single responses. A pool of servers sends an episode's turns
+    to the same server, which may have kept what they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,6 @@ class Completion:
     finish_reason: FinishReason
     kept: KeptTokens | None = None
     routing: Routing | None = None
-    num_prefilled: int | None = None
-    """Tokens of the prompt that were computed for this response; None if the engine does not tell. The first response
-    to a prompt has them all, the others to it 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +114,6 @@ class Engine(Protocol):
 
         `reader` receives responses as they end, in the calling thread, so that they are graded while others are still
         written. It gets each at most once; an engine may leave out any or all, which are graded after `generate`.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Forget all episodes: numbers in `Request.keys` mean others from now on.
-
-        What is generated next then depends, to the last bit, on the weights and the next calls alone, where an engine
-        promises bytes.
         """
         ...
 

@@ -67,7 +67,6 @@ def play(
     rollouts: dict[int, Rollout] = {}
     open_: list[int] = []
     waiting = list(range(len(episodes)))
-    engine.forget()  # so that what is computed depends on these episodes alone, and a resumed run has the same bytes
     player = None if setup.is_in_step else AsyncPlayer(engine, sampling, setup.threads, setup.max_open)
     try:
         while open_ or waiting:
@@ -91,7 +90,6 @@ def play(
             player.close()
         for seeded in episodes:
             seeded.episode.close()
-        engine.forget()
     return [rollouts[i] for i in range(len(episodes))]
 
 

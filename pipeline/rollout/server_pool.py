@@ -164,9 +164,6 @@ class ServerPool:
             waiting = self._answer(waiting, requests, sampling, completions, reader or (lambda ended: None))
         return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
-    def forget(self) -> None:
-        """Do nothing: servers decide themselves what their prefix caches hold."""
-
     def rest(self) -> None:
         """Do nothing: servers do not use the trainer's memory."""
 

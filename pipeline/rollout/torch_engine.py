@@ -19,7 +19,7 @@ import torch
 from verizero.pipeline.errors import EngineError, boundary
 from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.models.adapted_layers import frozen_base
-from verizero.pipeline.models.decoder import Decoder, PrefixCache, check_parity, unsupported
+from verizero.pipeline.models.decoder import Decoder, check_parity, unsupported
 from verizero.pipeline.models.quantized import is_quantized
 from verizero.pipeline.models.strictness import ordered, unswitched
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
@@ -101,8 +101,6 @@ class SlotState:
     """Number of sets from which `max_kept` dropped tokens."""
     experts: bytearray = field(default_factory=bytearray)
     """The experts of its prompt and of all its tokens except the last, int16 [tokens, layers, top_k]."""
-    num_prefilled: int = 0
-    """Tokens of the prompt that were computed for this response, and for others to the same prompt."""
 
     def __post_init__(self) -> None:
         self.number = next(self.numbers)
@@ -161,8 +159,6 @@ class TorchEngine:
         self._in_bits = any(map(is_quantized, base))
         self._num_bytes = sum(p.nbytes for p in model.parameters() if id(p) not in shared)
         self._decoder: Decoder | HfDecoder = self._choose()
-        self._prefix: PrefixCache | None = None
-        """Keys and values of the turns so far of open episodes."""
 
     @property
     def is_fast(self) -> bool:
@@ -174,7 +170,6 @@ class TorchEngine:
         with boundary(EngineError, "publishing weights to the embedded engine"):
             self._decoder.refresh()
         self.version = version
-        self.forget()  # they are of the old weights
 
     @torch.inference_mode()
     def generate(
@@ -189,25 +184,10 @@ class TorchEngine:
         completions = _Decode(self, requests, sampling, reader).run() if any(r.seeds for r in requests) else {}
         return [[completions[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
 
-    def forget(self) -> None:
-        """Drop the keys and values of all turns."""
-        self._prefix = None
-
     def rest(self) -> None:
-        """Give freed memory back where the base is in bits, to save memory: an update's tensors would not all fit it.
-
-        Without open episodes the engine has only its copy of the weights.
-        """
+        """Give freed memory back where the base is in bits, to save memory: an update's tensors do not all fit it."""
         if self._in_bits:
             trim_heap()
-
-    def prefix_for(self, requests: Sequence[Request]) -> PrefixCache | None:
-        """Return the cache of earlier turns if these are turns of episodes, and the fast path computes them."""
-        if not isinstance(self._decoder, Decoder) or not any(r.keys for r in requests):
-            return None
-        if self._prefix is None:
-            self._prefix = self._decoder.prefix_cache()
-        return self._prefix
 
     def counts(self) -> Mapping[str, float]:
         """Return the bytes that the last publish copied: those of adapters alone, if the policy has them."""
@@ -241,9 +221,6 @@ class _Decode:
         with_seeds = [r for r in requests if r.seeds]
         lengths, repeats = [len(r.prompt_ids) for r in with_seeds], [len(r.seeds) for r in with_seeds]
         self.cache = cast(Any, self.decoder.open(lengths, repeats, engine.max_rows, sampling.max_tokens))
-        self.prefix = engine.prefix_for(requests)
-        if self.prefix is not None:
-            self.prefix.allow(self.cache.size)
         self.slots = Slots(self.queue.slots)
         self.keeps = sampling.is_cut and sampling.max_kept > 0
         self.layers = self.top_k = 0
@@ -282,19 +259,7 @@ class _Decode:
     def _admit(self, parts: Sequence[RequestPart], slots: Sequence[int]) -> torch.Tensor:
         """Compute the prompts of responses, and return the logits [rows, V] of their first tokens."""
         prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
-        num_new = [len(ids) for ids in prompts]
-        if self.prefix is None:
-            logits = self.decoder.admit(self.cache, prompts, repeats, slots)
-        else:
-            assert isinstance(self.decoder, Decoder)
-            paths = self.prefix.enter(prompts)
-            num_new = [len(path.ids) - path.begin for path in paths]
-            logits = self.decoder.admit(self.cache, prompts, repeats, slots, (self.prefix, paths))
-        first = 0
-        for num, repeat in zip(num_new, repeats, strict=True):
-            self.slots.states[slots[first]].num_prefilled = num
-            first += repeat
-        return logits
+        return self.decoder.admit(self.cache, prompts, repeats, slots)
 
     def _step(self) -> bool:
         """Draw a token for each response in a slot; False if there is none."""
@@ -343,8 +308,6 @@ class _Decode:
         ended = [slot for slot in self.slots.taken if self._ends(states[slot])]
         if not ended:
             return
-        if self.prefix is not None:
-            self.prefix.keep(self.cache, [self._computed(slot) for slot in ended])
         self.cache.leave(ended)
         just_ended = []
         for state in (states[slot] for slot in ended):
@@ -357,12 +320,6 @@ class _Decode:
         will_refill = self.queue and self.decoder.refills and self.slots.num_slots - alive >= self.queue.min_free
         if alive and not will_refill and rows - alive >= REFILL_SHARE * rows:
             self._resize(alive)
-
-    def _computed(self, slot: int) -> tuple[int, tuple[int, ...], int]:
-        """Return the slot, the tokens whose keys its row has, and how many of them are its prompt."""
-        state = self.slots.states[slot]
-        prompt = self.requests[state.index[0]].prompt_ids
-        return slot, (*prompt, *state.ids[:-1]), len(prompt)
 
     def _resize(self, rows: int) -> None:
         self.cache.move(*self.slots.close_up(rows))
@@ -378,5 +335,4 @@ class _Decode:
             "stop" if state.ids[-1] in self.ends else "length",
             KeptTokens(tuple(state.sizes), bytes(state.sets), state.num_bounded) if self.keeps else None,
             Routing(self.layers, self.top_k, bytes(state.experts)) if state.experts else None,
-            state.num_prefilled,
         )

@@ -152,9 +152,6 @@ class Transcript:
             number=len(self.turns),
             num_new=self.num_new,
         )
-        if completion.num_prefilled is not None:
-            self.counts["tokens/prompted"] += len(self.ids)
-            self.counts["tokens/prefilled"] += completion.num_prefilled
         branch = self.branch
         branch.turns = with_experts([*branch.turns, turn], completion.routing)
         self.turns.append(branch.turns[-1])

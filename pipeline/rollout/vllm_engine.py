@@ -139,9 +139,6 @@ class VllmEngine:
                     reader([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
         return [[completions[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
-    def forget(self) -> None:
-        """Do nothing: vLLM decides what its prefix cache holds."""
-
     def rest(self) -> None:
         """Free the GPU's memory until the next weights or prompts come; do nothing if vLLM has no sleep mode."""
         if self.sleep_note is None and not self._asleep:

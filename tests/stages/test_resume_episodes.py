@@ -43,7 +43,6 @@ def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_p
     all_survived(killed(tmp_path, str(recipe), *FEW, *SHORT, "rollout.max_staleness=1"), len(IN_TURNS))
     for step in metrics(tmp_path / "whole"):
         assert step["tree/ratio"] > 1.2
-        assert step["tokens/prefilled"] < 0.5 * step["tokens/prompted"]
 
 
 AGENT = """

@@ -57,9 +57,6 @@ class Sleeper:
             self.publish(self.version)
         return list(self.engine.generate(requests, sampling, reader))
 
-    def forget(self) -> None:
-        self.engine.forget()
-
     def rest(self) -> None:
         self.is_asleep = True
 

@@ -285,14 +285,12 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     rows, at_once = room.rows, -(-room.rows // group)
     columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
     cache = (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True)
-    parts = {
+    return {
         "engine weights": engine_weights(config, shape, device is CPU),
         "KV cache": cache,
         "sampler": sampling_memory(config, rows, shape.vocab, width),
         "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),
     }
-    # Of the turns of open episodes as much is kept as the cache holds.
-    return parts | ({"prefix cache": cache} if shape.is_fast and has_episodes(config.data, config.episodes) else {})
 
 
 def engine_needs(config: RunConfig, shape: Shape) -> float:

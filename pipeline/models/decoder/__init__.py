@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from verizero.pipeline.models.decoder.cache import room_of
 from verizero.pipeline.models.decoder.decoder import Decoder, check_parity, habits_of
-from verizero.pipeline.models.decoder.prefix import PrefixCache
 from verizero.pipeline.models.decoder.weights import unsupported
 
-__all__ = ["Decoder", "PrefixCache", "check_parity", "habits_of", "room_of", "unsupported"]
+__all__ = ["Decoder", "check_parity", "habits_of", "room_of", "unsupported"]

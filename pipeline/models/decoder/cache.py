@@ -212,18 +212,6 @@ class Cache:
         self.resize(max(self.rows, max(slots) + 1))
         return places
 
-    @property
-    def size(self) -> int:
-        """The number of tokens that fit, those of shared prompts included."""
-        own, shared = self._all[0], self.shared
-        return own.shape[1] * own.shape[3] + (0 if shared is None else shared.keys.shape[1] * shared.keys.shape[3])
-
-    def own(self, slot: int) -> int:
-        """Return the number of own columns in use of a row that has not left."""
-        begun = self._begun[slot]
-        assert begun is not None
-        return begun + self.steps
-
     def leave(self, slots: Sequence[int]) -> None:
         """Note that rows have ended: their slots and prompts are free."""
         for slot in slots:

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from verizero.pipeline.models.adapted_layers import frozen_base
 from verizero.pipeline.models.decoder.cache import Cache, Shared, room_of
-from verizero.pipeline.models.decoder.prefix import Path, Prefill, PrefixCache
 from verizero.pipeline.models.decoder.weights import Factors, InFourBits, Sizes, factors_of, packed, times, unsupported
 from verizero.pipeline.models.kernels import HALF
 from verizero.pipeline.models.proof import evaluating, probe_ids
@@ -111,10 +110,6 @@ def habits_of(device: torch.device) -> Habits:
     return ON_CPU if device.type == "cpu" else ON_GPU
 
 
-Kept = tuple[PrefixCache, Sequence[Path]]
-"""A prefix cache, and the path of each prompt in it."""
-
-
 class Decoder:
     """Prefill and one-token steps of a supported model; `refresh` after each change of the model's weights."""
 
@@ -201,10 +196,6 @@ class Decoder:
             factors_of([m.down_proj]),
         )
 
-    def prefix_cache(self) -> PrefixCache:
-        """Return an empty prefix cache for these weights; `refresh` leaves it with keys of the old ones."""
-        return PrefixCache(self.embedding.new_empty(self.sizes.layers, 0, self.sizes.kv_heads, self.sizes.head_dim))
-
     def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> Cache:
         """Return a cache without rows, for prompts of those lengths with that many rows each, `most` at a time."""
         room = room_of(lengths, repeats, most, max_new_tokens, self.habits.on_gpu)
@@ -224,17 +215,12 @@ class Decoder:
 
     @torch.inference_mode()
     def admit(
-        self,
-        cache: Cache,
-        prompts: Sequence[Sequence[int]],
-        repeats: Sequence[int],
-        slots: Sequence[int],
-        kept: Kept | None = None,
+        self, cache: Cache, prompts: Sequence[Sequence[int]], repeats: Sequence[int], slots: Sequence[int]
     ) -> Tensor:
         """Compute prompts, put prompt p into the cache for repeats[p] rows, and return logits [rows, V] after them.
 
         The rows take `slots` in order. Each prompt is computed once, and at most `habits.prefill_tokens` tokens at a
-        time. With `kept`, the prompts' paths in a prefix cache, only what that does not have.
+        time.
         """
         num, width, device = len(prompts), max(map(len, prompts)), self.embedding.device
         places = cache.admit([len(p) for p in prompts], repeats, slots)
@@ -255,10 +241,7 @@ class Decoder:
                 part = slice(firsts[begin], firsts[end])
                 keep, into = rows[part] - begin, to[part]
                 held = (cache.keys, cache.values)
-            if kept is None:
-                last.append(self._prefill(table[begin:end], ends[begin:end], held, keep, into))
-            else:
-                last.append(self._extend(Prefill(kept[0], kept[1][begin:end]), held, keep, into))
+            last.append(self._prefill(table[begin:end], ends[begin:end], held, keep, into))
         return self._logits(torch.cat(last)).index_select(0, rows)
 
     def _prefill(
@@ -285,20 +268,6 @@ class Decoder:
                 cache[i, :, :, :width].index_copy_(0, into, new if keep is None else new.index_select(0, keep))
         states: Tensor = x.view(prompts, width, -1)
         return states[torch.arange(prompts, device=ids.device), ends]
-
-    def _extend(self, new: Prefill, held: tuple[Tensor, ...], keep: Tensor | None, into: Tensor) -> Tensor:
-        """Return the last hidden states [p, H] of prompts whose beginnings a prefix cache has; else as `_prefill`."""
-        x, num = self.embedding.index_select(0, new.ids), len(new.ids)
-        rotation = self._rotation(new.width).index_select(0, new.positions).view(num, 1, 1, -1)
-        for i, (layer, added) in enumerate(zip(self.layers, self.added, strict=True)):
-            q, k, v = self._project(layer, added, x, num, 1, rotation)
-            attended, both = new.attend(i, q[:, 0], k[:, 0], v[:, 0])
-            x = self._finish(layer, added, x, attended)
-            for cache, of_prompts in zip(held, both, strict=True):
-                rows = of_prompts if keep is None else of_prompts.index_select(0, keep)
-                cache[i, :, :, : new.width].index_copy_(0, into, rows)
-        states: Tensor = x.index_select(0, new.ends)
-        return states
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -345,18 +314,6 @@ class Decoder:
         return self._rotations
 
 
-def _with_prefix(decoder: Decoder, rows: list[list[int]]) -> Tensor:
-    """Return the logits [rows, V] after rows whose beginnings are taken from a prefix cache."""
-    prefix = decoder.prefix_cache()
-    logits: Tensor = decoder.embedding.new_empty(0)
-    for upto in (5, 8):
-        prompts, ones = [row[:upto] for row in rows], [1] * len(rows)
-        cache = decoder.open([upto] * len(rows), ones, len(rows), 1)
-        prefix.allow(cache.size)
-        logits = decoder.admit(cache, prompts, ones, range(len(rows)), (prefix, prefix.enter(prompts)))
-    return logits
-
-
 def check_parity(decoder: Decoder) -> float:
     """Return the difference of next-token log-probs between `decoder` and its model in nats, on a few tokens.
 
@@ -371,7 +328,7 @@ def check_parity(decoder: Decoder) -> float:
     cache = decoder.open([6] * 3, [1] * 3, 3, 2)
     decoder.admit(cache, ids[:, :6].tolist(), [1] * 3, range(3))
     decoder.step(ids[:, 6], cache)
-    ours = torch.stack([decoder.step(ids[:, 7], cache), _with_prefix(decoder, ids.tolist())]).log_softmax(-1)
+    ours = decoder.step(ids[:, 7], cache).log_softmax(-1)
     gaps, spread, is_half = (ours - theirs).abs(), float(theirs.std()), decoder.model.dtype in HALF
     gap, allowed = (float(gaps.mean()), 0.1 * spread) if is_half else (float(gaps.max()), 2e-3 * min(1.0, spread))
     if not gap <= allowed:  # NaN is refused too
