@@ -26,11 +26,10 @@ import resource
 import secrets
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import h11
@@ -50,16 +49,8 @@ IDLE_S = 15.0
 """Seconds within which a connection must send the head of a request, the first or the next one."""
 BODY_S = 60.0
 """Seconds within which a body must arrive."""
-STUCK_S = 60.0
-"""Seconds for which a client may read nothing of its answer."""
-LINGER_S = 5.0
-"""Seconds for which the body of a refused request is read and dropped: were the connection closed at once, the client
-would not see the refusal."""
 GRACE_S = 5
 """Seconds that open requests have when the service ends."""
-MAX_VALUES = 16_000_000
-"""The most values in the JSON of a body; longest to read are empty lists, three seconds."""
-_TEXT = bytes(set(range(256)) - set(b'",[{'))
 JSON_RULES = "at most 200 levels, 4,300 digits a number, no NaN, no half of a surrogate pair, UTF-8"
 """Rules for the JSON of a body, further to its grammar."""
 
@@ -76,15 +67,8 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
-def parsed(body: bytes, most: int = MAX_VALUES) -> dict[str, Any]:
-    """Return the JSON object in a body.
-
-    Raises: Refused with 400 and the position of the error, or with 413 for more than `most` values.
-    """
-    if (count := num_values(body)) > most:
-        raise Refused(
-            413, f"the body may have {most:,} values (texts, numbers, lists, …), this one has about {count:,}"
-        )
+def parsed(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raises: Refused with 400 and the position of the error."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as exc:
@@ -92,13 +76,6 @@ def parsed(body: bytes, most: int = MAX_VALUES) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise Refused(400, f"the body must be a JSON object, got {reprlib.repr(data)}")
     return data
-
-
-def num_values(body: bytes) -> int:
-    """Return about how many values a JSON text has, without reading it: separators and brackets outside of texts."""
-    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _TEXT)
-    texts = marks.count(b'"') // 2
-    return texts if texts > MAX_VALUES else 1 + sum(map(b"".join(marks.split(b'"')[::2]).count, (b",", b"[", b"{")))
 
 
 def checked(model: type[Model], data: Any, status: int = 400) -> Model:
@@ -197,7 +174,7 @@ class Service:
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, with an error if it fails. A failure after the answer has begun ends the connection."""
-        request, body, has_begun = Request(scope, receive), None, False
+        request, has_begun = Request(scope, receive), False
 
         async def send_and_note(message: Message) -> None:
             nonlocal has_begun
@@ -206,8 +183,7 @@ class Service:
 
         try:
             self._check(request)
-            body = await self._body(request, receive)
-            if body is None:
+            if (body := await self._body(request, receive)) is None:
                 return
             response = await self._answer(request, body)
             await response(scope, receive, send_and_note)
@@ -220,10 +196,7 @@ class Service:
             response = JSONResponse(self.error(refused), refused.status)
             if refused.status == 429:
                 response.headers["Retry-After"] = "1"
-            if body is None:
-                await _refuse_unread(response, request, receive, send)
-            else:
-                await response(scope, receive, send)
+            await response(scope, receive, send)
 
     def _check(self, request: Request) -> None:
         """Check the head of a request. Raises: Refused."""
@@ -271,22 +244,6 @@ class Service:
         return response
 
 
-async def _refuse_unread(response: Response, request: Request, receive: Receive, send: Send) -> None:
-    """Send a refusal, then read and drop the body for LINGER_S, then close the connection."""
-    response.headers["Connection"] = "close"
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    # A chunked body is not read: chunks can be a byte each, which costs more to read than to send.
-    if "content-length" in request.headers:
-        try:
-            async with asyncio.timeout(LINGER_S):
-                while (await receive()).get("more_body", False):
-                    pass
-        except TimeoutError:
-            pass
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 def _is_loopback(host: str) -> bool:
     """True if a Host header is localhost or a loopback address."""
     try:
@@ -297,84 +254,35 @@ def _is_loopback(host: str) -> bool:
 
 
 class Connection(H11Protocol):
-    """A client's connection; it is aborted if the client is too slow to send a request or to read an answer."""
-
-    is_refused = False
+    """A client's connection; it is aborted if the head of a request does not come within IDLE_S."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.timers: dict[Literal["idle", "stuck"], asyncio.TimerHandle] = {}
-        self._start("idle", IDLE_S)
-        if len(self.connections) > MAX_CONNECTIONS:
-            live = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]
-            if len(live) > MAX_CONNECTIONS:
-                # At least this new connection is idle, so the minimum exists.
-                idle = [(c.timers["idle"].when(), id(c), c) for c in live if "idle" in c.timers]
-                min(idle)[2].transport.abort()
+        self._wait()
+        live = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]
+        if len(live) > MAX_CONNECTIONS:  # at least this new one is idle
+            min((c for c in live if not c._idle.cancelled()), key=lambda c: c._idle.when()).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop("idle")
-        self._stop("stuck")
+        self._idle.cancel()
         super().connection_lost(exc)
 
-    def _start(self, name: Literal["idle", "stuck"], seconds: float, num_unsent: int = sys.maxsize) -> None:
-        """Abort the connection in some seconds, unless `_stop` comes before, or the client reads meanwhile."""
-        self._stop(name)
-        self.timers[name] = self.loop.call_later(seconds, self._expire, name, seconds, num_unsent)
-
-    def _stop(self, name: Literal["idle", "stuck"]) -> None:
-        if (timer := self.timers.pop(name, None)) is not None:
-            timer.cancel()
-
-    def _expire(self, name: Literal["idle", "stuck"], seconds: float, num_unsent_before: int) -> None:
-        num_unsent = self.transport.get_write_buffer_size()
-        if 0 < num_unsent < num_unsent_before:
-            self._start(name, seconds, num_unsent)
-        else:
-            self.transport.abort()
+    def _wait(self) -> None:
+        self._idle = self.loop.call_later(IDLE_S, self.transport.abort)
 
     def handle_events(self) -> None:
-        """Handle the data that arrived; stop the idle timeout when a request begins."""
+        """Handle the data that arrived; stop the timeout when a request begins."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
-            self._stop("idle")
+            self._idle.cancel()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Leave the connection to the websocket's protocol."""
-        self._stop("idle")
+        self._idle.cancel()
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        """Start the idle timeout for the next request."""
-        self._start("idle", IDLE_S)
+        """Start the timeout for the next request. What is left of a refused one is read and dropped until then."""
+        self._wait()
         super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        """Start the timeout for a client that does not read."""
-        self._start("stuck", STUCK_S)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """Stop the timeout of `pause_writing`: the client reads again."""
-        self._stop("stuck")
-        super().resume_writing()
-
-    def data_received(self, data: bytes) -> None:
-        """Receive data, or drop it after a refusal."""
-        if not self.is_refused:
-            super().data_received(data)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer data that is no HTTP with h11's reason, unless an answer has begun; drop all later data."""
-        self.is_refused = True
-        reason = ascii(f"{msg} {sys.exc_info()[1]}").strip("'\"").encode()
-        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(reason))), ("Connection", "close")]
-        try:
-            reply = self.conn.send(h11.Response(status_code=400, headers=headers, reason=b"Bad Request"))
-        except h11.LocalProtocolError:
-            self.transport.abort()
-            return
-        self.transport.write((reply or b"") + reason)
-        self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.abort)

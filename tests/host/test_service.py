@@ -61,13 +61,13 @@ def connected(service: Service) -> socket.socket:
 def raw(service: Service, data: bytes) -> bytes:
     """Everything that the service sends back to these bytes until it closes the connection, or one whole answer."""
     with connected(service) as client:
-        client.sendall(data)
-        reply = http.client.HTTPResponse(client)
         try:
+            client.sendall(data)
+            reply = http.client.HTTPResponse(client)
             reply.begin()
+            return b"%d %s" % (reply.status, reply.read())
         except (http.client.HTTPException, OSError) as exc:
             return type(exc).__name__.encode()
-        return b"%d %s" % (reply.status, reply.read())
 
 
 def head(*lines: str, path: str = "/", host: str = "localhost", token: str = TOKEN) -> bytes:
@@ -91,6 +91,8 @@ def still_answers(service: Service) -> None:
 
 
 GOOD = b'{"number": 1}'
+CLOSED = (b"ConnectionResetError", b"BrokenPipeError")
+"""How a client may learn of the end of its connection that sends on after data that are no HTTP."""
 
 
 class TestRequestsThatAreNoHttp:
@@ -121,7 +123,7 @@ class TestRequestsThatAreNoHttp:
     )
     def test_the_body_is_never_read_as_the_next_request(self, service: Service, lines: tuple[str, ...]) -> None:
         reply = raw(service, head(*lines) + b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert reply.startswith((b"400 ", b"413 ", b"501 ")), reply
+        assert reply.startswith((b"400 ", b"413 ", b"501 ", *(CLOSED if len(lines[0]) > 65_536 else ()))), reply
         still_answers(service)
 
     @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ class TestRequestsThatAreNoHttp:
     )
     def test_garbage_is_answered_with_a_reason(self, service: Service, data: bytes) -> None:
         reply = raw(service, data)
-        assert reply.startswith(b"4"), reply
+        assert reply.startswith((b"4", *(CLOSED if len(data) > 65_536 else ()))), reply
         assert len(reply) > 10
         still_answers(service)
 
@@ -184,12 +186,6 @@ class TestBodies:
         assert reason in reply["error"]
         assert len(reply["error"]) < 500
         still_answers(service)
-
-    def test_values_are_counted_outside_of_texts(self) -> None:
-        for body, count in ((b'{"a": [1, [], "x"]}', 6), (b'{"[,\\"{[": "\\\\", "b": ",[{\\\\\\""}', 3)):
-            with pytest.raises(Refused, match=f"may have {count - 1} values .* about {count}"):
-                parsed(body, count - 1)
-            assert parsed(body, count)
 
     def test_a_long_body_is_refused_before_it_is_sent(self, service: Service) -> None:
         assert raw(service, head("Content-Length: 100001")).startswith(b"413 ")
@@ -301,7 +297,7 @@ class TestFailures:
 class TestSlowClients:
     @pytest.fixture
     def hasty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-        for name in ("IDLE_S", "BODY_S", "STUCK_S"):
+        for name in ("IDLE_S", "BODY_S"):
             monkeypatch.setattr(services, name, 0.2)
         monkeypatch.setattr(services, "MAX_CONNECTIONS", 8)
 
@@ -322,15 +318,6 @@ class TestSlowClients:
     def test_a_body_that_does_not_come_is_refused(self, hasty: Service) -> None:
         assert raw(hasty, head("Content-Length: 13") + b"{").startswith(b"408 ")
         assert raw(hasty, head("Transfer-Encoding: chunked") + b"1\r\n{\r\n").startswith(b"408 ")
-
-    def test_an_answer_that_nobody_reads_ends_the_connection(self, hasty: Service) -> None:
-        with connected(hasty) as client:
-            client.sendall(head("Content-Length: 4") + b"long")
-            over = threading.Event()
-            while not over.wait(0.05):
-                if not hasty._server.server_state.connections:
-                    over.set()
-        still_answers(hasty)
 
     def test_those_that_wait_make_room_for_those_that_ask(
         self, hasty: Service, monkeypatch: pytest.MonkeyPatch

@@ -20,8 +20,8 @@ CHAT = "chat/completions"
 """Path below the episode's address."""
 KEEP_ALIVE_S = 3.0
 """Seconds between the comments that keep a waiting stream open."""
-MAX_VALUES = 200_000
-"""The most values in a request: 10,000 messages have a third of it."""
+MAX_BODY = 8 << 20
+"""The most bytes of a request."""
 MODEL = "policy"
 RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 
@@ -34,7 +34,7 @@ class Gateway:
         self._numbers = itertools.count(1)
         self._exchanges: dict[int, Exchange] = {}
         self._lock = threading.Lock()
-        self._service = Service(self._answer, host, port, admits=self._admits, error=chat.error)
+        self._service = Service(self._answer, host, port, admits=self._admits, error=chat.error, max_body=MAX_BODY)
         self.address = self._service.address
         self._service.__enter__()
 
@@ -98,7 +98,7 @@ class Gateway:
 
 def _submit(exchange: Exchange, request: Request, body: bytes) -> Pending:
     """Read the body, and put its request into the queue of the exchange. Raises: Refused."""
-    content = parsed(body, MAX_VALUES)
+    content = parsed(body)
     turn = chat.read(content)
     is_retry = any((request.headers.get(name) or "0") != "0" for name in RETRY_HEADERS)
     return exchange.submit(content, turn, is_retry)
