@@ -19,11 +19,6 @@ of small tensors than it saves for fewer. One thread, a layer's attention in mic
 with 8 to a prompt: 16 tokens 98 and 215; 64 tokens 434 and 458 (256 rows: 3,831 and 1,866; heads of 64 numbers: 4,066
 and 2,046); 256 tokens 1,359 and 940; 1,024 tokens, heads of 64 numbers, 26,632 and 17,169."""
 
-DENSE_COLUMNS = 128
-"""On the CPU rows are as close to each other as their columns allow, up to so many columns each. A processor fetches
-memory ahead of its use only while it reads on without gaps. A layer's attention of 512 key heads of 32 numbers on two
-threads takes 0.30 ms with 77 columns of 80, and 0.62 ms with 65 of 80. Longer rows are read as fast with gaps."""
-
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -144,50 +139,23 @@ class Shared:
 
 
 class Cache:
-    """Keys and values [L, S, kv, T, d] of S slots; a row is a slot among the first `rows`.
+    """Keys and values [L, S, kv, T, d] of S slots; a row is a slot among the first `rows`."""
 
-    With `dense` rows begin close to each other, and are moved apart as they grow.
-    """
-
-    def __init__(
-        self, keys: Tensor, values: Tensor, shared: Shared | None = None, align: int = 1, dense: bool = False
-    ) -> None:
-        slots, device = keys.shape[1], keys.device
-        self._all = keys, values
+    def __init__(self, keys: Tensor, values: Tensor, shared: Shared | None = None, align: int = 1) -> None:
+        (_, slots, kv, room, _), device = keys.shape, keys.device
+        self.keys, self.values = keys, values
         self.shared = shared
         self.align = align
         self.rows = 0
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         """int64 [S]: own columns in use."""
-        self._lay_out(min(keys.shape[3], self.align) if dense else keys.shape[3])
+        self.columns = torch.arange(room, device=device)
+        self._firsts = (torch.arange(slots * kv, device=device) * room).view(slots, kv)
+        """int64 [S, kv]: the place of a row's first column among all keys of a layer."""
         self.steps = 0
         self._begun: list[int | None] = [None] * slots
         """Own columns of each row less the steps taken, as the host knows them; None: a slot without a row."""
         self._shortest = self._longest = 0
-
-    def _lay_out(self, room: int) -> None:
-        """Give each row `room` columns from now on, at the beginning of all memory; what is in them is not moved."""
-        layers, slots, kv, _, d = self._all[0].shape
-        device = self.lengths.device
-        self.keys, self.values = (
-            held.flatten(1)[:, : slots * kv * room * d].view(layers, slots, kv, room, d) for held in self._all
-        )
-        self.columns = torch.arange(room, device=device)
-        self._firsts = (torch.arange(slots * kv, device=device) * room).view(slots, kv)
-        """int64 [S, kv]: the place of a row's first column among all keys of a layer."""
-
-    def _spread(self, needed: int) -> None:
-        """Move rows apart until each has room for `needed` columns and one more: ended rows write into that."""
-        have, most = self.keys.shape[3], self._all[0].shape[3]
-        if needed < have or have == most:
-            return
-        room = -(-(needed + 1) // self.align) * self.align
-        room = most if room > DENSE_COLUMNS else min(room, most)
-        before = self.keys, self.values
-        self._lay_out(room)
-        for old, new in zip(before, (self.keys, self.values), strict=True):
-            for layer in range(len(old)):  # copied first, because old and new places overlap
-                new[layer, : self.rows, :, :have].copy_(old[layer, : self.rows].clone())
 
     @property
     def places(self) -> int:
@@ -206,7 +174,6 @@ class Cache:
             if self.shared is not None:
                 self.shared.readers[slot] = places[i]
         own = [0 if self.shared is not None else lengths[i] for i in owners]
-        self._spread(max(own))
         device = self.lengths.device
         self.lengths.index_copy_(0, torch.tensor(slots, device=device), torch.tensor(own, device=device))
         self.resize(max(self.rows, max(slots) + 1))
@@ -248,7 +215,6 @@ class Cache:
         """Return the number of own columns that the next step attends to, with the column that it writes."""
         self.steps += 1
         self._shortest, self._longest = self._shortest + 1, self._longest + 1
-        self._spread(self._longest)
         return min(self.keys.shape[3], -(-self._longest // self.align) * self.align)
 
     @property

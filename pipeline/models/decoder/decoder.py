@@ -96,8 +96,7 @@ class Habits:
     align: int = 1
     """Attention reads, and a cache holds, a multiple of so many columns."""
     on_gpu: bool = False
-    """Rows share a prompt wherever two do. Else weights are packed for oneDNN, and rows lie as close to each other as
-    their columns allow."""
+    """Rows share a prompt wherever two do. Else weights are packed for oneDNN."""
 
 
 ON_CPU = Habits(align=16)
@@ -204,7 +203,7 @@ class Decoder:
         if room.prompts:
             shared = Shared(*self._columns(room.prompts, room.prompt_columns), room.rows)
         self._rotation(max(lengths, default=0) + max_new_tokens)
-        return Cache(keys, values, shared, self.habits.align, dense=not self.habits.on_gpu)
+        return Cache(keys, values, shared, self.habits.align)
 
     def _columns(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [L, rows, kv, T, d] of zeros, with T at least `columns`."""

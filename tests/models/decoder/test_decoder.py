@@ -127,36 +127,11 @@ def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> N
     model = tiny("llama")
     assert habits_of(torch.device("cpu")) == ON_CPU
     assert habits_of(torch.device("cuda", 0)) == ON_GPU
-    for habits, columns in ((ON_CPU, 16), (ON_GPU, 64), (Habits(align=4), 8), (Habits(align=1), 6)):
+    for habits, columns in ((ON_CPU, 16), (ON_GPU, 64), (Habits(align=4), 16), (Habits(align=1), 13)):
         _, cache = start(Decoder(model, habits), PROMPTS, REPEAT, 8)
         assert cache.keys.shape == cache.values.shape
         assert cache.keys.shape[3] == columns
         assert cache.open_column() == -(-6 // habits.align) * habits.align
-
-
-def test_rows_of_the_cpu_lie_close_together_and_keep_their_keys_as_they_grow() -> None:
-    """Slots without a row may hold anything finite; a row of more than 128 columns gets all of its room."""
-    shape = (2, 5, 1, 300, 2)
-    cache = Cache(torch.zeros(shape), torch.zeros(shape), align=16, dense=True)
-    cache.admit([3, 15, 1], [1, 1, 1], [0, 1, 3])
-    cache.leave([0])
-    wanted = torch.zeros(shape)
-    rooms, places = [], [0, 15, 0, 1]
-    for step in range(200):
-        assert cache.open_column() == min(-(-(16 + step) // 16) * 16, 300)
-        new = torch.full((4, 1, 2), step + 1.0) + torch.arange(4.0)[:, None, None]
-        for layer in range(2):
-            cache.write(layer, new + layer, -new - layer, cache.next_places())
-            for row in (1, 3):
-                wanted[layer, row, :, places[row] + step] = new[row] + layer
-        cache.close_column()
-        rooms.append(cache.keys.shape[3])
-        for row, n in ((1, 16 + step), (3, 2 + step)):
-            assert torch.equal(cache.keys[:, row, :, :n], wanted[:, row, :, :n])
-            assert torch.equal(cache.values[:, row, :, :n], -wanted[:, row, :, :n])
-        assert all(cache.keys[i].is_contiguous() for i in range(2))
-    assert sorted(set(rooms)) == [32, 48, 64, 80, 96, 112, 128, 300]
-    assert cache.keys.data_ptr() == cache._all[0].data_ptr()
 
 
 def test_a_prompt_is_in_memory_once_however_many_rows_it_has() -> None:
