@@ -9,9 +9,12 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import os
 import re
 import resource
+import signal
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -56,9 +59,8 @@ def evaluates(source: str) -> bool:
     return any(not re.search(rf"^def {name}\(", source, re.MULTILINE) for name in EVALUATES.findall(source))
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def score(dataset: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to one request: {"score"}, {"unsafe"} or {"error"}."""
-    dataset = dataset_of(request["dataset"], json.dumps(request["config"], sort_keys=True))
     entry = request.get("entry") or dataset[request["index"]]
     kind = type(dataset)
     scorer = kind.score_answer
@@ -75,22 +77,53 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"score": float(dataset.score_answer(answer=text, entry=entry))}
 
 
-def main() -> None:
-    """Answer requests until standard input ends."""
-    memory, cpu = int(sys.argv[1]), int(sys.argv[2])
-    replies = sys.stdout
-    sys.stdout = sys.stderr
-    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    for line in sys.stdin:
+def in_a_copy(act: Callable[[], dict[str, Any]], seconds: float, memory_mib: int) -> dict[str, Any]:
+    """Return what `act` returns, in a copy of this process; {"over"} where it takes more CPU seconds.
+
+    So an answer costs the next one nothing, whatever its scorer keeps.
+    """
+    ours, theirs = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        limit = memory_mib << 20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            reply = answer(json.loads(line))
-        except ImportError as exc:
-            reply = {"missing": str(exc)}
+            reply = act()
         except Exception as exc:
             reply = {"error": f"{type(exc).__name__}: {exc}"[:300]}
-        replies.write(json.dumps(reply) + "\n")
+        os.write(theirs, json.dumps(reply).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as said:
+        data = said.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    if code == 0:
+        return json.loads(data)  # type: ignore[no-any-return]
+    return {"over": True} if code == -signal.SIGPROF else {"error": f"the scorer was ended by {code}"}
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply to one request. The data set is made here, and stays: it is no answer's work."""
+    try:
+        dataset = dataset_of(request["dataset"], json.dumps(request["config"], sort_keys=True))
+    except ImportError as exc:
+        return {"missing": str(exc)}
+    except Exception as exc:
+        return {"error": f"{type(exc).__name__}: {exc}"[:300]}
+    return in_a_copy(lambda: score(dataset, request), request["seconds"], request["memory_mib"])
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    replies = sys.stdout
+    sys.stdout = sys.stderr
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    replies.write('{"ready": true}\n')
+    replies.flush()
+    for line in sys.stdin:
+        replies.write(json.dumps(answer(json.loads(line))) + "\n")
         replies.flush()
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import json
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,20 +12,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from verizero.pipeline.errors import DataError, GradingError
+from verizero.pipeline.errors import DataError
 from verizero.pipeline.host import child
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.sandbox.worker.processes import cpu_clock_s
 from verizero.verifiers.answer import one_answer
 from verizero.verifiers.base import VerifierParams, verifier
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
 SCORER = Path(__file__).with_name("_gym_scorer.py")
-START_S = 60.0
+START_S = 120.0
 WALL_PER_CPU = 20.0
-"""Seconds on the clock allowed per second of CPU time. Past them the machine is too busy: no answer's fault."""
-MAX_REQUESTS = 20_000
-"""Requests to one process before it is replaced, which bounds the memory that a scorer leaks."""
+"""Seconds on the clock allowed per second of CPU time, besides those for making a data set. Past them the machine is
+too busy: no answer's fault."""
 
 
 class ReasoningGymParams(VerifierParams):
@@ -69,11 +63,11 @@ def _one(attempt: Attempt, params: ReasoningGymParams) -> Verdict:
     if isinstance(text, Verdict):
         return text
     try:
-        reply = PROCESS.ask({**request, "answer": text, "prompt": attempt.prompt}, params.timeout_s, params.memory_mib)
-    except TimeoutError:
-        return Verdict("timeout", 0.0, "scorer_timeout", text, time.perf_counter() - start)
-    except GradingError as exc:
-        return Verdict("verifier_error", 0.0, str(exc)[:300], text, time.perf_counter() - start)
+        question = {**request, "answer": text, "prompt": attempt.prompt, "seconds": params.timeout_s}
+        question["memory_mib"] = params.memory_mib
+        reply = SCORING.ask(question, START_S + params.timeout_s * WALL_PER_CPU)
+    except OSError as exc:
+        reply = {"error": f"the scoring process of reasoning-gym {exc}"}
     return _verdict(reply, text, params, time.perf_counter() - start)
 
 
@@ -83,6 +77,8 @@ def _verdict(reply: Mapping[str, Any], text: str, params: ReasoningGymParams, se
         return Verdict("verifier_error", 0.0, reason, text, seconds)
     if "error" in reply:
         return Verdict("verifier_error", 0.0, str(reply["error"]), text, seconds)
+    if "over" in reply:
+        return Verdict("timeout", 0.0, "scorer_timeout", text, seconds)
     if "unsafe" in reply:
         return Verdict("graded", 0.0, "not_plain: this task's answers are arithmetic or lists", text, seconds)
     score = min(1.0, max(0.0, float(reply["score"])))
@@ -101,87 +97,9 @@ def _request(reference: Any) -> dict[str, Any]:
     return {"dataset": reference["dataset"], "config": config, "index": index, "entry": entry}
 
 
-class ScoringProcess:
-    """A process that scores one answer at a time, and is replaced when an answer takes too long. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asked = 0
-        self._loaded: set[str] = set()
-        """The data sets that the process has made, which is no answer's work."""
-        self._memory_mib = 0
-        self._owner = 0
-
-    def ask(self, request: Mapping[str, Any], timeout_s: float, memory_mib: int) -> dict[str, Any]:
-        """Return the reply to a request.
-
-        Raises: TimeoutError past `timeout_s` CPU seconds; GradingError if the process dies or does not answer.
-        """
-        with self._lock:
-            fresh = self._process is None or self._asked >= MAX_REQUESTS or memory_mib != self._memory_mib
-            if fresh or self._owner != os.getpid() or (self._process and self._process.poll() is not None):
-                self._start(memory_mib)
-            dataset = json.dumps([request["dataset"], request["config"]], sort_keys=True, default=str)
-            if dataset not in self._loaded:
-                first_task = {"index": 0, "entry": None, "answer": "", "prompt": ""}
-                try:
-                    self._exchange({**request, **first_task}, START_S)
-                except TimeoutError as exc:
-                    raise GradingError(f"reasoning-gym took over {START_S:g} CPU seconds for {dataset:.80}") from exc
-                self._loaded.add(dataset)
-            self._asked += 1
-            return self._exchange(request, timeout_s)
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
-            child.end(process, grace_s=0)
-            child.close_pipes(process)
-
-    def _start(self, memory_mib: int) -> None:
-        self.close()
-        self._process = child.start(
-            [sys.executable, "-I", str(SCORER), str(memory_mib), "3600"],
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "OPENBLAS_NUM_THREADS": "1"},
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self._lines = child.Lines(self._process)
-        self._asked, self._memory_mib, self._owner = 0, memory_mib, os.getpid()
-        self._loaded.clear()
-
-    def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        cpu_end, end = cpu_clock_s(process.pid) + timeout_s, time.monotonic() + timeout_s * WALL_PER_CPU
-        try:
-            self._lines.send(json.dumps(request, default=str))
-            # Its one thread needs at least as long as that for the CPU time that is left.
-            while (line := self._lines.next(max(0.01, cpu_end - cpu_clock_s(process.pid)))) is None:
-                self._require_time(cpu_end, end)
-            if not line:
-                raise OSError("it ended")
-            reply: dict[str, Any] = json.loads(line)
-        except TimeoutError:
-            self.close()
-            raise
-        except (OSError, ValueError) as exc:
-            self.close()
-            raise GradingError(f"the scoring process of reasoning-gym failed: {exc}") from exc
-        return reply
-
-    def _require_time(self, cpu_end: float, end: float) -> None:
-        """Raise TimeoutError if the process has used its CPU time, OSError if the clock has run out first."""
-        assert self._process is not None
-        if cpu_clock_s(self._process.pid) >= cpu_end:
-            raise TimeoutError
-        if time.monotonic() > end:
-            raise OSError("the machine is too busy, or it hangs")
-
-
-PROCESS = ScoringProcess()
-atexit.register(PROCESS.close)
+SCORING = child.Helper(
+    [sys.executable, "-I", str(SCORER)],
+    {"HOME": "/nonexistent", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
+    START_S,
+)
+atexit.register(SCORING.close)

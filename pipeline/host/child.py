@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -215,6 +217,60 @@ class Lines:
             self._buffer += part
         line, end, self._buffer = self._buffer.partition(b"\n")
         return line + end
+
+
+class Helper:
+    """A program of ours that answers each line of JSON with one, after a first line that says that it is ready.
+
+    It is started when first needed and asked one question at a time, from any thread. It is replaced when it dies, and
+    killed when it is silent. It inherits no environment variable but those by which programs are found.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], start_s: float) -> None:
+        self._command, self._environment, self._start_s = command, environment, start_s
+        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the reply. Raises: OSError if the program does not start, ends, or is silent for so long."""
+        # After a fork the pipes belong to the parent, and a thread of the parent may hold the lock forever.
+        if self._owner != os.getpid():
+            self._lock, self._process, self._owner = threading.Lock(), None, os.getpid()
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._replace()
+            self._is_ready = self._is_ready or bool(self._lines.next(self._start_s))
+            if not self._is_ready:
+                self._drop()
+                raise OSError("did not start")
+            line: bytes | None = b""
+            with contextlib.suppress(OSError):
+                self._lines.send(json.dumps(question, default=str))
+                line = self._lines.next(timeout_s)
+            if not line:
+                self._replace()  # it starts up while other work is done
+                raise OSError("ended" if line is not None else f"was silent for {timeout_s:.0f} s on a busy machine")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def close(self) -> None:
+        """End the program, if it runs and is ours."""
+        if self._owner == os.getpid():
+            self._drop()
+
+    def _replace(self) -> None:
+        self._drop()
+        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LD_LIBRARY_PATH")}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = start(self._command, env=kept | self._environment, **pipes)
+        self._lines, self._is_ready = Lines(self._process), False
+
+    def _drop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            end(process, grace_s=0)
+            close_pipes(process)
 
 
 def main(arguments: list[str]) -> int:

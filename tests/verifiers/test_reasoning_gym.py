@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers import reasoning_gym as module
-from verizero.verifiers._gym_scorer import is_plain
-from verizero.verifiers.reasoning_gym import ScoringProcess, reasoning_gym
+from verizero.verifiers._gym_scorer import in_a_copy, is_plain
+from verizero.verifiers.reasoning_gym import reasoning_gym
 
 TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "letter_counting"]
 
@@ -107,27 +109,18 @@ def test_hostile_answers_are_not_plain(text: str) -> None:
     assert not is_plain(text)
 
 
-@pytest.mark.integration
-def test_an_answer_that_uses_its_cpu_time_is_a_timeout_and_making_the_task_is_no_part_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    scorer = tmp_path / "_gym_scorer.py"
-    scorer.write_text(
-        "import json, sys, time\n"
-        "for line in sys.stdin:\n"
-        "    request = json.loads(line)\n"
-        "    end = time.process_time() + {'': 0.3, 'slow': 9, 'quick': 0}[request['answer']]\n"
-        "    while time.process_time() < end: pass\n"
-        "    print(json.dumps({'score': 1.0}), flush=True)\n"
-    )
-    monkeypatch.setattr(module, "SCORER", scorer)
-    asked, request = ScoringProcess(), {"dataset": "a", "config": {}, "prompt": ""}
-    assert asked.ask({**request, "answer": "quick"}, 0.2, 512) == {"score": 1.0}
-    assert asked.ask({**request, "dataset": "b", "answer": "quick"}, 0.2, 512) == {"score": 1.0}
-    with pytest.raises(TimeoutError):
-        asked.ask({**request, "answer": "slow"}, 0.2, 512)
-    assert asked.ask({**request, "answer": "quick"}, 0.2, 512) == {"score": 1.0}
-    asked.close()
+@pytest.mark.parametrize(
+    ("act", "reply"),
+    [
+        (lambda: {"score": 1.0}, {"score": 1.0}),
+        (lambda: {"score": sum(1 for _ in itertools.count())}, {"over": True}),
+        (lambda: {"score": len(bytearray(1 << 40))}, {"error": "MemoryError: "}),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), {"error": "the scorer was ended by -9"}),
+        (lambda: int("x"), {"error": "ValueError: invalid literal for int() with base 10: 'x'"}),
+    ],
+)
+def test_an_answer_has_its_own_time_and_memory_and_costs_no_other(act: Any, reply: dict[str, Any]) -> None:
+    assert in_a_copy(act, 0.2, 1 << 16) == reply
 
 
 @pytest.mark.parametrize(

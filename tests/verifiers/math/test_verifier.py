@@ -23,8 +23,8 @@ from verizero.verifiers.mathematics.decide.algebra_process import COLLECTIONS_PE
 
 
 def _pid(asked: algebra.Algebra) -> int:
-    assert asked._process is not None
-    return asked._process.pid
+    assert asked.helper._process is not None
+    return asked.helper._process.pid
 
 
 def _one(response: str, gold: Any, prompt: str = "", truncated: bool = False, **options: Any) -> Verdict:
@@ -130,7 +130,7 @@ class TestSlowPath:
         """One for several tests: its helper takes two seconds to begin."""
         made = algebra.Algebra()
         yield made
-        made.close()
+        made.helper.close()
 
     def test_the_first_question_pays_for_no_imports(self, asked: algebra.Algebra) -> None:
         assert asked.equal(r"\sum_{k=1}^{\infty} \frac{1}{k^4}", r"\frac{\pi^4}{90}", 0.5) is True
@@ -158,7 +158,7 @@ class TestSlowPath:
         for other in (r"\zeta(3)", r"\sum_{k=1}^{n} k^2"):
             asked.equal(other, "2", 0.5)
         assert 1 < fewest(fresh) == fewest(asked)
-        fresh.close()
+        fresh.helper.close()
 
     def test_a_helper_that_is_halted_or_killed_makes_no_verdict(self, asked: algebra.Algebra) -> None:
         assert asked.equal("1", "1", 5.0) is True
