@@ -4,11 +4,11 @@ result = sandbox.run("print(int(input()) * 2)", [{"input": "4", "output": "8"}])
 result.passed, result.status, result.level
 """
 
-from verizero.sandbox.api import Trial, execute, probe, run, run_many
+from verizero.sandbox.api import execute, probe, run, run_many
 from verizero.sandbox.isolation import WALLS, Isolation
-from verizero.sandbox.languages import TOOLS, available, run_language
+from verizero.sandbox.languages import TOOLS, available
 from verizero.sandbox.pool import Pool, configure, default_pool
-from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
+from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult, Trial
 from verizero.sandbox.session import CallResult, Session
 
 __all__ = [
@@ -30,6 +30,5 @@ __all__ = [
     "execute",
     "probe",
     "run",
-    "run_language",
     "run_many",
 ]

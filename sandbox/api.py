@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox.isolation import Isolation
-from verizero.sandbox.languages import LANGUAGES, require_tool, run_language
+from verizero.sandbox.languages import LANGUAGES, require_tool, run_built
 from verizero.sandbox.pool import Pool, default_pool
 from verizero.sandbox.process import ERROR_CHARACTERS
-from verizero.sandbox.results import Limits, Mode, RunResult, TestResult, limits_for, require_tests
+from verizero.sandbox.results import (
+    DEFAULT_LIMITS,
+    Limits,
+    Mode,
+    RunResult,
+    TestResult,
+    Tests,
+    Trial,
+    limits_for,
+    require_tests,
+)
 from verizero.sandbox.trial import cases, run_tests
-
-Tests = Sequence[Mapping[str, Any]]
-_DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A program with its tests, for `run_many`."""
-
-    program: str
-    tests: Tests
-    mode: Mode = "stdin"
-    limits: Limits = _DEFAULT_LIMITS
-    stop_on_failure: bool = False
-    language: str = "python"
-    """Languages other than Python (`sandbox.available()` names them) take stdin tests, each in a new process."""
 
 
 def run(
@@ -37,8 +29,9 @@ def run(
     tests: Tests,
     *,
     mode: Mode = "stdin",
-    limits: Limits = _DEFAULT_LIMITS,
+    limits: Limits = DEFAULT_LIMITS,
     stop_on_failure: bool = False,
+    language: str = "python",
     pool: Pool | None = None,
 ) -> RunResult:
     """Return the program's result on its tests.
@@ -48,15 +41,16 @@ def run(
     Solution with that method. With `stop_on_failure`, tests after the first that failed are left out. The call blocks,
     and any thread may make it.
 
-    Raises: ValueError on an empty list of tests or a malformed one; IsolationError when the walls are too low.
+    Raises: ValueError on an empty list of tests, a malformed one or an unknown language; IsolationError when the walls
+    are too low, or the language's tool is not installed.
     """
-    return run_tests(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
+    return _run_trial(Trial(program, tests, mode, limits, stop_on_failure, language), pool or default_pool())
 
 
-def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, pool: Pool | None = None) -> TestResult:
+def execute(program: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS, pool: Pool | None = None) -> TestResult:
     """Run the program once on `stdin` and return its output. Status "passed" means that its exit code was 0."""
     test = {"input": stdin, "output": None}
-    return run_tests(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
+    return run(program, [test], limits=limits, pool=pool).tests[0]
 
 
 def run_many(trials: Iterable[Trial], *, pool: Pool | None = None) -> list[RunResult]:
@@ -113,14 +107,7 @@ def check(trial: Trial) -> None:
 
 
 def _run_trial(trial: Trial, pool: Pool) -> RunResult:
-    if trial.language != "python":
-        check(trial)
-        return run_language(
-            trial.language,
-            trial.program,
-            trial.tests,
-            limits=trial.limits,
-            stop_on_failure=trial.stop_on_failure,
-            pool=pool,
-        )
-    return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)
+    if trial.language == "python":
+        return run_tests(pool, trial)
+    check(trial)
+    return run_built(pool, trial)

@@ -13,8 +13,8 @@ from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.host.requests import MAX_BODY, open_url
-from verizero.sandbox.api import Trial, refused
-from verizero.sandbox.results import Limits, RunResult, TestResult
+from verizero.sandbox.api import refused
+from verizero.sandbox.results import Limits, RunResult, TestResult, Trial
 from verizero.sandbox.worker import codec
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import compare, toolchains
-from verizero.sandbox.pool import Pool, confirm, default_pool
+from verizero.sandbox.pool import Pool, confirm
 from verizero.sandbox.process import ERROR_CHARACTERS, ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from verizero.sandbox.results import (
     NOT_RUN,
@@ -23,9 +22,9 @@ from verizero.sandbox.results import (
     RunResult,
     Status,
     TestResult,
+    Trial,
     is_too_slow,
     limits_for,
-    require_tests,
 )
 from verizero.sandbox.trial import cases
 from verizero.sandbox.worker import frames
@@ -125,32 +124,26 @@ def available() -> dict[str, bool]:
     return {"python": True} | by_tool
 
 
-def run_language(
-    language: str, program: str, tests: Sequence[Mapping[str, Any]], *, limits: Limits | None = None,
-    stop_on_failure: bool = False, pool: Pool | None = None,
-) -> RunResult:  # fmt: skip
-    """Return the result of a program in `language` on tests of {"input", "output"}, with a new process for every test.
-
-    With `stop_on_failure`, tests after the first that failed are left out.
+def run_built(pool: Pool, trial: Trial) -> RunResult:
+    """Return the result of a program in another language than Python, with a new process for every test.
 
     A program that does not compile has status "runtime_error" on every test, with the compiler's message.
 
     Raises: ValueError when the language is unknown; IsolationError when its tool is not installed, or the walls are too
     low.
     """
-    limits = limits or Limits()
-    require_tests(tests, limits)
-    require_tool(language)
-    all_cases = cases(tests, "stdin")
-    built = _BuiltProgram(LANGUAGES[language], program, all_cases, limits_for(all_cases, limits), stop_on_failure)
-    pool = (pool or default_pool()).with_tools()
+    require_tool(trial.language)
+    all_cases = cases(trial.tests, "stdin")
+    limits = limits_for(all_cases, trial.limits)
+    built = _BuiltProgram(LANGUAGES[trial.language], trial.program, all_cases, limits, trial.stop_on_failure)
+    pool = pool.with_tools()
     require_walls(pool)
     try:
         pool.use(built.run)
     except WorkerDied as exc:
-        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(tests), pool.isolation.level)
+        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(all_cases), pool.isolation.level)
     results = tuple(built.results)
-    return RunResult(results, pool.isolation.level, len(tests), sum(r.wall_s for r in results))
+    return RunResult(results, pool.isolation.level, len(all_cases), sum(r.wall_s for r in results))
 
 
 def require_tool(language: str) -> None:

@@ -55,6 +55,23 @@ class Limits:
             object.__setattr__(self, limit.name, math.ceil(getattr(self, limit.name)))
 
 
+DEFAULT_LIMITS = Limits()
+Tests = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A program with its tests."""
+
+    program: str
+    tests: Tests
+    mode: Mode = "stdin"
+    limits: Limits = DEFAULT_LIMITS
+    stop_on_failure: bool = False
+    language: str = "python"
+    """Languages other than Python (`sandbox.available()` names them) take stdin tests, each in a new process."""
+
+
 @dataclass(frozen=True, slots=True)
 class TestResult:
     """The result of one test of one program."""

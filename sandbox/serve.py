@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.host.service import Refused, Service, checked, parsed
-from verizero.sandbox.api import Trial, check, run_many
+from verizero.sandbox.api import check, run_many
 from verizero.sandbox.client import result_to_json
 from verizero.sandbox.languages import available
 from verizero.sandbox.pool import Pool
-from verizero.sandbox.results import Limits, Mode
+from verizero.sandbox.results import Limits, Mode, Trial
 from verizero.sandbox.worker import codec
 
 MAX_WAITING = 1024

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import api, pool
-from verizero.sandbox.api import Trial
-from verizero.sandbox.results import Limits, RunResult
+from verizero.sandbox.results import Limits, RunResult, Trial
 from verizero.sandbox.session import Session
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from verizero.sandbox.results import (
     RunResult,
     Status,
     TestResult,
+    Trial,
     is_too_slow,
     limits_for,
     require_tests,
@@ -72,24 +73,17 @@ def _function_case(test: Mapping[str, Any]) -> Case:
     return Case(data, codec.read(expected, of_program=False), len(expected))
 
 
-def run_tests(
-    pool: Pool,
-    program: str,
-    tests: Sequence[Mapping[str, Any]],
-    mode: Mode,
-    limits: Limits,
-    stop_on_failure: bool,
-) -> RunResult:
-    """Return the program's result on the tests.
+def run_tests(pool: Pool, trial: Trial) -> RunResult:
+    """Return the result of a program in Python on its tests.
 
     All tests share one process while they pass. A test that fails there runs again alone in a fresh process, and only
     the second run counts. Raises: ValueError on tests that cannot be run; IsolationError.
     """
-    require_tests(tests, limits)
-    all_cases = cases(tests, mode)
-    limits = limits_for(all_cases, limits)
-    code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
-    progress = _Progress(code, mode, all_cases, limits, stop_on_failure)
+    require_tests(trial.tests, trial.limits)
+    all_cases = cases(trial.tests, trial.mode)
+    code = trial.program.encode("utf-8", "surrogatepass") if isinstance(trial.program, str) else trial.program
+    limits = limits_for(all_cases, trial.limits)
+    progress = _Progress(code, trial.mode, all_cases, limits, trial.stop_on_failure)
     try:
         return pool.use(progress.run)
     except WorkerDied as exc:

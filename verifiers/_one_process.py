@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from verizero.sandbox import settings
+from verizero.sandbox import Status, TestResult, settings
 from verizero.sandbox.worker.frames import MODULES
 from verizero.verifiers._programs import with_prelude
-from verizero.verifiers._sandbox_jobs import Job, Outcome, Ran
+from verizero.verifiers._sandbox_jobs import Job, Outcome
 
 RUNNER = (Path(__file__).parent / "in_sandbox" / "one_process.py").read_text()
 _HEAD = "import solution as _verizero_solution\nglobals().update(_verizero_names())"
@@ -83,16 +83,18 @@ def job_of(program: str, tests: Sequence[tuple[str, str | None]], names: Sequenc
     """Return the job that runs tests and program under pytest."""
     file = with_prelude(_file_of(tests), _HEAD)
     call = {"fn": "verizero_run", "args": [program, file, list(names), list(MODULES)], "expected": None}
-    return Job(RUNNER, (call,), "function", needs_values=True)
+    return Job(RUNNER, (call,), "function")
 
 
 def results_of(outcome: Outcome) -> Outcome:
     """Return the outcome of such a job with the tests that pytest has run; as it is if they did not end."""
-    (ran,) = outcome.tests or (Ran(outcome.status),)
-    if ran.status != "wrong_answer" or not isinstance(ran.value, list):
+    if not outcome.tests or outcome.tests[0].status != "wrong_answer":
         return outcome
-    known = {"passed": "passed", "failed": "wrong_answer", "broken": "bad_test"}
-    tests = tuple(Ran(known[how], error=f"{name}: {why}") for name, how, why in ran.value if how in known)
+    ended = outcome.tests[0].value
+    if not isinstance(ended, list):
+        return outcome
+    known: dict[str, Status] = {"passed": "passed", "failed": "wrong_answer", "broken": "bad_test"}
+    tests = tuple(TestResult(known[how], error=f"{name}: {why}") for name, how, why in ended if how in known)
     return replace(outcome, tests=tests)
 
 

@@ -17,12 +17,12 @@ from verizero.pipeline.types import Verdict
 from verizero.sandbox import settings as sandbox_settings
 from verizero.sandbox.api import check as sandbox_check
 from verizero.sandbox.languages import NO_COMPILE
+from verizero.sandbox.results import OVER_TIME
 from verizero.sandbox.worker import codec
 from verizero.verifiers._programs import with_prelude
 from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.layouts.base import Language
 
-OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
 SHOWN = 60
 """Characters of an input, an expected and a returned value that a reason shows."""
 EXPECTED: Mapping[str, str] = {"stdin": "output", "function": "expected"}
@@ -64,8 +64,6 @@ class Job:
     mode: Literal["stdin", "function", "suite"]
     language: Language = "python"
     stop: bool = False
-    needs_values: bool = False
-    """True to get the returned values too, not only the status of each test."""
     checker: str | None = None
     """Source of check(input, output, expected), which decides about the output or value in place of the expected."""
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -73,34 +71,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """The status of a run, and if it ran too long."""
+class Outcome:
+    """The result of one job: the share of its tests that passed, and the detail of the first that failed."""
 
     status: str
+    share: float = 0.0
+    detail: str = ""
+    seconds: float = 0.0
+    tests: tuple[sandbox.TestResult, ...] = ()
 
     @property
     def is_over_budget(self) -> bool:
         """True if it ran longer than it may."""
-        return self.status in OVER_BUDGET
-
-
-@dataclass(frozen=True, slots=True)
-class Ran(Timed):
-    """The result of one test: its status, the text that it printed, and the plain value that its function returned."""
-
-    stdout: str = ""
-    value: Any = None
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Timed):
-    """The result of one job: the share of its tests that passed, and the detail of the first that failed."""
-
-    share: float = 0.0
-    detail: str = ""
-    seconds: float = 0.0
-    tests: tuple[Ran, ...] = ()
+        return self.status in OVER_TIME
 
     @property
     def is_failure(self) -> bool:
@@ -194,7 +177,6 @@ def programs_of(params: VerifierParams) -> list[SandboxParams]:
 
 
 def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
-    tests = tuple(Ran(t.status, t.stdout, t.value if job.needs_values else None, t.error) for t in result.tests)
     failed = next(((i, t) for i, t in enumerate(result.tests) if not t.passed), None)
     if result.status == "sandbox_error":
         return _failed(result, job)
@@ -211,7 +193,7 @@ def _outcome(result: sandbox.RunResult, job: Job) -> Outcome:
             detail = f"test {number + 1}" + (f": {lines[-1]}" if lines else "")
         if test.status == "wrong_answer" and job.mode != "suite":
             detail += f": {_difference(job, job.tests[number], test)}"
-    return Outcome(result.status, result.share_passed, detail, result.wall_s, tests)
+    return Outcome(result.status, result.share_passed, detail, result.wall_s, result.tests)
 
 
 def _absent_package(job: Job, error: str) -> str:

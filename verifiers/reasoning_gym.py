@@ -44,10 +44,8 @@ class ReasoningGymParams(VerifierParams):
 def reasoning_gym(attempts: Sequence[Attempt], params: ReasoningGymParams) -> list[Verdict]:
     """Return 1 if the package's scorer gives the final answer full marks.
 
-    Reference: {"dataset": name, "config"?: {..}, "entry": {"question", "answer", "metadata"}}, or "index" in place of
-    "entry": the task is made again from the configuration's seed. Some data sets of the package make another task in
-    another process: an error, if the prompt is known. Scorers that evaluate answers as code get only plain arithmetic
-    or lists; all run in a process of their own. Needs the extra `gym`.
+    Reference: {"dataset": name, "config"?: {..}, "entry": {"question", "answer", "metadata"}}. Scorers that evaluate
+    answers as code get only plain arithmetic or lists; all run in a process of their own. Needs the extra `gym`.
     """
     return [_one(a, params) for a in attempts]
 
@@ -59,12 +57,11 @@ def _one(attempt: Attempt, params: ReasoningGymParams) -> Verdict:
     except DataError as exc:
         return Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
     # The answer that the package knows keeps the dot at its end.
-    text = one_answer(replace(attempt, reference=(request["entry"] or {}).get("answer")), params.max_chars)
+    text = one_answer(replace(attempt, reference=request["entry"]["answer"]), params.max_chars)
     if isinstance(text, Verdict):
         return text
     try:
-        question = {**request, "answer": text, "prompt": attempt.prompt, "seconds": params.timeout_s}
-        question["memory_mib"] = params.memory_mib
+        question = {**request, "answer": text, "seconds": params.timeout_s, "memory_mib": params.memory_mib}
         reply = SCORING.ask(question, START_S + params.timeout_s * WALL_PER_CPU)
     except OSError as exc:
         reply = {"error": f"the scoring process of reasoning-gym {exc}"}
@@ -90,11 +87,10 @@ def _verdict(reply: Mapping[str, Any], text: str, params: ReasoningGymParams, se
 def _request(reference: Any) -> dict[str, Any]:
     if not isinstance(reference, Mapping) or not isinstance(reference.get("dataset"), str):
         raise DataError(f"reference: expected an object with 'dataset', got {reference!r:.80}")
-    index, entry = reference.get("index"), reference.get("entry")
-    if (entry is None) == (index is None) or (entry is not None and "answer" not in entry):
-        raise DataError("reference: give either 'index' or 'entry' with 'question', 'answer' and 'metadata'")
-    config = reference.get("config", {})
-    return {"dataset": reference["dataset"], "config": config, "index": index, "entry": entry}
+    entry = reference.get("entry")
+    if not isinstance(entry, Mapping) or "answer" not in entry:
+        raise DataError("reference: give 'entry' with 'question', 'answer' and 'metadata'")
+    return {"dataset": reference["dataset"], "config": reference.get("config", {}), "entry": entry}
 
 
 SCORING = child.Helper(

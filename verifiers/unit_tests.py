@@ -10,6 +10,7 @@ from pydantic import Field
 
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.types import Attempt, Verdict
+from verizero.sandbox.results import OVER_TIME
 from verizero.verifiers._one_process import REMEDY, job_of, may_share, results_of
 from verizero.verifiers._programs import grade_distinct, missing_imports, program_of, with_prelude
 from verizero.verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner
@@ -64,7 +65,7 @@ def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> lis
         jobs = [
             job_of(program, suite.tests, suite.names)
             if suite.one_process
-            else Job(program, suite.jobs(), "suite", stop=stop, needs_values=True)
+            else Job(program, suite.jobs(), "suite", stop=stop)
             for program, suite in work
             if shares or not suite.one_process
         ]
@@ -97,6 +98,6 @@ def _verdict(outcome: Outcome, program: str, params: UnitTestsParams, one_proces
     number, first = failed[0]
     reason = f"test {number}: {first.error or first.status}"[:260] + (_ONE if one_process else "")
     score = 1 - len(failed) / len(counted) if params.grading == "fraction" else 0.0
-    if score == 0.0 and any(test.is_over_budget for _, test in failed):
+    if score == 0.0 and any(test.status in OVER_TIME for _, test in failed):
         return Verdict("timeout", 0.0, reason, program, seconds)
     return Verdict("graded", score, reason, program, seconds)

@@ -18,6 +18,7 @@ from verizero.pipeline.environments.tools._programs import run
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Message, Prompt, Verdict
+from verizero.sandbox.results import OVER_TIME
 
 EXAMPLE = Prompt(
     "repair/1",
@@ -25,7 +26,6 @@ EXAMPLE = Prompt(
     "environment",
     {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 5)]},
 )
-OVER_BUDGET = ("timeout", "cpu_limit")
 MAX_SHOWN = 200
 
 
@@ -129,7 +129,7 @@ def _refused(program: str, number: int, result: sandbox.TestResult | None) -> Ve
         return Verdict("no_answer", reason="empty")
     last = result.error.strip().rsplit("\n", 1)[-1]
     reason = f"{result.status}: test {number + 1}" + (f": {last}" if last else "")
-    return Verdict("timeout" if result.status in OVER_BUDGET else "graded", 0.0, reason[:300], program, result.cpu_s)
+    return Verdict("timeout" if result.status in OVER_TIME else "graded", 0.0, reason[:300], program, result.cpu_s)
 
 
 def _cut(text: str) -> str:

@@ -262,8 +262,10 @@ class Helper:
     def _replace(self) -> None:
         self._drop()
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LD_LIBRARY_PATH")}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = start(self._command, env=kept | self._environment, **pipes)
+        self._process = start(
+            self._command, env={**kept, **self._environment},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         self._lines, self._is_ready = Lines(self._process), False
 
     def _drop(self) -> None:

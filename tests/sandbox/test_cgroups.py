@@ -76,9 +76,9 @@ def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(p
         made = {p for place in places.values() for p in place.glob("verizero-sandbox-*")} - before
         assert made
         limits = sandbox.Limits(memory_mib=128, wall_s=120)
-        result = sandbox.run_language("bash", HOGS, [{"input": "", "output": "8"}], limits=limits, pool=pool)
+        result = sandbox.run(HOGS, [{"input": "", "output": "8"}], language="bash", limits=limits, pool=pool)
         assert result.status == "memory_limit", result
-        again = sandbox.run_language("bash", "echo 8", [{"input": "", "output": "8"}], limits=limits, pool=pool)
+        again = sandbox.run("echo 8", [{"input": "", "output": "8"}], language="bash", limits=limits, pool=pool)
         assert again.passed, again
     assert not [p for p in made if p.exists()]
 

@@ -88,5 +88,5 @@ def test_other_languages_are_checked_too(language: str) -> None:
     code = {"bash": "rev", "javascript": "console.log('b a')", "c": '#include <stdio.h>\nint main() { puts("b a"); }'}
     with sandbox.Pool(workers=1, tools=sandbox.TOOLS) as pool:
         _spoil(pool, 0)
-        result = sandbox.run_language(language, code[language], [{"input": "a b", "output": "b a"}], pool=pool)
+        result = sandbox.run(code[language], [{"input": "a b", "output": "b a"}], language=language, pool=pool)
         assert result.passed, result

@@ -45,21 +45,21 @@ def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool: sandbox.Pool, en
     """If the kernel counts, a fork of the shell fails, and the shell continues."""
     limits = replace(TIGHT, wall_s=1)
     for _ in range(3):
-        result = sandbox.run_language("bash", FLOOD + end, TESTS[:1], limits=limits, pool=pool)
+        result = sandbox.run(FLOOD + end, TESTS[:1], language="bash", limits=limits, pool=pool)
         assert result.status != "sandbox_error", result
         if is_counted(pool) and end != "exit":
             assert result.status == "runtime_error", result
             assert "32 processes" in result.error
         assert not result.passed
         assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
-    ended = sandbox.run_language("bash", DOUBLE["bash"], TESTS, limits=LIMITS, pool=pool)
+    ended = sandbox.run(DOUBLE["bash"], TESTS, language="bash", limits=LIMITS, pool=pool)
     assert ended.passed, ended
 
 
 def test_the_kernel_bounds_processes_everywhere(pool: sandbox.Pool) -> None:
     """If it counts all processes of the uid, the bound is so high that it refuses no other work of the user."""
     threads = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
-    result = sandbox.run_language("bash", "ulimit -u", EMPTY, limits=LIMITS, pool=pool)
+    result = sandbox.run("ulimit -u", EMPTY, language="bash", limits=LIMITS, pool=pool)
     bound = int(result.tests[0].stdout)
     assert threads + 256 < bound < threads + 2048 if is_counted(pool) else bound == LIMITS.processes + 2
 
@@ -71,7 +71,7 @@ def test_an_ordinary_users_own_bound_may_be_lower() -> None:
         "from verizero.sandbox import languages\n"
         f"pool = sandbox.Pool(workers=1, walls={WALLS['counted']}, tools=languages.TOOLS)\n"
         "tests = [{'input': '', 'output': '700'}]\n"
-        "print(sandbox.run_language('bash', 'ulimit -u', tests, pool=pool)); pool.close()"
+        "print(sandbox.run('ulimit -u', tests, language='bash', pool=pool)); pool.close()"
     )
     assert "passed" in as_nobody("-c", code, uid=65533)
 
@@ -83,7 +83,7 @@ def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
         (worker,) = worker_pids(own)
         slow = "f() { sleep 0.2; f | f & }; f; sleep 600"
         limits = replace(LIMITS, wall_s=600, processes=1024)
-        run = thread.submit(sandbox.run_language, "bash", slow, TESTS[:1], limits=limits, pool=own)
+        run = thread.submit(sandbox.run, slow, TESTS[:1], language="bash", limits=limits, pool=own)
         assert wait_until(lambda: len(descendants(worker)) >= 20)
         os.kill(worker, signal.SIGKILL)
         own.close()
@@ -96,7 +96,7 @@ def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
 def test_many_processes_one_after_another_are_no_flood(pool: sandbox.Pool) -> None:
     """Dead orphans, for which nobody waits, do not count."""
     program = "read n; for i in $(seq 40); do (sleep 0.01 &) ; echo $i | cat > last; done; echo $((2 * n))"
-    result = sandbox.run_language("bash", program, TESTS[:1], limits=LIMITS, pool=pool)
+    result = sandbox.run(program, TESTS[:1], language="bash", limits=LIMITS, pool=pool)
     assert result.passed, result
 
 
@@ -106,9 +106,9 @@ def test_a_run_that_is_halted_and_counted_continues(pool: sandbox.Pool) -> None:
     limits = replace(LIMITS, processes=3)
     with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as others, ThreadPoolExecutor(1) as thread:
         assert others.isolation.level == pool.isolation.level
-        run = thread.submit(sandbox.run_language, "bash", program, TESTS[:1], limits=limits, pool=pool)
+        run = thread.submit(sandbox.run, program, TESTS[:1], language="bash", limits=limits, pool=pool)
         many = "for i in 1 2 3 4 5 6 7 8; do sleep 0.7 & done; wait; echo 0"
-        assert sandbox.run_language("bash", many, TESTS[:1], limits=LIMITS, pool=others).passed
+        assert sandbox.run(many, TESTS[:1], language="bash", limits=LIMITS, pool=others).passed
         assert run.result().passed, run.result()
 
 

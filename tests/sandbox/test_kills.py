@@ -123,7 +123,7 @@ def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) 
 
         def run() -> sandbox.RunResult:
             if language == "c":
-                return sandbox.run_language("c", SLOW_C, TESTS[:1], pool=pool)
+                return sandbox.run(SLOW_C, TESTS[:1], language="c", pool=pool)
             return sandbox.run(SLOW, TESTS[:1], pool=pool)
 
         killed: list[int] = []
@@ -155,7 +155,7 @@ def test_a_compiler_that_is_killed_is_tried_again(language: str, victim: str) ->
         killed: list[int] = []
         while not killed:  # on a busy machine it may have ended before it is hit
             with killing(lambda: named(pool, victim), 1) as killed:
-                assert sandbox.run_language(language, program, TESTS[:1], pool=pool).passed
+                assert sandbox.run(program, TESTS[:1], language=language, pool=pool).passed
 
 
 @pytest.mark.integration
@@ -165,7 +165,7 @@ def test_a_program_whose_compiler_is_killed_each_time_is_not_wrong() -> None:
     with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool, killing(lambda: named(pool, "cc1plus"), 1000):
         if pool.isolation.level < 3:
             pytest.skip("the compiler may be closed to the user of programs")
-        result = sandbox.run_language("cpp", LONG_TO_COMPILE, TESTS[:1], pool=pool)
+        result = sandbox.run(LONG_TO_COMPILE, TESTS[:1], language="cpp", pool=pool)
     assert (result.status, "the compiler was killed" in result.error) == ("sandbox_error", True), result
 
 

@@ -45,11 +45,11 @@ def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
     skip_where_closed(pool, language)
     if not sandbox.available()[language]:
         with pytest.raises(IsolationError, match=language):
-            sandbox.run_language(language, DOUBLE[language], TESTS, pool=pool)
+            sandbox.run(DOUBLE[language], TESTS, language=language, pool=pool)
         return
-    result = sandbox.run_language(language, DOUBLE[language], TESTS, limits=LIMITS, pool=pool)
+    result = sandbox.run(DOUBLE[language], TESTS, language=language, limits=LIMITS, pool=pool)
     assert result.passed, result
-    wrong = sandbox.run_language(language, DOUBLE[language].replace("2 * n", "n"), TESTS, limits=LIMITS, pool=pool)
+    wrong = sandbox.run(DOUBLE[language].replace("2 * n", "n"), TESTS, language=language, limits=LIMITS, pool=pool)
     assert [t.status for t in wrong.tests] == ["passed", *["wrong_answer"] * 3]
 
 
@@ -86,21 +86,21 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
         pytest.skip(f"{language} is not installed")
     skip_where_closed(pool, language)
     limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
-    result = sandbox.run_language(language, program, TESTS[:1], limits=limits, pool=pool)
+    result = sandbox.run(program, TESTS[:1], language=language, limits=limits, pool=pool)
     assert result.status == status, result
 
 
 def test_sizes_and_times_are_those_of_python(pool: sandbox.Pool) -> None:
     limits, long = replace(LIMITS, output_kib=64, disk_mib=1), "1234567890\n" * 50_000
     tests = [{"input": long, "output": long}] * 2
-    assert sandbox.run_language("bash", "cat", tests, limits=limits, pool=pool).passed
+    assert sandbox.run("cat", tests, language="bash", limits=limits, pool=pool).passed
     hanging, short = "read n; while (( n % 2 )); do :; done; echo $n", replace(LIMITS, cpu_s=0.05)
     numbers = [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(30)]
-    result = sandbox.run_language("bash", hanging, numbers, limits=short, pool=pool)
+    result = sandbox.run(hanging, numbers, language="bash", limits=short, pool=pool)
     assert [t.status for t in result.tests] == ["passed", "cpu_limit"] * 10 + ["timeout"] * 10
-    stopped = sandbox.run_language("bash", hanging, numbers, limits=short, stop_on_failure=True, pool=pool)
+    stopped = sandbox.run(hanging, numbers, language="bash", limits=short, stop_on_failure=True, pool=pool)
     assert [t.status for t in stopped.tests] == ["passed", "cpu_limit"]
-    noted = sandbox.run_language("bash", "echo note >&2; exit 3", numbers[:1], limits=LIMITS, pool=pool).tests[0]
+    noted = sandbox.run("echo note >&2; exit 3", numbers[:1], language="bash", limits=LIMITS, pool=pool).tests[0]
     assert noted.error == "note\nexit code 3"
 
 
@@ -131,7 +131,7 @@ def test_the_first_error_of_the_compiler_is_named(
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
     skip_where_closed(highest, language)
-    result = sandbox.run_language(language, broken, TESTS, limits=LIMITS, pool=highest)
+    result = sandbox.run(broken, TESTS, language=language, limits=LIMITS, pool=highest)
     assert [t.status for t in result.tests] == ["runtime_error"] * len(TESTS)
     assert result.error.splitlines()[0].startswith(f"does not compile: {named}"), result.error
     assert "error" in result.error.splitlines()[0]
@@ -146,7 +146,7 @@ def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
             "mount -t tmpfs x .", "unshare -U true", "chown 1 OUTSIDE/code.py",
         ):  # fmt: skip
             program = f"echo begins >&2; if {scene.fill(act)} >/dev/null; then echo PWNED; else echo stopped; fi"
-            result = sandbox.run_language("bash", program, [{"input": "", "output": "PWNED"}], limits=LIMITS, pool=pool)
+            result = sandbox.run(program, [{"input": "", "output": "PWNED"}], language="bash", limits=LIMITS, pool=pool)
             assert not result.passed, act
             assert result.status != "sandbox_error", result
             assert result.tests[0].stdout == "stopped\n" or "killed" in result.error, (act, result)
@@ -158,14 +158,14 @@ def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
 def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
     assert pool.isolation.level
     program = "(sleep 55.25; true) & (exec sleep 55.25) & echo 0"
-    assert sandbox.run_language("bash", program, TESTS[:1], limits=LIMITS, pool=pool).passed
-    assert sandbox.run_language("bash", "jobs; echo 0", TESTS[:1], limits=LIMITS, pool=pool).passed
+    assert sandbox.run(program, TESTS[:1], language="bash", limits=LIMITS, pool=pool).passed
+    assert sandbox.run("jobs; echo 0", TESTS[:1], language="bash", limits=LIMITS, pool=pool).passed
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
 
 
 def test_an_unknown_language_is_named(pool: sandbox.Pool) -> None:
     with pytest.raises(ValueError, match="cobol"):
-        sandbox.run_language("cobol", "", TESTS, pool=pool)
+        sandbox.run("", TESTS, language="cobol", pool=pool)
 
 
 KILLED = "g++: fatal error: Killed signal terminated program cc1plus\\ncompilation terminated."
@@ -187,6 +187,6 @@ def test_a_program_that_imitates_the_words_of_a_killed_compiler_does_not_compile
         pytest.skip(f"{language} is not installed")
     if language == "rust" and highest.isolation.level < 3:
         pytest.skip("the compiler may be closed to the user of programs")
-    result = sandbox.run_language(language, program, [{"input": "", "output": "x"}], pool=highest)
+    result = sandbox.run(program, [{"input": "", "output": "x"}], language=language, pool=highest)
     assert result.status == "runtime_error", result
     assert "does not compile" in result.tests[0].error

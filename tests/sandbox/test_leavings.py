@@ -69,10 +69,10 @@ def test_a_program_of_another_language_leaves_nothing(walls: tuple[str, ...]) ->
         for name, (language, code) in leavings.NATIVE.items():
             if there[language]:
                 test = {"input": "the first input" * 9, "output": None}
-                assert sandbox.run_language(language, code, [test], pool=pool).status != "sandbox_error", name
+                assert sandbox.run(code, [test], language=language, pool=pool).status != "sandbox_error", name
                 assert list(leavings.complaints(pool)) == [], name
                 again = {"input": "ab", "output": "ab"}
-                assert sandbox.run_language("bash", "cat; echo c >&2", [again] * 2, pool=pool).passed, name
+                assert sandbox.run("cat; echo c >&2", [again] * 2, language="bash", pool=pool).passed, name
 
 
 @pytest.mark.integration

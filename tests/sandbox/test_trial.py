@@ -190,7 +190,7 @@ def test_a_signal_without_a_name_is_an_end_as_any_other(number: int) -> None:
         called = {"fn": "f", "args": [], "expected": None}
         program = f"import os\ndef f(): os.kill(os.getpid(), {number})"
         assert sandbox.run(program, [called] * 2, mode="function", pool=pool).error == f"killed by {name}"
-        bash = sandbox.run_language("bash", f"kill -{number} $$", [{"input": "", "output": None}], pool=pool)
+        bash = sandbox.run(f"kill -{number} $$", [{"input": "", "output": None}], language="bash", pool=pool)
         assert (bash.status, bash.error) == ("runtime_error", f"killed by {name}")
         with sandbox.Session(pool) as session:
             for ended in (session.python(dies), session.shell(f"kill -{number} $$")):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from verizero.verifiers._sandbox_jobs import Job, Outcome, Ran
+from verizero.sandbox import TestResult
+from verizero.verifiers._sandbox_jobs import Job, Outcome
 
 
 class FakeSandbox:
@@ -31,7 +32,7 @@ class FakeSandbox:
         share = sum(t.status == "passed" for t in done) / len(done)
         return Outcome(failed.status if failed else "passed", share, "", 0.01, done)
 
-    def one(self, job: Job, test: Any) -> Ran:
+    def one(self, job: Job, test: Any) -> TestResult:
         printed = io.StringIO()
         space: dict[str, Any] = {"__name__": "__main__" if job.mode == "stdin" else "program"}
         try:
@@ -42,11 +43,11 @@ class FakeSandbox:
                         space[test["fn"]] = getattr(space["Solution"](), test["fn"])
                     value = space[test["fn"]](*test["args"]) if job.mode == "function" else None
         except TimeoutError:
-            return Ran("timeout")
+            return TestResult("timeout")
         except Exception:
-            return Ran("runtime_error")
+            return TestResult("runtime_error")
         if job.mode == "stdin":
             right = printed.getvalue().split() == test["output"].split()
         else:
             right = type(value) is type(test["expected"]) and value == test["expected"]
-        return Ran("passed" if right else "wrong_answer", printed.getvalue())
+        return TestResult("passed" if right else "wrong_answer", printed.getvalue())
