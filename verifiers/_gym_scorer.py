@@ -94,8 +94,8 @@ def in_a_copy(act: Callable[[], dict[str, Any]], seconds: float, memory_mib: int
         os.write(theirs, json.dumps(reply).encode())
         os._exit(0)
     os.close(theirs)
-    with os.fdopen(ours, "rb") as said:
-        data = said.read()
+    with os.fdopen(ours, "rb") as pipe:
+        data = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     if code == 0:
         return json.loads(data)  # type: ignore[no-any-return]
