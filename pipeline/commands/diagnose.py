@@ -98,8 +98,9 @@ def watch(look: Callable[[], Diagnosis], is_json: bool, sleep: Callable[[float],
 def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:
     """Check a recipe, and print what was found and each check, tried or not. In JSON the checks go to stderr."""
     from verizero.pipeline.checks.before.checks import check
+    from verizero.pipeline.commands.rate import look
 
-    checks, findings = check(config, base)
+    checks, findings = check(config, base, look)
     num_tried = sum(c.tried for c in checks)
     looked = "\n".join([f"{num_tried} of {len(checks)} checks were tried, without training:", *map(str, checks)])
     if is_json:

@@ -1,4 +1,7 @@
-"""`verizero rate`: sample each training prompt, and write the rows with the share of right answers."""
+"""`verizero rate`: sample each training prompt, and write the rows with the share of right answers.
+
+`verizero check` rates a few prompts so, and says whether they are too hard or too easy (`look`).
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,36 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verizero.pipeline.checks.before.parts import LocalParts, is_local, with_fewer_rows
+from verizero.pipeline.checks.before.references import grader_of
+from verizero.pipeline.checks.finding import Checked, Finding
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.data.rows_of_source import row_of
-from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.errors import ConfigError, DataError, IsolationError
 from verizero.pipeline.host.disk import disk_errors
 from verizero.pipeline.report.progress import Lines, Progress
 from verizero.pipeline.shown import show
-from verizero.pipeline.types import Group
+from verizero.pipeline.types import Group, Prompt
 
 if TYPE_CHECKING:
-    from verizero.pipeline.run.session import Session
+    from verizero.pipeline.run.session import Session, StageSetup
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
+NAME = "pass rates"
+NUM_PROMPTS, SAMPLES, BUDGET_S = 16, 4, 20.0
+"""Prompts and answers that a check samples, and the seconds that these may take."""
+MOST_GIB, MOST_CUT = 4.0, 0.1
+"""Weights that a check loads; share of answers that are cut for lack of time, above which rates tell nothing."""
+READ = ("name", "seed", "model", "data", "rollout", "scoring", "sandbox")
+"""Sections of a recipe on which a pass rate depends."""
 
 
 def add(commands: Any) -> None:
@@ -45,30 +60,31 @@ def run(arguments: argparse.Namespace) -> None:
 
     quiet()
     config, base_dir = recipe_with_model(arguments)
-    show(rate(config, base_dir, arguments.out, arguments.samples, Lines()))
+    show(f"{arguments.out}: {rate(config, base_dir, arguments.out, arguments.samples, Lines())}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """The pass rates of all prompts; as text, a histogram."""
+    """The pass rates of some prompts; as text, a histogram."""
 
-    path: Path
     rates: list[float]
     unrated: int
     """Number of prompts whose graders failed for every response."""
 
+    @property
+    def head(self) -> str:
+        """How many prompts were rated, and their mean; how many were not."""
+        lost = f"; {self.unrated} without a rate: their graders failed" if self.unrated else ""
+        return f"{len(self.rates)} prompts rated, mean pass rate {sum(self.rates) / max(1, len(self.rates)):.3f}{lost}"
+
     def __str__(self) -> str:
-        total = max(1, len(self.rates))
         never, always = sum(r == 0 for r in self.rates), sum(r == 1 for r in self.rates)
-        lines = [f"{len(self.rates)} prompts rated in {self.path}, mean pass rate {sum(self.rates) / total:.3f}"]
-        lines.append(f"  {never:6d} never right")
+        lines = [self.head, f"  {never:6d} never right"]
         for low, high in pairwise(EDGES):
             # 0 and 1 have lines of their own; the bins between are open below.
             inside = sum(low < r <= high and r < 1 for r in self.rates)
             lines.append(f"  {inside:6d} above {low:g}" + (f", up to {high:g}" if high < 1 else ""))
         lines.append(f"  {always:6d} always right")
-        if self.unrated:
-            lines.append(f"  {self.unrated:6d} without a rate: their graders failed")
         return "\n".join(lines)
 
 
@@ -108,9 +124,12 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
             if run.ranks.is_first:
                 _append(out, [rated_row(g, samples) for g in groups])
             progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
-    rows = _known(out, samples).values()
-    rates = [r["pass_rate"] for r in rows if r["pass_rate"] is not None]
-    return Rated(out, rates, len(rows) - len(rates))
+    return _rated([row["pass_rate"] for row in _known(out, samples).values()])
+
+
+def _rated(rates: Sequence[float | None]) -> Rated:
+    known = [rate for rate in rates if rate is not None]
+    return Rated(known, len(rates) - len(known))
 
 
 @contextmanager
@@ -125,9 +144,103 @@ def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[
 
 def rated_row(group: Group, samples: int) -> dict[str, Any]:
     """Return the row with the pass rate of its graded responses; null where graders failed for all."""
+    attempts = sum(not m.verdict.is_left_out for m in group.members)
+    return {**row_of(group.prompt), "pass_rate": pass_rate(group), "attempts": attempts, "samples": samples}
+
+
+def pass_rate(group: Group) -> float | None:
+    """Return the share of right ones among the graded responses; None if graders failed for all."""
     graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_left_out]
-    pass_rate = sum(graded) / len(graded) if graded else None
-    return {**row_of(group.prompt), "pass_rate": pass_rate, "attempts": len(graded), "samples": samples}
+    return sum(graded) / len(graded) if graded else None
+
+
+def setup_within(session: Session, prompts: Sequence[Prompt], samples: int, seconds: float) -> StageSetup:
+    """Return the stage's setup; with shorter responses where `samples` to each prompt would take more seconds."""
+    from verizero.pipeline.run.algorithm import PROBE_TOKENS, seconds_per_token
+
+    setup, how = session.setup, session.setup.config.rollout
+    of_token = seconds_per_token(session.workers.rollouts.generation, prompts, samples, how.max_response_tokens)
+    limit = max(PROBE_TOKENS, int(seconds / max(of_token, 1e-6)))
+    if limit >= how.max_response_tokens:
+        return setup
+    rollout = how.model_copy(update={"max_response_tokens": limit})
+    return replace(setup, config=setup.config.model_copy(update={"rollout": rollout}))
+
+
+def look(recipe: LocalParts) -> Checked:
+    """Rate a few training prompts, where the model is at hand, and find that all are too hard or too easy."""
+    from verizero.pipeline.loop.sampled_groups import sample_groups
+
+    reason = _why_not(recipe)
+    if reason is not None:
+        return Checked(NAME, False, reason)
+    config = with_fewer_rows(recipe.config).model_dump(mode="json")
+    config["data"] |= {"evaluation": [], "demonstrations": []}
+    config["model"] |= {"quantize": None}
+    config["rollout"] |= {"engine": "torch", "max_staleness": 0}
+    config["scoring"] |= {"components": [], "overlap": False}
+    # A stage that only samples needs no optimiser, reference or critic.
+    sampling = {"stages": ["sample"], "sample": {}, "report": {"trackers": []}}
+    alone = parse({name: config[name] for name in READ} | sampling, base=recipe.base_dir)
+    with at_start(alone, recipe.base_dir, Progress()) as session:
+        prompts = spread([p for p in session.run.data.train if p.verifier], NUM_PROMPTS)
+        setup = setup_within(session, prompts, SAMPLES, BUDGET_S)
+        groups, _ = sample_groups(session.run, session.workers, setup, session.recorder, prompts, SAMPLES, "before")
+    rated, limit = _rated(list(map(pass_rate, groups))), setup.config.rollout.max_response_tokens
+    num, cut = len(prompts) * SAMPLES, sum(m.rollout.was_cut for g in groups for m in g.members)
+    result = f"{rated.head}; {cut} of {num} answers cut off at {limit} tokens"
+    is_short = limit < recipe.config.rollout.max_response_tokens and cut > MOST_CUT * num
+    return Checked(NAME, True, result, () if is_short else judged(recipe, rated, prompts))
+
+
+def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple[Finding, ...]:
+    """Return what the rates mean where none has a signal: all prompts are too hard, or too easy."""
+    if not rated.rates or set(rated.rates) not in ({0.0}, {1.0}):
+        return ()
+    num, rows = len(rated.rates), {p.id: p for p in recipe.train}
+    right = rated.rates[0] == 1
+    if right:
+        sentence = f"All answers to {num} prompts are right: these prompts teach nothing any more."
+        remedy = "take harder prompts; `verizero rate` tells the pass rate of each"
+    else:
+        sentence = f"All answers to {num} prompts are wrong, so there is nothing to learn from."
+        remedy = (
+            "see with `verizero try` whether they end and are read; then train on easier prompts first, by SFT before "
+            "RL, or with larger groups (group_size)"
+        )
+    shown = tuple(recipe.evidence(rows[p.id], f"{p.question!r:.60}") for p in prompts[:3])
+    # The rate that so many answers leave possible, at 95 %, is 1 - 0.05 ** (1 / n).
+    return (Finding(0.05 ** (1 / (num * SAMPLES)), sentence, shown, remedy, cause="too_easy" if right else "too_hard"),)
+
+
+def _why_not(recipe: LocalParts) -> str | None:
+    """Return the reason for which a check does not sample; None if it does."""
+    from verizero.pipeline.run.build import first_model_path
+
+    if recipe.is_made_here:
+        return "the model is made in this run"
+    if recipe.config.begins_with_texts:
+        return f"stage {recipe.config.stages[0].name} trains the model before any stage samples from it"
+    if recipe.model.tokenizer is None:
+        return recipe.model.no_tokenizer
+    if not is_local(recipe.config):
+        return f"{recipe.config.model.path} is no folder of this machine; `verizero rate` samples from it"
+    folder = Path(first_model_path(recipe.config))
+    gib = sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)) / 2**30
+    if gib > MOST_GIB:
+        return f"the model has {gib:.0f} GiB of weights, which take too long to load; `verizero rate` has the time"
+    graded = {p.verifier: p for p in recipe.train if p.verifier}
+    if not graded:
+        return "no row is graded" if recipe.train else recipe.why_none
+    if any(p.environment is not None for p in recipe.train):
+        return "prompts are played with an environment; `verizero try` plays some"
+    for name, prompt in graded.items():
+        try:
+            if grader_of(recipe, prompt, only_cheap=True) is None:
+                return f"{name} needs a model or a service; `verizero rate` asks it"
+        except (IsolationError, ConfigError) as exc:
+            return f"{name}: {exc}"
+    return None
 
 
 def _append(out: Path, rows: Sequence[dict[str, Any]]) -> None:

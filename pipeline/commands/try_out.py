@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,21 +77,18 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
 
 def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
     """Return the stage's setup with answers that take a minute in all, and a note if they are shorter for it."""
-    from verizero.pipeline.run.algorithm import PROBE_TOKENS, seconds_per_token
+    from verizero.pipeline.commands.rate import setup_within
 
-    setup, how = session.setup, session.setup.config.rollout
     if any(p.environment is not None for p in prompts):  # nobody knows before how many turns an episode has
+        return session.setup, []
+    setup = setup_within(session, prompts[:1], samples, MINUTE_S / len(prompts))
+    if setup is session.setup:
         return setup, []
-    seconds = seconds_per_token(session.workers.rollouts.generation, prompts[:1], samples, how.max_response_tokens)
-    limit = max(PROBE_TOKENS, int(MINUTE_S / len(prompts) / max(seconds, 1e-6)))
-    if limit >= how.max_response_tokens:
-        return setup, []
-    note = (
-        f"cut off at {limit} of the {how.max_response_tokens} tokens of the recipe, as longer answers take over a "
-        "minute here; --prompts 1 leaves more time for each"
-    )
-    rollout = how.model_copy(update={"max_response_tokens": limit})
-    return replace(setup, config=setup.config.model_copy(update={"rollout": rollout})), [note]
+    limit, whole = (s.config.rollout.max_response_tokens for s in (setup, session.setup))
+    return setup, [
+        f"cut off at {limit} of the {whole} tokens of the recipe, as longer answers take over a minute here; "
+        "--prompts 1 leaves more time for each"
+    ]
 
 
 def _learns_first(config: RunConfig) -> list[str]:

@@ -11,6 +11,7 @@ from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.checks.before.checks import check
 from verizero.pipeline.checks.finding import Checked, Finding
+from verizero.pipeline.commands.rate import look
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import create_model, save_folder
@@ -68,7 +69,7 @@ def looked(
     config: RunConfig, folder: Path, without_model: bool = True
 ) -> tuple[dict[str, Checked], dict[str, Finding]]:
     """Return the checks by name and the first finding by cause; remedies that can be pasted are accepted."""
-    checks, findings = check(config, folder, without_model)
+    checks, findings = check(config, folder, None if without_model else look)
     for finding in findings:
         assert finding.evidence
         assert finding.sentence.endswith(".")

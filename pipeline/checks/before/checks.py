@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from verizero.pipeline.checks.before import pass_rates, references, template
+from verizero.pipeline.checks.before import references, template
 from verizero.pipeline.checks.before.parts import LocalParts, evidence_at, read_local_parts
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import RECIPE, Checked, Evidence, Finding, ranked
@@ -28,10 +28,12 @@ MANY, SOME = 0.5, 0.02
 """Shares of demonstrations that are longer than a response may be: a problem, and a warning."""
 
 
-def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tuple[list[Checked], list[Finding]]:
+def check(
+    config: RunConfig, base_dir: Path, sample: Callable[[LocalParts], Checked] | None = None
+) -> tuple[list[Checked], list[Finding]]:
     """Return the checks of a recipe, tried and not tried, and all findings, the most likely cause first.
 
-    `without_model`: nothing is sampled.
+    `sample` is the last check, which samples from the model: only where those before it have found nothing against it.
     Raises: ConfigError, or DataError for a verifier or a callback, that a run would refuse too.
     """
     load_callbacks(config.callbacks, base_dir)
@@ -48,10 +50,10 @@ def check(config: RunConfig, base_dir: Path, without_model: bool = False) -> tup
         checks = [look(recipe) for look in looks]
         has_problem = any(f.level == "problem" for c in checks if c.name == "template" for f in c.findings)
         unfit = "data" if recipe.refused else "template" if has_problem else None
-        if not without_model and unfit is not None and not recipe.is_made_here:
-            checks.append(Checked(pass_rates.NAME, False, f"first correct what the check {unfit} found"))
-        elif not without_model:
-            checks.append(pass_rates.look(recipe))
+        if sample is not None and unfit is not None and not recipe.is_made_here:
+            checks.append(Checked("pass rates", False, f"first correct what the check {unfit} found"))
+        elif sample is not None:
+            checks.append(sample(recipe))
     finally:
         close_sandbox()
     return checks, ranked([finding for c in checks for finding in c.findings])

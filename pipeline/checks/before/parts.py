@@ -131,8 +131,23 @@ def _prepared(config: RunConfig, base_dir: Path, model: Model, places: dict[int,
 
     Raises: DataError, ConfigError.
     """
-    data, tokenizer = config.data, model.tokenizer
-    parts: dict[str, Any] = {
+    config, tokenizer = with_fewer_rows(config), model.tokenizer
+    if tokenizer is None:
+        # Rows are read all the same, and not measured: a template is only needed for their tokens.
+        from verizero.pipeline.config.template import Template
+        from verizero.pipeline.data.tokenizer import character_tokenizer
+
+        tokenizer = character_tokenizer()
+        parts = {"template": Template(name="plain"), "max_prompt_tokens": None}
+        config = config.model_copy(update={"data": config.data.model_copy(update=parts)})
+    with tempfile.TemporaryDirectory() as folder:
+        return prepare_data(config, tokenizer, model.context, base_dir, Path(folder), places)
+
+
+def with_fewer_rows(config: RunConfig) -> RunConfig:
+    """Return the recipe with at most `MOST_ROWS` prompts of each source."""
+    data = config.data
+    parts = {
         name: tuple(
             s.model_copy(update={"limit": MOST_ROWS, "shuffle": False})
             if s.generator is None and (s.limit is None or s.limit > MOST_ROWS)
@@ -141,16 +156,7 @@ def _prepared(config: RunConfig, base_dir: Path, model: Model, places: dict[int,
         )
         for name in ("train", "evaluation", "demonstrations")
     }
-    if tokenizer is None:
-        # Rows are read all the same, and not measured: a template is only needed for their tokens.
-        from verizero.pipeline.config.template import Template
-        from verizero.pipeline.data.tokenizer import character_tokenizer
-
-        tokenizer = character_tokenizer()
-        parts |= {"template": Template(name="plain"), "max_prompt_tokens": None}
-    config = config.model_copy(update={"data": data.model_copy(update=parts)})
-    with tempfile.TemporaryDirectory() as folder:
-        return prepare_data(config, tokenizer, model.context, base_dir, Path(folder), places)
+    return config.model_copy(update={"data": data.model_copy(update=parts)})
 
 
 def _model(config: RunConfig) -> Model:
