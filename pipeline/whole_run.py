@@ -160,8 +160,7 @@ def end_item(session: Session, item: Item, later: Sequence[Item]) -> None:
     if not later or not later[0].is_evaluation:
         causes: list[str] = []
         if run.ranks.is_first:
-            is_over = not state.items_left(schedule(run.recipe))
-            causes = report_causes(recorder, run.rank_folder, item, is_over)
+            causes = report_causes(recorder, run.rank_folder, item)
         announce_round(session.setup, state, recorder, item, causes)
     save(session)
     recorder.callbacks.raise_if_stopped()

@@ -90,25 +90,6 @@ def evaluation_too_small(run: RunFacts) -> Finding | None:
     return None
 
 
-@cause("train longer, or compare several seeds", needs="evaluations")
-def seed_noise(run: RunFacts) -> Finding | None:
-    """The run was so short, or its change so small, that another seed would show as much."""
-    if not run.steps or len(run.steps) >= 10:
-        return None
-    for domain, (before, after) in run.before_and_after().items():
-        first, last = before.measure(domain), after.measure(domain)
-        if last["low"] <= first["high"] and first["low"] <= last["high"]:
-            return Finding(
-                0.7,
-                f"{domain}: pass@1 went from {first['value']:.3f} to {last['value']:.3f} in {len(run.steps)} steps, "
-                "and both intervals hold both values: no progress is shown, nor its absence.",
-                tuple(Evidence(METRICS, e.line, e.row.label, PASS) for e in (before, after)),
-                f"train longer, or compare seeds: verizero compare RECIPE --seeds 5; now: {len(run.steps)} steps",
-                level="warning",
-            )
-    return None
-
-
 @cause("train on more prompts", needs="prompts/distinct")
 def prompts_repeat(run: RunFacts) -> Finding | None:
     """The same few prompts come again and again, so that the policy learns them by heart.

@@ -1,17 +1,13 @@
-"""Causes in the length of responses: ends that are missing, limits, pay for length, and which tokens train."""
+"""Causes in the length of responses: ends that are missing, limits, and pay for length."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from verizero.pipeline.checks.cause import also, cause
-from verizero.pipeline.checks.finding import Evidence, Finding
-from verizero.pipeline.checks.run_facts import METRICS, RunFacts, Sample, by_group
-from verizero.pipeline.report.row_types import RolloutRow
+from verizero.pipeline.checks.cause import cause
+from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.run_facts import RunFacts, Sample
 from verizero.verifiers.answer import boxed_or_tagged
 
 MIN_CUT, NEARLY_ALL_CUT = 0.15, 0.9
@@ -27,13 +23,6 @@ LARGE_PAY = 0.2
 """Share of the range of the rewards that components pay for the drift."""
 MAX_WEIGHT = 0.05
 """Weight of a component next to a verdict of 0 to 1: it may decide between right responses, and no more."""
-MIN_RESPONSES, MAX_RESPONSES, MAX_PAIRED = 50, 4000, 32
-"""Responses of a run, and of a group those that are compared in pairs."""
-MOST, MAX_VALUES, FEWER = 0.98, 4, 3
-"""Share of the responses that few values hold, how many these may be, and by how much more the rewards have to be."""
-UNITS: tuple[Callable[[RolloutRow], int], ...] = (lambda row: row.length, lambda row: len(row.response.split()))
-WORD = "word"
-OF_THE_MASK = "look at the response mask (pipeline/train/collate.py"
 
 
 @cause(
@@ -110,32 +99,11 @@ def length_cap(run: RunFacts) -> Finding | None:
     needs="length/mean",
 )
 def length_drift(run: RunFacts) -> Finding | None:
-    """Responses become longer and longer, because the reward pays for length.
+    """Responses become longer by half, because the reward pays for length.
 
-    A component that counts tokens is easier to learn than the task. Responses that grow because
-    the policy thinks longer and is right more often are no fault. A fixed reward for each character or word is found by
-    the rewards themselves, before responses grow: less so much for each, they have as few values as there are verdicts.
+    A component that counts tokens is easier to learn than the task. Responses that grow because the policy thinks
+    longer and is right more often are no fault.
     """
-    pay = length_pay(run)
-    if pay is None or pay.rate <= 0 or not run.series("length/mean"):
-        return None
-    # A token has a character or more, and may be a part of a word.
-    limit = max(pay.longest, 0 if pay.unit == WORD else run.setting("rollout", "max_response_tokens", default=0))
-    most = pay.rate * (limit - pay.mean_length)
-    if most <= pay.rest:
-        return None
-    return Finding(
-        0.9,
-        f"The reward pays {pay.rate:g} for each {pay.unit}. That is {most:.2g} more for a response of the full length "
-        f"than for one of the mean length, and all else pays {pay.rest:.2g} at most.",
-        run.evidence("reward/sampled") + run.evidence("length/mean"),
-        _less_for_length(run),
-    )
-
-
-@also("length_drift")
-def drift(run: RunFacts) -> Finding | None:
-    """Find responses that grow by half and are not right more often."""
     first_length, last_length = run.mean_at_start("length/mean"), run.mean_at_end("length/mean")
     if not first_length or last_length is None:
         return None
@@ -181,69 +149,6 @@ def _less_for_length(run: RunFacts) -> str:
     return "read long responses in rollouts.jsonl, and lower the weight of what pays for length"
 
 
-@dataclass(frozen=True, slots=True)
-class LengthPay:
-    """Reward for length, next to that for all else."""
-
-    unit: str
-    """Character, token or word."""
-    rate: float
-    """Reward of a unit; negative: it costs."""
-    rest: float
-    """Highest less lowest reward of most responses without what their length brings: what all else can pay."""
-    mean_length: float
-    longest: int
-
-
-def length_pay(run: RunFacts) -> LengthPay | None:
-    """Return what the reward pays for length; None if it does not, or not by a fixed number.
-
-    Of two responses of a group with the same verdict, the rewards then differ by a fixed number for each character.
-    Taken off, few values are left, those of the verdicts, where before there were about as many as lengths.
-    """
-    samples = [s for s in run.samples[:MAX_RESPONSES] if s.row.reward is not None]
-    if len(samples) < MIN_RESPONSES:
-        return None
-    groups = [[s.row for s in g] for g in by_group(samples)]
-    rows = [row for group in groups for row in group]
-    values = len(_most([_reward(row) for row in rows]))
-    for length_of in UNITS:
-        pairs = (pair for g in groups for pair in itertools.combinations(g[:MAX_PAIRED], 2))
-        ratios = [
-            (_reward(a) - _reward(b)) / (length_of(a) - length_of(b))
-            for a, b in pairs
-            if length_of(a) != length_of(b) and _reward(a) != _reward(b)
-        ]
-        if not ratios:
-            continue
-        usual = Counter(f"{ratio:.4g}" for ratio in ratios).most_common(1)[0][0]
-        rate = statistics.median(ratio for ratio in ratios if f"{ratio:.4g}" == usual)
-        lengths = [length_of(row) for row in rows]
-        left = _most([_reward(row) - rate * n for row, n in zip(rows, lengths, strict=True)])
-        if len(left) <= MAX_VALUES and FEWER * len(left) <= values:
-            # Lengths count tokens in runs of this project, and characters in logs of others.
-            of_text = "character" if all(row.length == len(row.response) for row in rows) else "token"
-            unit = WORD if length_of is UNITS[1] else of_text
-            return LengthPay(unit, rate, max(left) - min(left), sum(lengths) / len(lengths), max(lengths))
-    return None
-
-
-def _reward(row: RolloutRow) -> float:
-    return row.reward if row.reward is not None else 0.0
-
-
-def _most(values: Sequence[float]) -> list[float]:
-    """Return the most frequent values, which `MOST` of all are."""
-    frequent: list[float] = []
-    seen = 0
-    for value, times in Counter(round(v, 4) for v in values).most_common():
-        if seen >= MOST * len(values):
-            break
-        frequent.append(value)
-        seen += times
-    return frequent
-
-
 @cause("lower the penalty for long responses", explains="length_drift")
 def overlong_penalty(run: RunFacts) -> Finding | None:
     """The penalty for long responses takes more than right answers bring: the policy learns to be short and wrong."""
@@ -260,63 +165,4 @@ def overlong_penalty(run: RunFacts) -> Finding | None:
         f"Verdicts give {sampled:.2f} on average and the penalty for length takes {taken:.2f} of it.",
         run.evidence("reward/mean") + run.evidence("reward/sampled"),
         f"--set {run.section}.algorithm.overlong_buffer=0.2 --set {run.section}.algorithm.overlong_factor=1",
-    )
-
-
-@cause("look at the mask of the response: its last token, the end, has to train", needs="responses/tokens")
-def mask_leaves_end(run: RunFacts) -> Finding | None:
-    """The end token of each response is left out of the loss, so that the policy does not learn when to stop."""
-    lengths = run.trained_and_sampled_lengths()
-    if lengths is None:
-        return None
-    trained, sampled, evidence = lengths
-    reasons = ("overlong", "off_policy", "mismatch", "rejected")
-    if any(run.mean_at_end(f"masked/{name}") for name in reasons) or not 0.7 <= sampled - trained <= 1.3:
-        return None
-    return Finding(
-        0.9,
-        f"{sampled:.1f} tokens of each response were sampled and {trained:.1f} are trained on: the last one, the end "
-        "token, is left out.",
-        evidence,
-        f"{OF_THE_MASK}), or at the change that was made to it",
-    )
-
-
-@cause(
-    "look at the mask of the response: tokens of the prompt must not train",
-    explains="sampling_differs engine_mismatch stale_engine_weights ratios_explode",
-    needs="responses/tokens",
-)
-def mask_trains_prompt(run: RunFacts) -> Finding | None:
-    """Tokens of the prompt are trained on as if the policy had written them.
-
-    More tokens of each response have a gradient than were sampled. The policy then learns to predict questions with the
-    advantage of its answers, and ratios and mismatch of those tokens mean nothing.
-    """
-    lengths = run.trained_and_sampled_lengths()
-    # The two means are of the same responses, so any real difference is an error.
-    if lengths is None or lengths[0] - lengths[1] < 0.5:
-        return None
-    trained, sampled, evidence = lengths
-    return Finding(
-        0.95,
-        f"{trained:.1f} tokens of each response are trained on, but {sampled:.1f} were sampled: the rest is prompt.",
-        evidence,
-        f"{OF_THE_MASK}, pipeline/train/texts.py), or at the change made to it",
-    )
-
-
-@also("mask_trains_prompt")
-def demonstrations_train_whole(run: RunFacts) -> Finding | None:
-    """Find that SFT trained on every token of every row but the first, which nothing comes before."""
-    rows = [(line, row.step, row.metrics) for line, row in run.imitation if "rows/tokens" in row.metrics]
-    if not rows or any(m["tokens"] < m["rows/tokens"] - m["rows"] for _, _, m in rows):
-        return None
-    line, step, last = rows[-1]
-    shown = f"step {step}: tokens={last['tokens']:.0f}, rows/tokens={last['rows/tokens']:.0f}"
-    return Finding(
-        0.9,
-        "SFT trains on every token of every demonstration, those of its prompt too.",
-        (Evidence(METRICS, line, shown, "tokens"),),
-        f"{OF_THE_MASK}, pipeline/train/texts.py), or at the change made to it",
     )

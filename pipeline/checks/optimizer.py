@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from statistics import fmean
 
 from verizero.pipeline.algorithms.base import chosen, load_algorithm
 from verizero.pipeline.checks.cause import also, cause
-from verizero.pipeline.checks.finding import Evidence, Finding
-from verizero.pipeline.checks.run_facts import METRICS, NUM_COMPARED, RunFacts
+from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts
 from verizero.pipeline.config.rates import learning_rate
 
 MIN_CLIPPED, MIN_CLIPPED_OF_SEQUENCES = 0.08, 0.5
@@ -341,71 +340,4 @@ def ratios_explode(run: RunFacts) -> Finding | None:
         "holds it.",
         run.evidence("ratio/p99"),
         f"--set {run.section}.algorithm.num_epochs=1 --set {run.section}.algorithm.num_minibatches=1",
-    )
-
-
-@cause(
-    "update the reference rarely, or not at all",
-    explains="learning_rate_low entropy_collapse",
-    needs="reference/version",
-)
-def reference_moves_too_often(run: RunFacts) -> Finding | None:
-    """The reference follows the policy so closely that the KL term holds nothing.
-
-    A reference that is refreshed at every step is the policy itself: the KL to it is zero, and the policy drifts as if
-    there were no such term, although it was paid for.
-    """
-    versions, coef = run.series("reference/version"), run.mean_at_end("kl/coef") or 0.0
-    if len(versions) < 10 or coef == 0:
-        return None
-    share_moved = sum(a.value != b.value for a, b in pairwise(versions)) / (len(versions) - 1)
-    if share_moved < 0.6:
-        return None
-    return Finding(
-        share_moved,
-        f"The reference moved in {share_moved:.0%} of the steps, so the KL term with coefficient {coef:g} holds "
-        "nothing.",
-        run.evidence("reference/version"),
-        f"--set '{run.section}.reference={{schedule: every_round}}'",
-        level="warning",
-    )
-
-
-@cause("update the reference now and then, or lower the KL coefficient", needs="kl/k1")
-def reference_never_moves(run: RunFacts) -> Finding | None:
-    """The reference is still the policy of the start, and its KL term pulls harder the more the policy learns."""
-    distances = {p.step: p for p in run.series("kl/k1")}
-    version_changes = [(a.step, b.step) for a, b in pairwise(run.series("reference/version")) if a.value != b.value]
-    pairs = [(distances[a], distances[b]) for a, b in version_changes if a in distances and b in distances]
-    measurable = [(a, b) for a, b in pairs if a.value > 5e-3]
-    if len(measurable) < 2 or any(b.value < a.value / 2 for a, b in measurable):
-        return None
-    return Finding(
-        0.9,
-        f"The reference got a new version {len(version_changes)} times, and the policy was as far from it after as "
-        "before: its weights are not replaced.",
-        tuple(
-            Evidence(METRICS, b.line, f"step {b.step}: new version, kl/k1={b.value:.3g}", "kl/k1")
-            for _, b in measurable[:3]
-        ),
-        "look at what refreshes the reference (pipeline/loop/reference.py), or at the change that was made to it",
-    )
-
-
-@also("reference_never_moves")
-def far_from_the_first_reference(run: RunFacts) -> Finding | None:
-    """Find a reference of one version, far from the policy, under a coefficient that holds."""
-    versions, coef = run.series("reference/version"), run.mean_at_end("kl/coef") or 0.0
-    distance = run.mean_at_end("kl/k1")
-    if len(versions) < 10 or distance is None or coef < 0.1 or distance < 0.03:
-        return None
-    if versions[0].value != versions[-1].value:
-        return None
-    return Finding(
-        min(1.0, 0.5 + coef),
-        f"The reference has not moved in {len(versions)} steps; the policy is {distance:.2f} nats a token away, which "
-        f"costs {coef * distance:.3f} a token.",
-        run.evidence("reference/version") + run.evidence("kl/k1", -1),
-        f"--set '{run.section}.reference={{schedule: every_round}}'",
-        level="warning",
     )

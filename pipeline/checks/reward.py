@@ -24,26 +24,8 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
     """Rewards are neither all right nor all wrong, but equal within each group, so that advantages are zero.
 
     The members of a group are copies: the same seed for all, a temperature near 0, or responses that are put in the
-    wrong groups. Prompts differ, samples of a prompt do not. If rewards differ as they are sampled, and not in the
-    update, they were joined wrongly between the two.
+    wrong groups. Prompts differ, samples of a prompt do not.
     """
-    without_signal = run.mean_at_start("groups/without_signal")
-    shares = [run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong", "equal")]
-    equal = sum(share for share in shares if share is not None)
-    if without_signal is None or without_signal < NEARLY_ALL_GROUPS or shares[0] is None or equal > HALF_OF_GROUPS:
-        return None
-    return Finding(
-        min(1.0, without_signal - equal + 0.3),
-        f"In the update {without_signal:.0%} of the groups have equal rewards, and of the sampled groups "
-        f"{equal:.0%}: the rewards of a group are joined or averaged before the advantages are computed.",
-        run.evidence("groups/without_signal") + run.evidence("groups/all_right") + run.evidence("advantage/std"),
-        "read the code of your own that gives rewards to rows; rewards in rollouts.jsonl are those before it",
-    )
-
-
-@also("advantages_vanish")
-def equal_when_sampled(run: RunFacts) -> Finding | None:
-    """Find groups that are all right or all wrong although rewards lie in the middle."""
     right, wrong = (run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong"))
     reward = run.mean_at_start("reward/sampled")
     if right is None or wrong is None or reward is None or right + wrong < HALF_OF_GROUPS:
@@ -60,21 +42,6 @@ def equal_when_sampled(run: RunFacts) -> Finding | None:
         else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
         # Where responses hardly differ, the few groups with a signal move the policy in jumps.
         frozenset({"learning_rate_high", "entropy_collapse"} if run.is_cold else ()),
-    )
-
-
-@also("advantages_vanish")
-def equal_in_groups(run: RunFacts) -> Finding | None:
-    """Find groups without signal where no response is logged, and rewards that differ between the groups."""
-    without_signal, others = run.mean_at_start("groups/without_signal"), run.mean_at_start("reward/others_std")
-    if run.samples or without_signal is None or without_signal < NEARLY_ALL_GROUPS or not others:
-        return None
-    return Finding(
-        without_signal,
-        f"{without_signal:.0%} of the groups have equal rewards, though rewards differ by {others:.2g} between them: "
-        "the responses to a prompt hardly differ, or get one reward.",
-        run.evidence("groups/without_signal") + run.evidence("reward/others_std"),
-        "read the responses of one prompt",
     )
 
 

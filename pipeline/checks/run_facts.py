@@ -213,19 +213,6 @@ class RunFacts:
             after.measure(d)["value"] < (self.share_right(d, at_end=True) or 0.0) - gap for d, (_, after) in pairs
         )
 
-    def trained_and_sampled_lengths(self) -> tuple[float, float, tuple[Evidence, ...]] | None:
-        """Return mean tokens of a response in the last updates: trained on, sampled, and the evidence for both.
-
-        None if the run has no metric for the sampled tokens of exactly the responses of an update.
-        """
-        trained, name = self.mean_at_end("response/length_mean"), "responses/tokens"
-        sampled = self.share(name, "responses/trained", at_end=True)
-        if sampled is None and self.mean_at_end("groups/trained") == self.mean_at_end("groups/sampled"):
-            sampled, name = self.mean_at_end("length/mean"), "length/mean"
-        if trained is None or sampled is None:
-            return None
-        return trained, sampled, self.evidence("response/length_mean", -1) + self.evidence(name, -1)
-
     def evidence_of_right(self, domain: str, *indices: int) -> tuple[Evidence, ...]:
         """Return evidence for `share_right` of a domain, at some indices of its series."""
         return self.evidence(f"correct/mean/{domain}", *indices) or self.evidence(f"reward/mean/{domain}", *indices)

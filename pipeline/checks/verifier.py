@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import get_args
-
 from verizero.pipeline.checks.answers import answer_numbers, example_of, group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Evidence, Finding
 from verizero.pipeline.checks.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sample
-from verizero.sandbox.results import Status
 
 MIN_TOO_FEW, MIN_TOO_MANY = 0.15, 0.25
 """Distance of the share of right training responses from held-out pass@1, below it and above it."""
@@ -23,14 +19,6 @@ MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
 FAILED_STATUSES = ("timeout", "verifier_error", "sandbox_error")
 MIN_FAILED, MIN_MIXED = 0.03, 0.01
 """Share of the responses on which the grader fails, and of the repeated ones that are graded both ways."""
-ERROR_WORDS = re.compile(
-    r"\b(timed out|connection|unavailable|traceback|errno|broken pipe|out of memory|no space left|http 5\d\d"
-    r"|\w+(error|exception))\b",
-    re.IGNORECASE,
-)
-"""Words of a machine or a verifier that fails, or the name of an exception."""
-PROGRAM_REASON = re.compile(rf"({'|'.join(get_args(Status))}|error)\b")
-"""Beginnings of the reasons that verifiers give for a program of the policy."""
 RAISE = "let the verifier raise instead of returning 0: the run then retries, and takes the response out of its group"
 
 
@@ -177,10 +165,8 @@ def infrastructure_zeros(run: RunFacts) -> Finding | None:
     """Graders, sandboxes or services fail, and the failure looks like a wrong answer.
 
     A verdict of the status timeout counts as the recipe says, which is a reward of 0 by default. A verifier that
-    catches its own errors and returns 0 hides them: then a share of the responses has an empty reason or the words of
-    an error. The policy is punished for what the machine did.
-
-    Programs and queries that the policy wrote fail too, and that is graded: their reasons do not count.
+    catches its own errors and returns 0 hides them: then equal responses to one prompt are right and wrong. The policy
+    is punished for what the machine did.
     """
     shares = {name: run.mean_at_end(f"verdict/{name}") or 0.0 for name in FAILED_STATUSES}
     worst, total = max(shares, key=lambda name: shares[name]), sum(shares.values())
@@ -214,20 +200,5 @@ def graded_both_ways(run: RunFacts) -> Finding | None:
         f"Of {len(repeated)} responses that were sampled more than once, {len(mixed)} were graded right and wrong: the "
         "grader fails at times, and its failures count as wrong.",
         tuple(Evidence(ROLLOUTS, s.line, f"score {s.row.score:g}: {s.row.response!r:.60}") for s in mixed[0][:3]),
-        RAISE,
-    )
-
-
-@also("infrastructure_zeros")
-def reasons_of_errors(run: RunFacts) -> Finding | None:
-    """Find reasons of zeros that are words of an error."""
-    reasons = [(s.line, s.row.reason) for s in run.samples if s.row.score == 0]
-    errors = [(line, text) for line, text in reasons if ERROR_WORDS.search(text) and not PROGRAM_REASON.match(text)]
-    if len(errors) < max(5, MIN_FAILED * len(run.samples)):
-        return None
-    return Finding(
-        0.8,
-        f"{len(errors)} of {len(run.samples)} responses have a score of 0 for an error: '{errors[0][1]}'.",
-        tuple(Evidence(ROLLOUTS, line, f"score 0: {text:.80}") for line, text in errors[:3]),
         RAISE,
     )

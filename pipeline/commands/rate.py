@@ -15,8 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verizero.pipeline.checks.before.parts import LocalParts, is_local, with_fewer_rows
-from verizero.pipeline.checks.before.references import grader_of
 from verizero.pipeline.checks.finding import Checked, Finding
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from verizero.pipeline.config.load import parse
@@ -30,6 +28,7 @@ from verizero.pipeline.shown import show
 from verizero.pipeline.types import Group, Prompt
 
 if TYPE_CHECKING:
+    from verizero.pipeline.checks.before.parts import LocalParts
     from verizero.pipeline.run.session import Session, StageSetup
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -169,6 +168,7 @@ def setup_within(session: Session, prompts: Sequence[Prompt], samples: int, seco
 
 def look(recipe: LocalParts) -> Checked:
     """Rate a few training prompts, where the model is at hand, and find that all are too hard or too easy."""
+    from verizero.pipeline.checks.before.parts import with_fewer_rows
     from verizero.pipeline.loop.sampled_groups import sample_groups
 
     reason = _why_not(recipe)
@@ -215,6 +215,8 @@ def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple
 
 def _why_not(recipe: LocalParts) -> str | None:
     """Return the reason for which a check does not sample; None if it does."""
+    from verizero.pipeline.checks.before.parts import is_local
+    from verizero.pipeline.checks.before.references import grader_of
     from verizero.pipeline.run.build import first_model_path
 
     if recipe.is_made_here:

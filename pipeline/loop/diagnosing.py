@@ -15,11 +15,9 @@ from verizero.pipeline.shown import one_line
 EVENT = "verizero.diagnosis.finding"
 MAX_BYTES = 4 * 2**20
 """Bytes of rollouts.jsonl that are read after a round, from its beginning and its end."""
-ONLY_AFTER_THE_RUN = frozenset({"seed_noise"})
-"""Causes that are reported for a finished run only: a run that continues may still make progress."""
 
 
-def report_causes(recorder: Recorder, folder: Path, item: Item, is_over: bool) -> list[str]:
+def report_causes(recorder: Recorder, folder: Path, item: Item) -> list[str]:
     """Report each cause above the level of a note that the files of the run show; return one line a cause.
 
     A cause is reported the first time only. It reads the files and writes none. An error becomes a warning, and the
@@ -29,7 +27,7 @@ def report_causes(recorder: Recorder, folder: Path, item: Item, is_over: bool) -
         findings = diagnose(
             read(folder, MAX_BYTES), lambda name, exc: warn(recorder, f"{item.label}: {rule_failed(name, exc)}")
         )
-        shown = [f for f in findings if f.level != "note" and (is_over or f.cause not in ONLY_AFTER_THE_RUN)]
+        shown = [f for f in findings if f.level != "note"]
         for finding in shown:
             report_cause(recorder, item, finding)
         return [line_of(f) for f in shown]

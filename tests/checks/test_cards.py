@@ -22,7 +22,6 @@ def run_of(name: str, folder: Path) -> Path:
     ("name", "title", "x_label"),
     [
         ("rate_times_ten", "kl/k1", "RL step"),
-        ("mask_with_the_prompt", "response/length_mean", "RL step"),
         ("six_held_out_tasks", "Held-out pass@1", "evaluation"),
         ("answers_of_the_next_row", "reward/mean/sums", "RL step"),
     ],

@@ -23,7 +23,6 @@ from tests.source import ROOT
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.diagnosis import diagnose
 from verizero.pipeline.checks.finding import Finding
-from verizero.pipeline.checks.length import length_pay
 from verizero.pipeline.checks.run_facts import RunFacts, read
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import parse
@@ -138,15 +137,7 @@ NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "ratios_explode": ({"ratio/p99": 3.0}, {"ratio/p99": 1.3}),
     "clip_stops_learning": ({"clip_fraction/high": 0.2}, {"clip_fraction/high": 0.02}),
     "kl_too_strong": ({"kl/coef": 2.0}, {"kl/coef": 0.05}),
-    "mask_trains_prompt": (
-        {"response/length_mean": 20.0, "length/mean": 15.0},
-        {"response/length_mean": 15.0, "length/mean": 15.0},
-    ),
     "critic_not_learning": ({"critic/explained_variance": 0.005}, {"critic/explained_variance": 0.02}),
-    "mask_leaves_end": (
-        {"response/length_mean": 14.0, "length/mean": 15.0},
-        {"response/length_mean": 15.0, "length/mean": 15.0},
-    ),
 }
 """Cause -> values of all steps that show it, and values near by that do not."""
 
@@ -156,21 +147,6 @@ def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause: str) -
     past, before = NEAR[cause]
     assert place_of(cause, changed(lambda m, _: m.update(past))) is not None
     assert place_of(cause, changed(lambda m, _: m.update(before))) is None
-
-
-def test_a_mask_is_compared_with_the_responses_of_the_update_where_they_were_counted() -> None:
-    # Selected responses are longer than all: only the recorded tokens of the update can be compared with its mask.
-    selected = {"groups/trained": 9.0, "response/length_mean": 20.0, "length/mean": 15.0, "responses/trained": 72.0}
-    for name, tokens in (("right", 20.0), ("prompt", 15.0), ("end", 21.0)):
-        findings = changed(lambda m, _, n=tokens: m.update({**selected, "responses/tokens": 72.0 * n}))
-        causes_of = {f.cause for f in findings} & {"mask_trains_prompt", "mask_leaves_end"}
-        assert causes_of == {"right": set(), "prompt": {"mask_trains_prompt"}, "end": {"mask_leaves_end"}}[name]
-
-
-def test_demonstrations_that_train_whole_are_found() -> None:
-    for name, extra in (("right", 100.0), ("wrong", 48.0)):
-        findings = changed(lambda m, _, n=extra: m.update({"rows": 48.0, "rows/tokens": m["tokens"] + n}), "sft")
-        assert [f.cause for f in findings] == ([] if name == "right" else ["mask_trains_prompt"])
 
 
 def test_prompts_that_end_otherwise_than_the_demonstrations_are_found() -> None:
@@ -205,23 +181,6 @@ def test_the_template_that_a_model_was_trained_with_is_compared() -> None:
         findings = diagnose(replace(untaught, info={**untaught.info, "model_template": own}))
         assert [f.cause for f in findings] == wanted
     assert findings[0].remedy == "--set 'data.template={name: \"r1_zero\"}'"
-
-
-def test_programs_that_fail_are_graded_and_graders_that_fail_are_not() -> None:
-    for reason, is_failure in (
-        ("runtime_error: test 1: SyntaxError: unmatched '}'", False),
-        ("timeout: test 2", False),
-        ("error: no such table: fish", False),
-        ("503: the service is unavailable", True),
-        ("ConnectionError: refused", True),
-        ("KeyError: 'answer'", True),
-        ("not a number", False),
-    ):
-        samples = tuple(
-            replace(s, row=replace(s.row, reason=reason)) if s.row.score == 0 else s for s in healthy().samples
-        )
-        findings = diagnose(replace(healthy(), samples=samples))
-        assert (place_of("infrastructure_zeros", findings) is not None) == is_failure, reason
 
 
 def test_clips_of_whole_responses_are_many() -> None:
@@ -352,31 +311,6 @@ def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid()
     paid = [replace(s.row, reward=s.row.score + 0.1 * s.row.length) for s in run.samples]
     run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, paid, strict=True)))
     assert place_of("length_drift", diagnose(run)) == 0
-
-
-@pytest.mark.parametrize(
-    ("reward", "pay", "is_found"),
-    [
-        (lambda row: row.score + row.length / 3, ("token", 0.333333, 1.0), True),
-        (lambda row: row.score + 0.2 * len(row.response.split()), ("word", 0.2, 1.0), True),
-        (lambda row: 0.5 * row.length, ("token", 0.5, 0.0), True),
-        (lambda row: row.score + 0.001 * row.length, ("token", 0.001, 1.0), False),
-        (lambda row: row.score - 0.1 * row.length, ("token", -0.1, 1.0), False),
-        (lambda row: row.score, None, False),
-        (lambda row: row.score + 0.01 * (row.length * 7919 % 101), None, False),
-    ],
-    ids=["tokens", "words", "nothing else", "little", "penalty", "verdicts", "other numbers"],
-)
-def test_pay_for_length_is_found_by_its_fixed_number_where_it_is_the_most(
-    reward: Callable[[Any], float], pay: tuple[str, float, float] | None, is_found: bool
-) -> None:
-    run = healthy()
-    rows = [replace(s.row, length=s.row.length + i % 7, response="so " * (i % 29)) for i, s in enumerate(run.samples)]
-    rows = [replace(row, reward=reward(row)) for row in rows]
-    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
-    found = length_pay(run)
-    assert (None if found is None else (found.unit, round(found.rate, 6), round(found.rest, 6))) == pay
-    assert (place_of("length_drift", diagnose(run)) is not None) == is_found
 
 
 def test_equal_last_turns_of_episodes_may_have_other_outcomes() -> None:

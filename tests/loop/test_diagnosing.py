@@ -81,7 +81,7 @@ def test_a_look_writes_nothing_and_names_what_is_new(tmp_path: Path) -> None:
     folder = recorded("rate_times_ten", tmp_path)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     recorder, shown, events = recorder_of(tmp_path)
-    both = [report_causes(recorder, folder, item, is_over=False) for item in (ROUND_1, ROUND_2)]
+    both = [report_causes(recorder, folder, item) for item in (ROUND_1, ROUND_2)]
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     assert both[0] == both[1] != []
     assert len(shown.lines) == len(events) == len(both[0])
@@ -92,16 +92,8 @@ def test_a_look_writes_nothing_and_names_what_is_new(tmp_path: Path) -> None:
 
 def test_a_healthy_run_says_nothing(tmp_path: Path) -> None:
     recorder, shown, events = recorder_of(tmp_path)
-    assert report_causes(recorder, recorded("healthy", tmp_path), ROUND_2, is_over=True) == []
+    assert report_causes(recorder, recorded("healthy", tmp_path), ROUND_2) == []
     assert (shown.lines, events) == ([], [])
-
-
-def test_progress_is_judged_when_the_run_is_over(tmp_path: Path) -> None:
-    folder = recorded("gain_of_three_steps", tmp_path)
-    recorder, _, _ = recorder_of(tmp_path)
-    assert report_causes(recorder, folder, ROUND_1, is_over=False) == []
-    (line,) = report_causes(recorder, folder, ROUND_1, is_over=True)
-    assert line.startswith("warning: seed_noise: ")
 
 
 def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -112,10 +104,10 @@ def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None
         raise ConnectionError("the server is gone")
 
     recorder.listener = away
-    report_causes(recorder, folder, ROUND_1, is_over=False)
+    report_causes(recorder, folder, ROUND_1)
     (folder / "metrics.jsonl").unlink()
     for item in (ROUND_1, ROUND_2):
-        assert report_causes(recorder, folder, item, is_over=False) == []
+        assert report_causes(recorder, folder, item) == []
     warnings = [line.partition("warning: ")[2] for line in shown.lines if "warning: the run" in line]
     assert [w.partition(": ")[2].partition(":")[0] for w in warnings] == ["ConnectionError", "RunError"]
 
