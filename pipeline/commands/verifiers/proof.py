@@ -36,6 +36,11 @@ PATIENCE = 10
 """Times the seconds of a row after which it is ended, where that is possible."""
 MOST_CHARACTERS = 500
 """Characters of a probe that are kept."""
+LABELS = (
+    ("right answers are accepted", True, "false negative"),
+    ("near misses are refused", False, "false positive"),
+)
+"""A property of labelled answers, their label, and the name of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Property:
         """Return the finding for a terminal: one line, and one for each of the first failures."""
         shown = "".join(f"\n    {f}" for f in self.failures[:5])
         more = f"\n    and {len(self.failures) - 5} more" if len(self.failures) > 5 else ""
-        return f"{'ok  ' if self.passed else 'FAIL'} {self.name} ({self.checked} checked){shown}{more}"
+        num = f"{self.checked} checked" if self.passed else f"{len(self.failures)} of {self.checked} fail"
+        return f"{'ok  ' if self.passed else 'FAIL'} {self.name} ({num}){shown}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +78,16 @@ class Case:
         text = f"line {self.row.line}: {what}{self.attempt.response!r:.80}: {brief(self.verdict)}"
         return f"{text}, before: {self.other}" if self.other else text
 
+    @property
+    def graded_by(self) -> str:
+        """The verifier of the row, and its domain if it names one, as the beginning of a line."""
+        return f"{self.row.verifier.name}{'' if self.row.domain == 'default' else f'/{self.row.domain}'}: "
+
     def as_row(self) -> dict[str, Any]:
         """Return the case as it is saved."""
         response = self.attempt.response[:MOST_CHARACTERS]
         return {"id": self.row.id, "what": self.what, "response": response, "verdict": brief(self.verdict),
                 "other": self.other}  # fmt: skip
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of labelled rows of one kind: right and wrong answers, and how many of each got the wrong verdict."""
-
-    right: int = 0
-    wrong: int = 0
-    false_negatives: int = 0
-    false_positives: int = 0
-    failures: int = 0
-    """Rows in which the grader failed; no other number counts them."""
-
-    @property
-    def accuracy(self) -> float:
-        """The share of rows whose verdict agrees with the label; NaN without rows."""
-        n = self.right + self.wrong
-        return 1 - (self.false_negatives + self.false_positives) / n if n else float("nan")
-
-    def line(self, name: str) -> str:
-        """Return the counts for a terminal."""
-        accuracy = f"{self.accuracy:.1%}" if self.right + self.wrong else "-"
-        wrong = f"{self.false_negatives:7} {self.false_positives:7} {self.failures:7}"
-        return f"{name:<24}{self.right:6} {self.wrong:6} {wrong}  {accuracy:>8}"
 
 
 @dataclass(slots=True)
@@ -110,14 +97,8 @@ class Report:
     verifier: str
     """Empty: the rows' own."""
     findings: list[Property] = field(default_factory=list)
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    """Verifier, or verifier and domain -> its counts; "all" has all rows."""
     cases: dict[str, list[Case]] = field(default_factory=dict)
     """Kind -> cases: errors, changed by a rewriting, rewarded probes, disagreements with the second opinion."""
-    rewritings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Way of writing -> right answers that were tried, and those that got another verdict."""
-    probes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Probe -> how often it was tried, and rewarded."""
     compared: int = 0
     """Verdicts that were compared with a second opinion."""
     read: tuple[str, ...] = ()
@@ -135,9 +116,6 @@ class Report:
     def __str__(self) -> str:
         """Return the report for a terminal."""
         lines = [f"verifier {self.verifier}"] if self.verifier else []
-        if not self.verifier:
-            lines.append("labelled rows            right  wrong  false-  false+  failed  accuracy")
-            lines += [tally.line(name) for name, tally in self.tallies.items()]
         lines += [f.line() for f in self.findings]
         if self.compared:
             lines.append(f"second opinion: {len(self.cases['disagreements'])} of {self.compared} verdicts disagree")
@@ -272,13 +250,18 @@ def _proven(report: Report, cases: Sequence[Case], ask: Ask, rows: Sequence[Row]
 
     `rows`: those that are probed; None: those of the cases, unless the grader fails on all of them.
     """
-    for name, label in (("right answers are accepted", True), ("near misses are refused", False)):
-        some = [c for c in cases if c.label is label]
-        wrong = [c for c in some if c.verdict.is_correct is not label]
-        report.findings.append(Property(name, not wrong, len(some), tuple(map(str, wrong))))
-    failed = tuple(str(c) for c in cases if c.verdict.is_infrastructure)
-    report.findings.append(Property("the grader never fails", not failed, len(cases), failed))
-    report.tallies, report.cases["errors"] = _tally(cases)
+    failed = [c for c in cases if c.verdict.is_infrastructure]
+    errors = [replace(c, what="failure") for c in failed]
+    of: dict[str, list[Case]] = {}
+    for c in cases:
+        of.setdefault("" if report.verifier else c.graded_by, []).append(c)
+    for by, some in of.items():
+        for name, label, what in LABELS:
+            labelled = [c for c in some if c.label is label and not c.verdict.is_infrastructure]
+            wrong = [replace(c, what=what) for c in labelled if c.verdict.is_correct is not label]
+            report.findings.append(Property(f"{by}{name}", not wrong, len(labelled), tuple(map(str, wrong))))
+            errors += wrong
+    report.findings.append(Property("the grader never fails", not failed, len(cases), tuple(map(str, failed))))
     if rows is None:
         rows = [c.row for c in cases] if len(failed) < len(cases) else []
     # Only fully right answers are rewritten: a wrong one may change its reason, and a response that was cut its end.
@@ -288,53 +271,29 @@ def _proven(report: Report, cases: Sequence[Case], ask: Ask, rows: Sequence[Row]
         if c.verdict.is_correct
         for name, text in rewritten(c.attempt.response).items()
     ]
-    title = "rewritings keep the verdict"
-    changed = _try(report, title, report.rewritings, again, lambda v: not v.is_correct, ask)
+    changed = _try(report, "rewritings keep the verdict", again, lambda v: not v.is_correct, ask)
     distinct = {json.dumps([r.key, r.reference, r.prompt], default=repr, sort_keys=True): r for r in rows}
     probed = [(row, name, text, "") for row in distinct.values() for name, text in probes(row).items()]
     title = "answers without content earn nothing"
-    rewarded = _try(report, title, report.probes, probed, lambda v: v.status == "graded" and v.score > 0, ask)
-    report.cases |= {"changed": changed, "rewarded": rewarded}
+    rewarded = _try(report, title, probed, lambda v: v.status == "graded" and v.score > 0, ask)
+    report.cases |= {"errors": errors, "changed": changed, "rewarded": rewarded}
     return report
-
-
-def _tally(cases: Sequence[Case]) -> tuple[dict[str, Tally], list[Case]]:
-    tallies: dict[str, Tally] = {}
-    errors = []
-    for c in cases:
-        if c.label is None:
-            continue
-        failed = c.verdict.is_infrastructure
-        missed = not failed and c.verdict.is_correct is not c.label
-        counted = ["failures" if failed else "right" if c.label else "wrong"]
-        counted += ["false_negatives" if c.label else "false_positives"] if missed else []
-        name = c.row.verifier.name
-        for tally in (tallies.setdefault(n, Tally()) for n in dict.fromkeys(["all", name, f"{name}/{c.row.domain}"])):
-            for what in counted:
-                setattr(tally, what, getattr(tally, what) + 1)
-        if missed or failed:
-            what = counted[-1].removesuffix("s").replace("_", " ")
-            errors.append(Case(c.row, what, c.attempt, c.label, c.verdict))
-    return tallies, errors
 
 
 def _try(
     report: Report,
     title: str,
-    counts: dict[str, tuple[int, int]],
     todo: Sequence[tuple[Row, str, str, str]],
     is_wrong: Callable[[Verdict], bool],
     ask: Ask,
 ) -> list[Case]:
-    """Grade responses (row, way of writing, text, earlier verdict) together; count them, and return the wrong ones."""
+    """Grade responses (row, way of writing, text, earlier verdict) together, and return the wrong ones."""
     verdicts = ask([(row.key, row.attempt(text)) for row, _, text, _ in todo])
-    cases = []
-    for (row, name, text, before), verdict in zip(todo, verdicts, strict=True):
-        kind = "a number of the prompt" if name.startswith("number ") else name
-        tried, wrong = counts.get(kind, (0, 0))
-        counts[kind] = tried + 1, wrong + is_wrong(verdict)
-        if is_wrong(verdict):
-            cases.append(Case(row, name, row.attempt(text), None, verdict, before))
+    cases = [
+        Case(row, name, row.attempt(text), None, verdict, before)
+        for (row, name, text, before), verdict in zip(todo, verdicts, strict=True)
+        if is_wrong(verdict)
+    ]
     report.findings.append(Property(title, not cases, len(todo), tuple(map(str, cases))))
     return cases
 

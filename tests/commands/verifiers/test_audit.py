@@ -57,29 +57,29 @@ def rows(tmp_path: Path, given: list[dict[str, Any]] = ROWS, body: str = "", ver
 def test_a_sound_verifier_passes_all_of_it(tmp_path: Path) -> None:
     report = audit(rows(tmp_path))
     assert report.passed, str(report)
-    tally = report.tallies["all"]
-    assert (tally.right, tally.wrong, tally.false_negatives, tally.false_positives, tally.failures) == (2, 2, 0, 0, 0)
-    assert tally.accuracy == 1.0
-    assert set(report.tallies) == {"all", "numeric", "numeric/default"}
-    assert len(report.rewritings) >= 8
-    assert len(report.probes) >= 15
+    counts = {f.name: f.checked for f in report.findings}
+    assert counts["numeric: right answers are accepted"] == counts["numeric: near misses are refused"] == 2
+    assert counts["rewritings keep the verdict"] == 2 * len(rewritten(ROWS[0]["response"]))
+    assert counts["answers without content earn nothing"] >= 2 * 15
 
 
 def test_errors_are_counted_each_way(tmp_path: Path) -> None:
     flipped = [{**r, "label": not r["label"]} for r in ROWS[:1] + ROWS[2:]]
     report = audit(rows(tmp_path, [*ROWS[1:2], *flipped]))
-    tally = report.tallies["all"]
-    assert (tally.right, tally.wrong, tally.false_negatives, tally.false_positives) == (3, 1, 2, 1)
-    assert {c.row.id for c in report.cases["errors"]} == {"r10", "w10", "w20"}
+    counts = {f.name: (f.checked, len(f.failures)) for f in report.findings}
+    assert counts["numeric: right answers are accepted"] == (3, 2)
+    assert counts["numeric: near misses are refused"] == (1, 1)
+    assert "FAIL numeric: right answers are accepted (2 of 3 fail)" in str(report)
+    errors = {c.row.id: c.what for c in report.cases["errors"]}
+    assert errors == {"r10": "false positive", "w10": "false negative", "w20": "false negative"}
     assert not report.passed
 
 
 def test_a_failing_grader_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body="raise KeyError('x')"))
-    tally = report.tallies["all"]
-    assert (tally.failures, tally.right, tally.wrong) == (4, 0, 0)
-    assert tally.accuracy != tally.accuracy
-    assert len(report.cases["errors"]) == 4
+    failed = {f.name: len(f.failures) for f in report.findings if not f.passed}
+    assert failed == {"the grader never fails": 4}
+    assert [c.what for c in report.cases["errors"]] == ["failure"] * 4
 
 
 RIGHT = "final_answer(attempt).text == attempt.reference"
@@ -97,9 +97,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_verdict_that_depends_on_form_is_found(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=PLANTED[name]))
-    tried, changed = report.rewritings[name]
-    assert tried == changed == 2, str(report)
-    assert {c.what for c in report.cases["changed"]} >= {name}
+    assert [c.what for c in report.cases["changed"]].count(name) == 2, str(report)
     assert not report.passed
 
 
@@ -109,7 +107,7 @@ HOLES = {
     "many boxes": f"return {BOX} in attempt.response",
     "any of many": "return attempt.reference in (final_answer(attempt).text or '')",
     "not equal": "return attempt.reference in (final_answer(attempt).text or '')",
-    "a number of the prompt": "return (final_answer(attempt).text or 'x').isdigit()",
+    "number 1 of the prompt": "return (final_answer(attempt).text or 'x').isdigit()",
     "thinking alone": "return attempt.reference in attempt.response",
     "praise": f"return 'correct' in attempt.response or {RIGHT}",
     "code that exits 0": f"return 'sys.exit(0)' in attempt.response or {RIGHT}",
@@ -120,8 +118,7 @@ HOLES = {
 @pytest.mark.parametrize("name", HOLES)
 def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=HOLES[name]))
-    tried, rewarded = report.probes[name]
-    assert 0 < rewarded <= tried, str(report)
+    assert any(c.what.startswith(name) for c in report.cases["rewarded"]), str(report)
     assert "FAIL answers without content earn nothing" in str(report)
     assert not report.passed
 
@@ -187,7 +184,9 @@ def test_there_are_ten_rewritings_and_each_changes_the_text() -> None:
 def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) -> None:
     given = [{"id": 1, "prompt": "Which is larger, 3 or 7?", "reference": "7", "response": "7"}]
     report = audit(rows(tmp_path, given))
-    assert report.probes["a number of the prompt"] == (1, 0)
+    assert "number 1 of the prompt" in probes(rows(tmp_path, given)[0])
+    assert "number 2 of the prompt" not in probes(rows(tmp_path, given)[0])
+    assert report.passed
 
 
 def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
@@ -201,7 +200,8 @@ def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
     assert len(finite) > 80
     report = audit(rows(tmp_path, finite))
     assert report.passed, str(report)
-    assert {"choice", "countdown", "exact", "json_schema", "numeric"} <= set(report.tallies)
+    checked = {f.name.partition(":")[0] for f in report.findings}
+    assert {"choice", "countdown", "exact", "json_schema", "numeric"} <= checked
 
 
 def test_the_status_of_the_command_tells_whether_it_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +209,7 @@ def test_the_status_of_the_command_tells_whether_it_passed(tmp_path: Path, capsy
     good = [{"reference": "2", "response": rf"\boxed{{{n}}}", "label": n == 2} for n in (2, 3)]
     file.write_text("".join(json.dumps(row) + "\n" for row in good))
     assert main(["audit", str(file), "--verifier", "numeric"]) == 0
-    assert "100.0%" in capsys.readouterr().out
+    assert "ok   numeric: right answers are accepted (1 checked)" in capsys.readouterr().out
     file.write_text(json.dumps({**good[0], "label": False}) + "\n")
     assert main(["audit", str(file), "--verifier", "numeric", "--save", str(saved)]) == 1
     assert json.loads(saved.read_text().splitlines()[0])["kind"] == "errors"
