@@ -34,6 +34,10 @@ class Cause:
             return None
         return replace(finding, cause=self.name, explains=self.explains | finding.explains)
 
+    def with_rule(self, rule: Rule) -> Cause:
+        """Return the cause with one more rule, which is asked where those before it find nothing."""
+        return replace(self, rules=(*self.rules, rule))
+
 
 CAUSES: dict[str, Cause] = {}
 """All causes by name."""
@@ -57,7 +61,7 @@ def also(name: str) -> Callable[[Rule], Rule]:
     """Make a rule one more of a cause: it is asked where those before it find nothing."""
 
     def add(rule: Rule) -> Rule:
-        CAUSES[name] = replace(CAUSES[name], rules=(*CAUSES[name].rules, rule))
+        CAUSES[name] = CAUSES[name].with_rule(rule)
         return rule
 
     return add

@@ -30,26 +30,6 @@ MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 1 / 3, 0.25
 """Share of the clear majorities whose group has no right response, and share of right ones in groups that have any."""
 
 
-@cause("give each domain a share of the batch")
-def domain_imbalance(run: RunFacts) -> Finding | None:
-    """One domain has nearly all places in the batches, and the others hardly learn."""
-    domains = list(run.before_and_after())
-    if len(domains) < 2 or len(run.samples) < 100:
-        return None
-    counts = Counter(s.row.domain for s in run.samples)
-    rare = min(domains, key=lambda d: counts[d])
-    share = counts[rare] / len(run.samples)
-    if share >= 0.05 / (len(domains) / 2):
-        return None
-    return Finding(
-        1 - share,
-        f"{share:.0%} of the training responses are of the domain {rare}, of {len(domains)} that are evaluated.",
-        tuple(Evidence(ROLLOUTS, s.line, f"domain {s.row.domain}") for s in run.samples[-2:]),
-        " ".join(f"--set data.sampling.weights.{domain}=1" for domain in sorted(domains)),
-        level="warning",
-    )
-
-
 @cause("take the held-out prompts out of the training data", needs="responses")
 def evaluation_leak(run: RunFacts) -> Finding | None:
     """Prompts of the held-out evaluation are in the training data, so that pass@1 measures memory."""

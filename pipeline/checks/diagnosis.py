@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Each of these modules adds its causes to CAUSES.
-from verizero.pipeline.checks import data, length, optimizer, reward, sampling, verifier  # noqa: F401
+from verizero.pipeline.checks import data, length, limits, optimizer, reward, sampling, verifier  # noqa: F401
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import Finding, ranked
 from verizero.pipeline.checks.logs import options, trackers, trl, verl

@@ -147,22 +147,3 @@ def _less_for_length(run: RunFacts) -> str:
         weight = min(MAX_WEIGHT, float(components[0].get("weight", 1.0)) / 10)
         return f"--set scoring.components.0.weight={weight:g}"
     return "read long responses in rollouts.jsonl, and lower the weight of what pays for length"
-
-
-@cause("lower the penalty for long responses", explains="length_drift")
-def overlong_penalty(run: RunFacts) -> Finding | None:
-    """The penalty for long responses takes more than right answers bring: the policy learns to be short and wrong."""
-    factor = run.setting(run.section, "algorithm", "overlong_factor")
-    buffer = run.setting(run.section, "algorithm", "overlong_buffer")
-    trained, sampled = run.mean_at_start("reward/mean"), run.mean_at_start("reward/sampled")
-    if (factor is None and buffer is None) or trained is None or sampled is None:
-        return None
-    taken = sampled - trained
-    if taken < max(sampled, 0.1) / 4:
-        return None
-    return Finding(
-        min(1.0, 0.6 + taken),
-        f"Verdicts give {sampled:.2f} on average and the penalty for length takes {taken:.2f} of it.",
-        run.evidence("reward/mean") + run.evidence("reward/sampled"),
-        f"--set {run.section}.algorithm.overlong_buffer=0.2 --set {run.section}.algorithm.overlong_factor=1",
-    )

@@ -132,36 +132,6 @@ def entropy_collapse(run: RunFacts) -> Finding | None:
     )
 
 
-@cause(
-    "raise the limit of the gradient's norm to 1",
-    explains="learning_rate_low",
-    needs="grad_norm",
-)
-def gradients_always_clipped(run: RunFacts) -> Finding | None:
-    """Every gradient is cut to the same small norm, so that the step size no longer depends on what was learned.
-
-    `max_grad_norm` is meant for outliers. Adam divides by the gradient's size, so that a norm a few times too low
-    changes little. One that is far below the usual norm leaves gradients near Adam's epsilon, or makes all steps weigh
-    the same.
-    """
-    max_norm = run.setting(run.section, "optimizer", "max_grad_norm")
-    norms = sorted(p.value for p in run.series("grad_norm"))
-    if not max_norm or len(norms) < 5:
-        return None
-    share = sum(norm > 50 * float(max_norm) for norm in norms) / len(norms)
-    if share < 0.95:
-        return None
-    usual_norm = norms[len(norms) // 2]
-    return Finding(
-        share,
-        f"In {share:.0%} of the steps the gradient is more than 50 times longer than the {max_norm:g} that is allowed; "
-        f"its usual norm is {usual_norm:.2g}.",
-        run.evidence("grad_norm"),
-        f"--set {run.section}.optimizer.max_grad_norm={max(1.0, round(2 * usual_norm, 1)):g}",
-        level="warning" if usual_norm < 200 * float(max_norm) else "problem",
-    )
-
-
 @cause("lower the coefficient of the KL term, or leave the term out", needs="kl/coef")
 def kl_too_strong(run: RunFacts) -> Finding | None:
     """The KL term costs as much as the reward brings, so the policy stays where the reference is."""
@@ -316,28 +286,3 @@ def _faster(run: RunFacts, highest: float) -> str:
         return f"--set {optimizer}.warmup_steps={len(run.steps) // 10}"
     factor = min(MAX_FACTOR, max(MIN_FACTOR, math.sqrt(USUAL_DISTANCE / max(distance, 1e-12))))
     return f"--set {optimizer}.learning_rate={factor * rate:.0e}"
-
-
-@cause(
-    "update once on each batch, with a clip",
-    explains="learning_rate_high entropy_collapse length_cap length_drift gradients_always_clipped",
-    needs="ratio/p99",
-)
-def ratios_explode(run: RunFacts) -> Finding | None:
-    """The policy that is updated is far from the one that sampled, and nothing limits the ratios.
-
-    Many updates on the same responses, without a clip, move single tokens to many times their probability. The
-    importance ratios then say little, and a few tokens decide the update.
-    """
-    first_p99, last_p99 = run.mean_at_start("ratio/p99"), run.mean_at_end("ratio/p99")
-    clipped = (run.mean_at_end("clip_fraction/high") or 0.0) + (run.mean_at_end("clip_fraction/low") or 0.0)
-    # A clip of 0.2 holds the 99th percentile below about 1.3.
-    if first_p99 is None or last_p99 is None or (p99 := max(first_p99, last_p99)) < 1.8 or clipped > 0.01:
-        return None
-    return Finding(
-        min(1.0, p99 / 3),
-        f"One token in a hundred has more than {p99:.1f} times the probability that it was sampled with, and no clip "
-        "holds it.",
-        run.evidence("ratio/p99"),
-        f"--set {run.section}.algorithm.num_epochs=1 --set {run.section}.algorithm.num_minibatches=1",
-    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
 from verizero.pipeline.checks.answers import group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Evidence, Finding
 from verizero.pipeline.checks.run_facts import ROLLOUTS, RunFacts, by_group
 
 NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.8, 0.5, 0.1
-MIN_RATIO = 4.0
-"""Times that other components are larger than the verifier's part of the reward."""
 SMALL_MEAN = 0.1
 """The mean of a further component that a verifier of 0 and 1 still decides over."""
 MIN_PAIRS, MIN_MISRANKED = 20, 0.05
@@ -88,51 +87,10 @@ def constant_reward(run: RunFacts) -> Finding | None:
     )
 
 
-@cause(
-    "bring all reward functions to one scale, or give each a weight",
-    explains="length_drift",
-    needs="reward/verdict_std",
-)
-def reward_scales(run: RunFacts) -> Finding | None:
-    """One component of the reward is so much larger than the others that the policy learns it alone."""
-    verdict, others = run.mean_at_start("reward/verdict_std"), run.mean_at_start("reward/others_std")
-    if not verdict or others is None or others < MIN_RATIO * verdict:
-        return None
-    return Finding(
-        min(1.0, 0.6 + others / (100 * verdict)),
-        f"A component of the reward has a standard deviation of {others:.2g}, and the one that says what is right of "
-        f"{verdict:.2g}: the first decides.",
-        run.evidence("reward/others_std") + run.evidence("reward/verdict_std") + run.evidence("correct/sampled"),
-        "bring all components to one scale",
-        frozenset({"wrong_references", "false_positives"}),
-    )
-
-
 @also("reward_scales")
 def misranking_components(run: RunFacts) -> Finding | None:
-    """Find further components that are far larger than the verifier's part, and rank wrong responses first."""
+    """Find further components that rank wrong responses first."""
     names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
-    reward, verdict_part = run.mean_at_end("reward/sampled"), run.mean_at_end(names[0]) if names else None
-    if len(names) < 2 or reward is None or verdict_part is None:
-        return None
-    least = MIN_RATIO * max(abs(verdict_part), 0.05)
-    if abs(reward) < least or (share := _misranked(run)) < MIN_MISRANKED:
-        return None
-    return Finding(
-        min(1.0, abs(reward) / (2 * least)),
-        f"The whole reward is {reward:.2f} and the verifier's part of it {verdict_part:.2f}: the other components "
-        f"decide. In {share:.0%} of the pairs of a right and a wrong response to one prompt, the wrong one has no "
-        "smaller reward.",
-        run.evidence("reward/sampled", -1) + tuple(e for name in names for e in run.evidence(name, -1)),
-        _weight_of_largest(run, {name: run.mean_at_end(name) or 0.0 for name in names[1:]}),
-    )
-
-
-def _misranked(run: RunFacts) -> float:
-    """Return the share of pairs of one group in which a wrong response has at least the reward of a right one.
-
-    With few pairs: 1 if the other components differ by more than a right answer is worth, else 0.
-    """
     pairs = [
         right.row.reward <= wrong.row.reward
         for group in by_group(run.samples)
@@ -140,20 +98,20 @@ def _misranked(run: RunFacts) -> float:
         for wrong in group
         if right.row.score >= 1 > wrong.row.score and right.row.reward is not None and wrong.row.reward is not None
     ]
-    if len(pairs) >= MIN_PAIRS:
-        return sum(pairs) / len(pairs)
-    others = [s.row.reward - s.row.score for s in run.samples if s.row.reward is not None]
-    return float(bool(others) and max(others) - min(others) > 1)
-
-
-def _weight_of_largest(run: RunFacts, last_means: dict[str, float]) -> str:
-    """Return a weight of the largest further component at which its mean is a tenth of what a verdict can give."""
-    name = max(last_means, key=lambda n: abs(last_means[n]))
+    if len(names) < 2 or len(pairs) < MIN_PAIRS or (share := sum(pairs) / len(pairs)) < MIN_MISRANKED:
+        return None
     # Component 0 is the row's verifier; the others are those of scoring.components, in order.
-    index = int(name.rsplit("/", 1)[1]) - 1
-    components = run.setting("scoring", "components", default=[])
+    largest = max(names[1:], key=lambda name: abs(run.mean_at_end(name) or 0.0))
+    index, components = int(largest.rsplit("/", 1)[1]) - 1, run.setting("scoring", "components", default=[])
     weight = float(components[index].get("weight", 1.0)) if index < len(components) else 1.0
-    return f"--set scoring.components.{index}.weight={SMALL_MEAN * weight / max(abs(last_means[name]), SMALL_MEAN):.2g}"
+    weight *= SMALL_MEAN / max(abs(run.mean_at_end(largest) or 0.0), SMALL_MEAN)
+    return Finding(
+        0.9,
+        f"In {share:.0%} of the pairs of a right and a wrong response to one prompt, the wrong one has no smaller "
+        "reward: further components decide.",
+        run.evidence("reward/sampled", -1) + tuple(e for name in names for e in run.evidence(name, -1)),
+        f"--set scoring.components.{index}.weight={weight:.2g}",
+    )
 
 
 @cause(
@@ -208,27 +166,4 @@ def too_easy(run: RunFacts) -> Finding | None:
         run.evidence("groups/all_right"),
         "--set rl.select.keep=informative skips such groups; harder prompts are better",
         level="problem" if at_start >= most else "warning",
-    )
-
-
-@cause(
-    "use easier prompts first, demonstrations before RL, or more responses to a prompt",
-    explains="learning_rate_low",
-    needs="groups/sampled",
-)
-def too_hard(run: RunFacts) -> Finding | None:
-    """Nearly every group is all wrong, so that no response is better than another and nothing can be learned.
-
-    Group-relative advantages are zero where all rewards of a group are equal. A policy learns from RL what it already
-    does sometimes; what it never does has to come from demonstrations or from easier prompts.
-    """
-    share = run.share("groups/all_wrong", "groups/sampled")
-    if share is None or share < 0.85:
-        return None
-    return Finding(
-        share,
-        f"In {share:.0%} of the first groups every response is wrong, so the policy has nothing to learn from.",
-        run.evidence("groups/all_wrong"),
-        "train on easier prompts first, longer by SFT (sft.steps), or with larger groups (group_size)",
-        level="note" if run.has_learned else "problem",
     )

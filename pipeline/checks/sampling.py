@@ -8,75 +8,20 @@ from collections.abc import Mapping, Sequence
 
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.limits import MIN_DIFFERENCE, MISMATCH
 from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts
 
-MISMATCH = "mismatch/k3 mismatch/abs"
 MIN_K1, MIN_LOST = 0.01, 0.03
 MIN_GAP_AT_START, MIN_GAP = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small
 healthy batch stay within 0.06, thirty within 0.1."""
-MIN_DIFFERENCE, MAX_MEAN_RATIO, MAX_NOISE = 0.03, 0.87, 0.6
-"""Mean of |log p - log q| of a token, mean of the ratios, and noise of a response, where no k3 is logged."""
+MAX_MEAN_RATIO, MAX_NOISE = 0.87, 0.6
+"""Mean of the ratios, and noise of a response, where no k3 is logged."""
 MIN_STANDARD_ERRORS = 4.0
 """Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
 MAX_RATIO_P99 = 1.5
 """99th percentile of the ratios above which several updates on one batch have moved the policy: its samples are then of
 another policy, whatever the temperature."""
-
-
-@cause("give engine and trainer one number type", needs=MISMATCH)
-def engine_mismatch(run: RunFacts) -> Finding | None:
-    """Engine and trainer compute different probabilities for the same tokens, from the first step on.
-
-    Number types are the usual reason: an engine in 8 bits or bfloat16, a trainer in float32. Ratios to the engine's
-    log-probs then carry noise, and a correction or the same type is needed (arXiv 2510.26788).
-    """
-    k3, difference = run.mean_at_start("mismatch/k3"), run.mean_at_start("mismatch/abs")
-    remedy = "give engine and trainer one number type"
-    if k3 is not None:
-        if k3 < 1e-3:
-            return None
-        return Finding(
-            min(1.0, 0.6 + k3),
-            f"Engine and trainer differ by {k3:.3f} nats a token for the same weights, from the first steps on.",
-            run.evidence("mismatch/k3") + run.evidence("mismatch/p99"),
-            f"{remedy}; algorithm.mismatch_level weighs out small distances only",
-            level="problem" if k3 >= 0.01 else "warning",
-        )
-    if difference is None or difference < MIN_DIFFERENCE:  # bfloat16 alone makes about 0.01
-        return None
-    return Finding(
-        min(1.0, 0.6 + difference),
-        f"Log-probs of engine and trainer differ by {difference:.3f} nats a token for the same weights, from the first "
-        "steps on.",
-        run.evidence("mismatch/abs"),
-        remedy,
-        level="problem" if difference >= 0.1 else "warning",
-    )
-
-
-@cause(
-    "update the rollout engine's weights more often",
-    explains="ratios_explode learning_rate_low clip_stops_learning",
-    needs="policy/version",
-)
-def policy_lag(run: RunFacts) -> Finding | None:
-    """Responses are many updates older than the policy that learns from them.
-
-    Asynchronous rollouts and rare publishing save time, and each update of lag makes the data less the policy's own.
-    Small lags are harmless with a clip; large ones hold learning back.
-    """
-    policy_version, sampling_version = run.mean_at_end("policy/version"), run.mean_at_end("rollout/version")
-    if policy_version is None or sampling_version is None or (lag := policy_version - sampling_version) < 4:
-        return None
-    is_rare = run.setting("rollout", "publish_every", default=1) > 1
-    return Finding(
-        min(1.0, lag / 10),
-        f"The responses of the last steps were sampled by weights that are {lag:.0f} updates old.",
-        run.evidence("policy/version", -1) + run.evidence("rollout/version", -1),
-        "--set rollout.publish_every=1" if is_rare else "--set rollout.max_staleness=1",
-        level="problem" if lag >= 8 else "warning",
-    )
 
 
 @cause(
@@ -173,8 +118,7 @@ def _gap(rows: Sequence[Mapping[str, float]]) -> float:
 
 @cause(
     "look at how the rollout engine gets the trainer's weights, and whether that fails",
-    explains="engine_mismatch entropy_collapse sampling_differs learning_rate_high gradients_always_clipped "
-    "learning_rate_low",
+    explains="engine_mismatch entropy_collapse sampling_differs learning_rate_high learning_rate_low",
     needs=MISMATCH,
 )
 def stale_engine_weights(run: RunFacts) -> Finding | None:

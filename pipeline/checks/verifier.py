@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
 from verizero.pipeline.checks.answers import answer_numbers, example_of, group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Evidence, Finding
@@ -16,9 +17,8 @@ MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
 """Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
 MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
 """Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number."""
-FAILED_STATUSES = ("timeout", "verifier_error", "sandbox_error")
-MIN_FAILED, MIN_MIXED = 0.03, 0.01
-"""Share of the responses on which the grader fails, and of the repeated ones that are graded both ways."""
+MIN_MIXED = 0.01
+"""Share of the repeated responses that are graded both ways."""
 RAISE = "let the verifier raise instead of returning 0: the run then retries, and takes the response out of its group"
 
 
@@ -153,34 +153,6 @@ def differing_answers(run: RunFacts) -> Finding | None:
         "function accepts wrong answers.",
         tuple(_shown(s, "accepted") for s in answers.differing[0]),
         "read accepted responses of one prompt, and correct the reward function",
-    )
-
-
-@cause(
-    "let the reward function raise or retry where its service fails, in place of returning 0",
-    explains="too_hard false_negatives wrong_references",
-    needs="responses",
-)
-def infrastructure_zeros(run: RunFacts) -> Finding | None:
-    """Graders, sandboxes or services fail, and the failure looks like a wrong answer.
-
-    A verdict of the status timeout counts as the recipe says, which is a reward of 0 by default. A verifier that
-    catches its own errors and returns 0 hides them: then equal responses to one prompt are right and wrong. The policy
-    is punished for what the machine did.
-    """
-    shares = {name: run.mean_at_end(f"verdict/{name}") or 0.0 for name in FAILED_STATUSES}
-    worst, total = max(shares, key=lambda name: shares[name]), sum(shares.values())
-    if total < MIN_FAILED:
-        return None
-    return Finding(
-        min(1.0, 0.6 + 2 * total),
-        f"{total:.0%} of the responses were not graded but failed, most with the status {worst}.",
-        run.evidence(f"verdict/{worst}"),
-        "read the reasons in rollouts.jsonl; a verifier that waits for a service raises an error where it is late, "
-        "so that the response leaves its group"
-        if worst == "timeout"
-        else "read the reasons in rollouts.jsonl, and run `verizero doctor`",
-        level="problem" if total >= 2 * MIN_FAILED else "warning",
     )
 
 

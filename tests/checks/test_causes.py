@@ -129,7 +129,6 @@ NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "starvation": ({"groups/trained": 3.0}, {"groups/trained": 9.0}),
     "engine_mismatch": ({"mismatch/k1": 0.02, "mismatch/k3": 0.02}, {"mismatch/k1": 1e-5, "mismatch/k3": 1e-5}),
     "sampling_differs": ({"mismatch/k1": 0.1, "mismatch/k3": 0.02}, {"mismatch/k1": 1e-4, "mismatch/k3": 1e-4}),
-    "gradients_always_clipped": ({"grad_norm": 80.0}, {"grad_norm": 8.0}),
     "policy_lag": (
         {"policy/version": 40.0, "rollout/version": 30.0},
         {"policy/version": 40.0, "rollout/version": 39.0},

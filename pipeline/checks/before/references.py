@@ -9,7 +9,7 @@ from typing import Any
 
 from verizero.pipeline.checks.before.parts import LocalParts
 from verizero.pipeline.checks.finding import Checked, Finding, Level
-from verizero.pipeline.checks.verifier import MIN_FAILED
+from verizero.pipeline.checks.limits import MANY_FAILED
 from verizero.pipeline.config.choices import ENVIRONMENT, is_path
 from verizero.pipeline.data.prompts import answer_of, spread
 from verizero.pipeline.errors import ConfigError, DataError, IsolationError
@@ -64,7 +64,7 @@ def failing(
             "it with `verizero verify --check`",
             EXPLAINS,
             cause="infrastructure_zeros",
-            level="problem" if share >= 2 * MIN_FAILED else "warning",
+            level="problem" if share >= MANY_FAILED else "warning",
         )
     ]
 

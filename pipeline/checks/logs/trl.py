@@ -95,7 +95,6 @@ TOOL = Tool(
     options={
         "learning_rate": "rl.optimizer.learning_rate",
         "warmup_steps": "rl.optimizer.warmup_steps",
-        "max_grad_norm": "rl.optimizer.max_grad_norm",
         "beta": "rl.algorithm.kl_coef",
         "epsilon": "rl.algorithm.clip_low",
         "epsilon_high": "rl.algorithm.clip_high",

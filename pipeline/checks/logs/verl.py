@@ -67,7 +67,6 @@ TOOL = Tool(
     options={
         "actor_rollout_ref.actor.optim.lr": "rl.optimizer.learning_rate",
         "actor_rollout_ref.actor.optim.lr_warmup_steps": "rl.optimizer.warmup_steps",
-        "actor_rollout_ref.actor.grad_clip": "rl.optimizer.max_grad_norm",
         "actor_rollout_ref.actor.kl_loss_coef": "rl.algorithm.kl_coef",
         "actor_rollout_ref.actor.clip_ratio_low": "rl.algorithm.clip_low",
         "actor_rollout_ref.actor.clip_ratio_high": "rl.algorithm.clip_high",
