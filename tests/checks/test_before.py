@@ -90,7 +90,8 @@ def test_a_reference_that_its_verifier_refuses_is_found_with_its_line(tmp_path: 
     rows[5] |= {"verifier": "choice", "answer": "C"}
     checks, findings = looked(recipe(tmp_path, rows), tmp_path)
     assert findings["wrong_references"].level == "problem"
-    assert "the verifier fails on 1" in findings["wrong_references"].sentence
+    assert "1 of 1 references of numeric are refused" in findings["wrong_references"].sentence
+    assert "the verifier fails on 1" in checks["references"].result
     assert str(findings["wrong_references"].evidence[0]).startswith("train.jsonl:4  'six'")
     assert "1 references of choice: 0 refused" in checks["references"].result
 
@@ -286,4 +287,4 @@ def test_a_verifier_that_refuses_what_is_no_answer_is_no_finding(tmp_path: Path)
     data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
     checks, findings = looked(recipe(tmp_path, sums(20, answer={"tests": [1]}), data=data), tmp_path)
     assert findings == {}
-    assert "it fails on 0 of 20 calls" in checks["references"].result
+    assert "0 of 20 references pass as a response, so they may be none; it fails on 0" in checks["references"].result

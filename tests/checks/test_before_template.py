@@ -10,6 +10,7 @@ import pytest
 from tests.checks.before import CHANGE, chat_model, looked, of_chat, recipe, sums
 from tests.data.chat_templates import END, TEMPLATES
 from tests.stages.tiny import TREE
+from verizero.pipeline.errors import ConfigError
 
 FOREIGN = (
     "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
@@ -103,14 +104,13 @@ def test_generation_stops_at_the_end_of_a_turn_that_the_tokenizer_does_not_name(
     assert sorted(checks["stop token"].result.split()[-2:]) == ["<pad>", END]
 
 
-def test_a_tokenizer_without_an_end_token_is_found(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_token_is_refused_as_by_a_run(tmp_path: Path) -> None:
     model = chat_model(tmp_path)
     path = tmp_path / "model" / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in settings.items() if key != "eos_token"}))
-    checks, findings = looked(of_chat(tmp_path, model), tmp_path)
-    assert findings["end_token_missing"].level == "problem"
-    assert str(checks["room"])[15:] == "not tried: the tokenizer has no end token"
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        looked(of_chat(tmp_path, model), tmp_path)
 
 
 def test_an_end_token_that_the_model_has_no_place_for_is_found(tmp_path: Path) -> None:

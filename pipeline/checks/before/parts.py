@@ -37,8 +37,6 @@ class Model:
     """The number of tokens that the model has; None: unknown."""
     no_tokenizer: str = ""
     """The reason for which there is no tokenizer."""
-    lacks_end: bool = False
-    """True if there is no tokenizer because the model's own has no end token."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +171,8 @@ def _model(config: RunConfig) -> Model:
     except ConfigError as exc:
         if str(config.model.path).startswith(PACKAGE):  # the package of the model may not be installed
             return Model(no_tokenizer=str(exc))
-        lacks_end = _lacks_end(config)
-        if config.model.create is not None or (is_local(config) and not lacks_end):
+        if config.model.create is not None or is_local(config):
             raise
-        if lacks_end:
-            return Model(no_tokenizer="the tokenizer has no end token", lacks_end=True)
         # A model of the hub that is neither on this machine nor to be had.
         return Model(no_tokenizer=_not_here(str(config.model.path), exc))
     # The check of end tokens names a tokenizer that is another model's; such a model may not be made at all.
@@ -189,21 +184,6 @@ def _model(config: RunConfig) -> Model:
 def is_local(config: RunConfig) -> bool:
     """True if the recipe's model is a folder or file of this machine."""
     return config.model.path is not None and is_path(config.model.path)
-
-
-def _lacks_end(config: RunConfig) -> bool:
-    """True if the tokenizer loads, and names no end token."""
-    import transformers
-
-    from verizero.pipeline.run.build import first_model_path
-
-    if config.model.path is None:
-        return False
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(first_model_path(config), revision=config.model.revision)
-    except Exception:  # whatever is wrong with it, `load_tokenizer` has told
-        return False
-    return tokenizer.eos_token_id is None
 
 
 def _sizes(config: RunConfig) -> tuple[tuple[int, ...], int | None]:

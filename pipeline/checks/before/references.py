@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from verizero.pipeline.checks.before.parts import LocalParts
 from verizero.pipeline.checks.finding import Checked, Finding, Level
 from verizero.pipeline.checks.limits import MANY_FAILED
 from verizero.pipeline.config.choices import ENVIRONMENT, is_path
-from verizero.pipeline.data.prompts import answer_of, spread
+from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.errors import ConfigError, DataError, IsolationError
 from verizero.pipeline.scoring.sandbox_setup import open_sandbox
 from verizero.pipeline.scoring.score import Grader, bind_verifiers
@@ -19,8 +18,8 @@ from verizero.pipeline.types import Attempt, Prompt, Verdict
 from verizero.verifiers.base import BoundVerifier
 from verizero.verifiers.mathematics.grader import gold_text
 
-MOST, FEW = 300, 20
-"""Rows of each verifier whose references are graded, and those that a function of the user is called with."""
+MOST = 300
+"""Rows of each verifier whose references are graded."""
 READ_AS_ANSWERS = frozenset({"math", "numeric", "exact", "choice"})
 """Verifiers whose reference is the answer itself."""
 QUERIES = frozenset({"sql"})
@@ -44,29 +43,6 @@ def grader_of(recipe: LocalParts, prompt: Prompt, only_cheap: bool = False) -> G
         return None
     open_sandbox(recipe.config.sandbox, [grader], lambda text: None)
     return grader
-
-
-def failing(
-    recipe: LocalParts, key: str, prompts: Sequence[Prompt], verdicts: Sequence[Verdict], what: str
-) -> list[Finding]:
-    """Return a finding if the verifier itself failed on some of its verdicts on responses, which `what` names."""
-    failed = [(p, v) for p, v in zip(prompts, verdicts, strict=True) if v.is_infrastructure]
-    if not failed:
-        return []
-    share = len(failed) / len(verdicts)
-    return [
-        Finding(
-            min(1.0, 0.7 + share),
-            f"The verifier {key} fails on {len(failed)} of {len(verdicts)} {what}, first with: "
-            f"{failed[0][1].reason:.160}. A response that it fails on has no reward.",
-            tuple(recipe.evidence(p, f"{p.reference!r:.40}: {v.status} {v.reason:.80}") for p, v in failed[:SHOWN]),
-            "correct the verifier, which returns no_answer for what it cannot read, or the rows that it fails on; try "
-            "it with `verizero verify --check`",
-            EXPLAINS,
-            cause="infrastructure_zeros",
-            level="problem" if share >= MANY_FAILED else "warning",
-        )
-    ]
 
 
 def look(recipe: LocalParts) -> Checked:
@@ -98,49 +74,22 @@ def _look(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> tuple[bool
         return False, f"{key}: {exc}", []
     if grader is None:
         return False, f"{key}: it needs a model or a service", []
-    if not is_sure and answer_of(prompts[0]) is None:
-        # It may refuse what it gets, but not fail.
-        some = spread(prompts, FEW)
-        verdicts = grader.score([Attempt(str(p.reference), p.reference, p.question) for p in some])
-        text = f"{key}: a reference of it holds no response; it fails on "
-        text += f"{sum(v.is_infrastructure for v in verdicts)} of {len(some)} calls"
-        return True, text, failing(recipe, key, some, verdicts, "references, written out and given to it as responses")
     some = spread(prompts, MOST)
-    verdicts = best_verdicts(grader, name, some)
-    graded = Graded(key, is_sure, len(some))
-    for prompt, verdict in zip(some, verdicts, strict=True):
-        if not verdict.is_correct:
-            (graded.failed if verdict.is_infrastructure else graded.refused).append((prompt, verdict))
+    bad = [(p, v) for p, v in zip(some, best_verdicts(grader, name, some), strict=True) if not v.is_correct]
+    failed, refused = ([(p, v) for p, v in bad if v.is_infrastructure is is_failure] for is_failure in (True, False))
     findings: list[Finding] = []
-    if not is_sure:  # that a function of the user fails is its own fault, whatever a reference holds
-        findings += failing(recipe, key, some, verdicts, "references, given to it as responses")
-        if graded.passed < graded.total / 2:
-            text = f"{key}: {graded.passed} of {graded.total} references pass as a response, so they may be none"
-            return bool(findings), text, findings
-    findings += _refused(recipe, graded)
+    if failed and not is_sure:  # that a function of the user fails is its own fault, whatever a reference holds
+        findings.append(_failing(recipe, key, failed, len(some)))
+    if not is_sure and len(bad) > len(some) / 2:
+        text = f"{key}: {len(some) - len(bad)} of {len(some)} references pass as a response, so they may be none"
+        return True, f"{text}; it fails on {len(failed)}", findings
+    if shown := bad if is_sure else refused:
+        findings.append(_refused(recipe, key, is_sure, shown, len(some)))
     if name in READ_AS_ANSWERS:
         findings += _two_references(recipe, grader, name, prompts)
-    of = "" if len(prompts) == graded.total else f" of {len(prompts)}"
-    failed = f", the verifier fails on {len(graded.failed)}" if graded.failed else ""
-    return True, f"{graded.total}{of} references of {key}: {len(graded.refused)} refused{failed}", findings
-
-
-@dataclass
-class Graded:
-    """The verdicts on the references of one verifier that did not pass."""
-
-    key: str
-    is_sure: bool
-    """True for a verifier whose reference is known to be an answer."""
-    total: int
-    refused: list[tuple[Prompt, Verdict]] = field(default_factory=list)
-    failed: list[tuple[Prompt, Verdict]] = field(default_factory=list)
-    """References on which the verifier itself failed."""
-
-    @property
-    def passed(self) -> int:
-        """The number of references that passed."""
-        return self.total - len(self.refused) - len(self.failed)
+    of = "" if len(prompts) == len(some) else f" of {len(prompts)}"
+    fails = f", the verifier fails on {len(failed)}" if failed else ""
+    return True, f"{len(some)}{of} references of {key}: {len(refused)} refused{fails}", findings
 
 
 def best_verdicts(grader: Grader, name: str, prompts: Sequence[Prompt]) -> list[Verdict]:
@@ -164,7 +113,9 @@ def responses(name: str, reference: Any) -> tuple[str, ...]:
     if name in QUERIES:
         query = reference.get("query", reference.get("sql")) if isinstance(reference, Mapping) else reference
         return (f"```sql\n{query}\n```",)
-    value = next(_answers(name, reference), "")
+    value = next(_answers(name, reference), None)
+    if value is None:  # a verifier may refuse it, but not fail
+        return (str(reference),)
     return (f"\\boxed{{{value}}}", f"<answer>{value}</answer>", str(value))
 
 
@@ -183,31 +134,36 @@ def _level(share: float) -> Level:
     return "problem" if share >= MANY else "warning" if share >= SOME else "note"
 
 
-def _refused(recipe: LocalParts, graded: Graded) -> list[Finding]:
-    """Find references that are refused or, by a verifier whose references are answers, that it fails on."""
-    failed = graded.failed if graded.is_sure else []
-    bad = [*failed, *graded.refused]
-    if not bad:
-        return []
-    total = graded.passed + len(bad)
+def _failing(recipe: LocalParts, key: str, failed: Sequence[tuple[Prompt, Verdict]], total: int) -> Finding:
+    """Return the finding that a verifier itself fails on some references."""
+    share = len(failed) / total
+    return Finding(
+        min(1.0, 0.7 + share),
+        f"The verifier {key} fails on {len(failed)} of {total} references, given to it as responses, first with: "
+        f"{failed[0][1].reason:.160}. A response that it fails on has no reward.",
+        tuple(recipe.evidence(p, f"{p.reference!r:.40}: {v.status} {v.reason:.80}") for p, v in failed[:SHOWN]),
+        "correct the verifier, which returns no_answer for what it cannot read, or the rows that it fails on; try "
+        "it with `verizero verify --check`",
+        EXPLAINS,
+        cause="infrastructure_zeros",
+        level="problem" if share >= MANY_FAILED else "warning",
+    )
+
+
+def _refused(recipe: LocalParts, key: str, is_sure: bool, bad: Sequence[tuple[Prompt, Verdict]], total: int) -> Finding:
+    """Return the finding that references are refused or, by a verifier whose references are answers, failed on."""
     share = len(bad) / total
     reasons = Counter(v.reason.partition(":")[0] for _, v in bad).most_common(2)
-    how = [
-        f"{len(graded.refused)} are refused when they are the answer" if graded.refused else "",
-        f"the verifier fails on {len(failed)}" if failed else "",
-    ]
-    return [
-        Finding(
-            min(1.0, 0.7 + share),
-            f"Of {total} references, {graded.key}: {' and '.join(filter(None, how))} "
-            f"({', '.join(f'{reason}: {n}' for reason, n in reasons)}). No response to such a row can be right.",
-            tuple(recipe.evidence(p, f"{p.reference!r:.60}: {v.status} {v.reason:.60}") for p, v in bad[:SHOWN]),
-            "correct these rows, or the column that mapping.answer of their source names",
-            EXPLAINS,
-            cause="wrong_references",
-            level=_level(share if graded.is_sure else min(share, SOME)),
-        )
-    ]
+    return Finding(
+        min(1.0, 0.7 + share),
+        f"{len(bad)} of {total} references of {key} are refused when they are the answer, or the verifier fails on "
+        f"them ({', '.join(f'{reason}: {n}' for reason, n in reasons)}). No response to such a row can be right.",
+        tuple(recipe.evidence(p, f"{p.reference!r:.60}: {v.status} {v.reason:.60}") for p, v in bad[:SHOWN]),
+        "correct these rows, or the column that mapping.answer of their source names",
+        EXPLAINS,
+        cause="wrong_references",
+        level=_level(share if is_sure else min(share, SOME)),
+    )
 
 
 def _two_references(recipe: LocalParts, grader: Grader, name: str, prompts: Sequence[Prompt]) -> list[Finding]:

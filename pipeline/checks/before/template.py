@@ -216,11 +216,6 @@ def stop_token(recipe: LocalParts) -> Checked:
     """Compare the tokens that end a response: those that generation stops at, the template's, the demonstrations'."""
     tokenizer, template, name = recipe.model.tokenizer, recipe.config.data.template, "stop token"
     of_end = "end_token_missing"
-    if recipe.model.lacks_end:
-        sentence = "The tokenizer names no end token, so no response can end."
-        remedy = "set eos_token in the tokenizer_config.json of the model's folder"
-        finding = _finding(recipe, "problem", 1.0, sentence, remedy, cause=of_end)
-        return Checked(name, True, recipe.model.no_tokenizer, (finding,))
     if tokenizer is None:
         return Checked(name, False, recipe.model.no_tokenizer)
     end, size, findings = int(tokenizer.eos_token_id), recipe.model.vocabulary, list[Finding]()
