@@ -1,70 +1,20 @@
-"""Compare the numbers that responses answer with: to their references, and within a group. They check the verdicts."""
+"""Compare the numbers that the responses of a group answer with. They check the verdicts."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verizero.pipeline.checks.run_facts import RunFacts, Sample, by_group
 from verizero.pipeline.types import Attempt
 from verizero.verifiers.answer import final_answer
 
-MIN_RESPONSES = 20
-"""With fewer responses, a share of them is too noisy."""
-RELATIVE_TOLERANCE = 1e-9
 MIN_GROUP = 4
 AGREEING, CLEARLY_AGREEING = 0.5, 0.6
 """Shares of a group that a majority has, and a clear one."""
 MIN_READ = 0.3
 """Share of responses with a number, below which answers are no numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerNumbers:
-    """Responses of a domain whose verdict and number do not fit each other, and the share that these are."""
-
-    refused_right: list[Sample]
-    """Score 0, though the number equals the reference."""
-    accepted_wrong: list[Sample]
-    """Score 1, though the number differs from the reference."""
-    refuses_right: float | None
-    """Share of refused responses with the right number; None if there are few responses."""
-    accepts_wrong: float | None
-    """Share of accepted responses with a wrong number; None if there are few responses."""
-
-
-def answer_numbers(run: RunFacts, domain: str) -> AnswerNumbers:
-    """Sort the training responses of a domain by score and number. Those without a number are left out."""
-    by_verdict: dict[tuple[float, bool], list[Sample]] = {(s, equal): [] for s in (0.0, 1.0) for equal in (True, False)}
-    for sample in run.samples:
-        if sample.row.domain != domain or sample.row.ending is not None or sample.row.score not in (0.0, 1.0):
-            continue
-        number, reference = number_of(answer_of(sample)), number_of(run.references.get(sample.row.prompt_id))
-        if number is not None and reference is not None:
-            is_equal = abs(number - reference) <= RELATIVE_TOLERANCE * max(1.0, abs(reference))
-            by_verdict[sample.row.score, is_equal].append(sample)
-
-    def share(odd: list[Sample], rest: list[Sample]) -> float | None:
-        total = len(odd) + len(rest)
-        return len(odd) / total if total >= MIN_RESPONSES else None
-
-    refused_right, accepted_wrong = by_verdict[0.0, True], by_verdict[1.0, False]
-    return AnswerNumbers(
-        refused_right,
-        accepted_wrong,
-        share(refused_right, by_verdict[0.0, False]),
-        share(accepted_wrong, by_verdict[1.0, True]),
-    )
-
-
-def example_of(samples: Sequence[Sample], run: RunFacts) -> str:
-    """Return a sentence with the first sample's answer and reference; empty if there is no sample."""
-    if not samples:
-        return ""
-    reference = run.references[samples[0].row.prompt_id]
-    return f" For example {answer_of(samples[0])!r:.30}, with the reference {reference!r:.30}."
 
 
 def answer_of(sample: Sample) -> str | None:
@@ -107,7 +57,7 @@ class GroupAnswers:
 
 def group_answers(run: RunFacts) -> GroupAnswers | None:
     """Return the groups of the training responses; None if most responses answer with no number."""
-    read = [(s, number_of(s.row.extracted)) for s in run.samples if s.row.ending is None]
+    read = [(s, number_of(answer_of(s))) for s in run.samples if s.row.ending is None]
     if not read or sum(n is not None for _, n in read) < MIN_READ * len(read):
         return None
     numbers = {s.line: n for s, n in read if n is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verizero.pipeline.checks.cause import CAUSES, Cause
-from verizero.pipeline.checks.finding import Evidence, Finding
+from verizero.pipeline.checks.finding import Evidence, Finding, Level
 from verizero.pipeline.checks.run_facts import RunFacts
 
 MISMATCH = "mismatch/k3 mismatch/abs"
@@ -40,6 +40,8 @@ class Limit:
     """The remedy in words of no trainer."""
     explains: str = ""
     needs: str = ""
+    excused: Callable[[RunFacts], bool] = lambda run: False
+    """True if it did a run no harm: the finding is then a note."""
 
     def rule(self, run: RunFacts) -> Finding | None:
         """Return a finding if the number is past its limit."""
@@ -47,12 +49,8 @@ class Limit:
         if number is None or number < self.warning:
             return None
         evidence: tuple[Evidence, ...] = sum((run.evidence(name) for name in self.shown), ())
-        level = "problem" if number >= self.problem else "warning"
+        level: Level = "note" if self.excused(run) else "problem" if number >= self.problem else "warning"
         return Finding(CONFIDENCE, self.sentence.format(number), evidence, self.remedy, level=level)
-
-
-def _wrong_groups(run: RunFacts) -> float | None:
-    return None if run.has_learned else run.share("groups/all_wrong", "groups/sampled")
 
 
 def _difference(run: RunFacts) -> float | None:
@@ -87,12 +85,12 @@ LIMITS = (
         Group-relative advantages are zero where all rewards of a group are equal. A policy learns from RL what it
         already does sometimes; what it never does has to come from demonstrations or from easier prompts.
         """,
-        _wrong_groups, 0.85, 0.85,
+        lambda run: run.share("groups/all_wrong", "groups/sampled"), 0.85, 0.85,
         "In {:.0%} of the first groups every response is wrong, so the policy has nothing to learn from.",
         ("groups/all_wrong",),
         "train on easier prompts first, longer by SFT (sft.steps), or with larger groups (group_size)",
         "use easier prompts first, demonstrations before RL, or more responses to a prompt",
-        explains="learning_rate_low", needs="groups/sampled",
+        explains="learning_rate_low", needs="groups/sampled", excused=lambda run: run.has_learned,
     ),
     Limit(
         "engine_mismatch",

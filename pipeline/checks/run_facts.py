@@ -19,9 +19,6 @@ from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRo
 from verizero.pipeline.report.run_files import read_run
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
-TRAIN = "data/train.jsonl"
-MAX_TRAIN_BYTES = 50_000_000
-"""Bytes of training rows that are read. Of a larger file: half from the beginning and half from the end."""
 COLD_TEMPERATURE = 0.4
 MIN_RISE = 3.0
 """Standard errors by which a reward has risen that is no noise."""
@@ -75,8 +72,6 @@ class RunFacts:
     """(line, row) of stages in which the policy learns from texts. Losses of reward models and preferences differ."""
     info: dict[str, Any] = field(default_factory=dict)
     """run.json; empty if the file is missing."""
-    references: dict[str, str] = field(default_factory=dict)
-    """Prompt id -> reference answer of the prompts in `samples` whose answer is a text or a number."""
 
     def series(self, name: str) -> list[Point]:
         """Return a metric's points, of the steps that have it."""
@@ -253,7 +248,6 @@ def read(folder: Path, max_bytes: int | None = None) -> RunFacts:
             if not issubclass(section, RoundsConfig) and section.trains_policy and not section.learns_from_responses
         ),
         run.info,
-        _references(folder / TRAIN, {s.row.prompt_id for s in trained}),
     )
 
 
@@ -268,15 +262,6 @@ def by_group(samples: Sequence[Sample]) -> list[list[Sample]]:
     for sample in samples:
         groups.setdefault((sample.row.step, sample.row.prompt_id), []).append(sample)
     return list(groups.values())
-
-
-def _references(path: Path, ids: set[str]) -> dict[str, str]:
-    """Return id -> answer, for the rows that are read and have a text or number as answer."""
-    references: dict[str, str] = {}
-    for _, row in numbered_jsonl(path, MAX_TRAIN_BYTES):
-        if row.get("id") in ids and isinstance(row.get("answer"), str | int | float):
-            references[row["id"]] = str(row["answer"])
-    return references
 
 
 def _recipe(path: Path) -> dict[str, Any]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
-from verizero.pipeline.checks.answers import answer_numbers, example_of, group_answers
+from verizero.pipeline.checks.answers import group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Evidence, Finding
 from verizero.pipeline.checks.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sample
 
 MIN_TOO_FEW, MIN_TOO_MANY = 0.15, 0.25
 """Distance of the share of right training responses from held-out pass@1, below it and above it."""
-MIN_REFUSED_RIGHT, MIN_ACCEPTED_WRONG = 0.02, 0.05
-"""Shares of refused responses with the reference's number, and of accepted ones with another, below which the verifier
-is not to blame."""
 MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
 """Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
 MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
@@ -36,23 +33,23 @@ def false_negatives(run: RunFacts) -> Finding | None:
 
     The same policy has a much higher pass@1 on held-out prompts than rewards in training, at the same step. So either
     the training prompts are harder, or their verifier is stricter: it reads the first number instead of the last, wants
-    a box, or compares texts. Where answers are numbers, refused ones that equal the reference show it; if none does,
-    the verifier is not to blame.
+    a box, or compares texts. Where answers are numbers, refused ones that equal an accepted one of their group show it;
+    if none does, the verifier is not to blame.
     """
+    answers = group_answers(run)
     for domain, (before, _) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain), before.measure(domain)
         if share_right is None or held_out["low"] - share_right < MIN_TOO_FEW:
             continue
-        answers = answer_numbers(run, domain)
-        is_strict = answers.refuses_right is None or answers.refuses_right >= MIN_REFUSED_RIGHT
-        if not is_strict or not run.has_comparable_prompts(domain):
+        is_sound = answers is not None and answers.refused > 0 and not answers.refused_equal
+        if is_sound or not run.has_comparable_prompts(domain):
             continue
-        refused = answers.refused_right[:3] or [s for s in run.samples if s.row.score == 0][:3]
+        equal = [] if answers is None else [s for s, _ in answers.refused_equal]
+        refused = (equal or [s for s in run.samples if s.row.score == 0])[:3]
         return Finding(
             min(1.0, 0.4 + held_out["low"] - share_right),
             f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {share_right:.0%} of the first "
-            "training responses were right: the training verifier refuses right answers, or its prompts are harder."
-            + example_of(answers.refused_right, run),
+            "training responses were right: the training verifier refuses right answers, or its prompts are harder.",
             (*run.evidence_of_right(domain, 0), *(_shown(s, "refused") for s in refused)),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"
             if run.setting(run.section, "reward")
@@ -90,23 +87,24 @@ def false_positives(run: RunFacts) -> Finding | None:
 
     The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
     question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers,
-    accepted ones that differ from the reference show it; if all are equal to it, something else makes training look
-    good. A mean reward says nothing here: partial credit makes it high while few responses are right. Of grades between
-    0 and 1, as a reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
+    accepted ones that differ within a group show it; if none do, something else makes training look good. A mean reward
+    says nothing here: partial credit makes it high while few responses are right. Of grades between 0 and 1, as a
+    reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
     """
+    answers = group_answers(run)
     for domain, (_, after) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain, at_end=True), after.measure(domain)
         if share_right is None or share_right - held_out["high"] < MIN_TOO_MANY:
             continue
-        answers = answer_numbers(run, domain)
-        if answers.accepts_wrong is not None and answers.accepts_wrong < MIN_ACCEPTED_WRONG:
+        if answers is not None and answers.accepted and not answers.differing:
             continue
-        accepted = [s for s in answers.accepted_wrong or run.samples if s.row.score >= 1]
+        differing = [] if answers is None else [s for pair in answers.differing for s in pair]
+        accepted = differing or [s for s in run.samples if s.row.score >= 1]
         return Finding(
             min(1.0, 0.6 + share_right - held_out["high"]),
             f"{domain}: {share_right:.0%} of the training responses are right by their verifier, and held-out ones "
             f"have a pass@1 of {held_out['value']:.2f}: that verifier accepts wrong answers, or the prompts are "
-            "easier." + example_of(answers.accepted_wrong, run),
+            "easier.",
             (*run.evidence_of_right(domain, -1), *(_shown(s, "accepted") for s in accepted[-2:])),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"
             if run.setting(run.section, "reward")

@@ -286,7 +286,7 @@ def test_partial_credit_is_no_fooled_verifier() -> None:
         domains["sums"]["pass@1"] = {"value": 0.42, "low": 0.38, "high": 0.46}
         run = replace(
             run,
-            references={},
+            samples=tuple(replace(s, row=replace(s.row, extracted="a text")) for s in run.samples),
             evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))),
         )
         assert (place_of("false_positives", diagnose(run)) is not None) == wanted

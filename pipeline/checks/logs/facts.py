@@ -75,7 +75,6 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         if held_out:
             evaluations.append(EvaluationLine(line, _evaluation(step, held_out)))
     samples = [_sample(i, r, s) for i, (r, s) in enumerate(scored, 1)]
-    references = {s.row.prompt_id: r.reference for s, (r, _) in zip(samples, scored, strict=True) if r.reference}
     facts = RunFacts(
         recipe_of(logged, tool),
         tuple(steps),
@@ -83,7 +82,6 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if not r.is_held_out),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if r.is_held_out),
         info=logged.model | _leak(logged.responses),
-        references=references,
     )
     return Reading(tool, facts, logged, tuple(places), tuple((r.file, r.line) for r in logged.responses))
 

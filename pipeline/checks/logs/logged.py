@@ -39,7 +39,6 @@ class LoggedResponse:
     """The whole reward; None: the reward functions gave none."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
     """Reward of each function."""
-    reference: str | None = None
     is_held_out: bool = False
 
 

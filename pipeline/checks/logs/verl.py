@@ -147,7 +147,6 @@ def _kind(file: Path) -> str | None:
 
 def _response(file: Path, line: int, row: Mapping[str, Any]) -> LoggedResponse:
     score = row["score"]
-    reference = row.get("gts")
     return LoggedResponse(
         str(file),
         line,
@@ -156,6 +155,5 @@ def _response(file: Path, line: int, row: Mapping[str, Any]) -> LoggedResponse:
         str(row["output"]),
         float(score) if isinstance(score, int | float) else None,
         {k: float(v) for k, v in row.items() if k not in IN_DUMP and isinstance(v, int | float)},
-        None if reference is None else str(reference),
         is_held_out=HELD_OUT_FOLDER.search(file.parent.name) is not None,
     )
