@@ -136,7 +136,7 @@ def other_template(run: RunFacts) -> Finding | None:
         "model.",
         (Evidence(INFO, 1, f"marks of the template: {', '.join(run.info.get('marks') or missing)}"),),
         "use the chat template that the model was trained with",
-        frozenset({"end_token_missing", "length_cap", "constant_reward"}),
+        frozenset({"end_token_missing", "length_cap"}),
     )
 
 

@@ -67,7 +67,7 @@ def _share_answered(samples: Sequence[Sample]) -> float:
 
 @cause(
     "double the length limit of responses",
-    explains="length_drift false_negatives too_hard constant_reward wrong_references",
+    explains="length_drift false_negatives too_hard wrong_references",
     needs="truncated",
 )
 def length_cap(run: RunFacts) -> Finding | None:

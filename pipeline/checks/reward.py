@@ -1,12 +1,11 @@
-"""Causes in the rewards of groups: equal ones, constants, components of unequal size, prompts that teach nothing."""
+"""Causes in the rewards of groups: equal ones, components of unequal size, prompts that teach nothing."""
 
 from __future__ import annotations
 
 from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
-from verizero.pipeline.checks.answers import group_answers
 from verizero.pipeline.checks.cause import also, cause
-from verizero.pipeline.checks.finding import Evidence, Finding
-from verizero.pipeline.checks.run_facts import ROLLOUTS, RunFacts, by_group
+from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.run_facts import RunFacts, by_group
 
 NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.8, 0.5, 0.1
 SMALL_MEAN = 0.1
@@ -41,49 +40,6 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
         else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
         # Where responses hardly differ, the few groups with a signal move the policy in jumps.
         frozenset({"learning_rate_high", "entropy_collapse"} if run.is_cold else ()),
-    )
-
-
-@cause(
-    "call the reward function by hand with a right and a wrong response: verizero audit --reward",
-    explains="too_easy too_hard learning_rate_low advantages_vanish wrong_references",
-    needs="responses",
-)
-def constant_reward(run: RunFacts) -> Finding | None:
-    """Every response has the same reward, whatever it says: the reward function returns a constant.
-
-    A pattern that matches anything, or one that no response is written in, an argument of another name, an exception
-    that is caught: the function is called and its result says nothing. Groups are then equal, and no gradient is left.
-    """
-    rewards = {s.row.reward for s in run.samples}
-    if len(run.samples) < 40 or len(rewards) != 1 or None in rewards or run.evaluations:
-        return None  # an evaluation tells whether the policy is right, and other rules ask it
-    answers = group_answers(run)
-    if answers is None:
-        return None
-    reward = next(iter(rewards))
-    groups = len({(s.row.step, s.row.prompt_id) for s in run.samples})
-    if answers.accepted > 0:
-        share, least = len(answers.differing) / groups, 0.3
-        shown = [s for pair in answers.differing[:2] for s in pair]
-        why = f"in {share:.0%} of the groups responses with different answers get it"
-    else:
-        share, least = answers.majorities / groups, 0.1
-        shown = list(answers.refused_majorities[:3])
-        why = f"in {share:.0%} of the groups most responses agree on an answer, and none is ever right"
-        if (run.mean_at_start("truncated") or 0.0) > 0.9:
-            return None
-    if share < least:
-        return None  # a policy that knows nothing of its task answers each time differently: the prompts are too hard
-    return Finding(
-        min(1.0, 0.7 + share),
-        f"All {len(run.samples)} responses have the reward {reward:g}, and {why}: the reward function returns a "
-        "constant.",
-        (
-            *run.evidence("groups/without_signal"),
-            *(Evidence(ROLLOUTS, s.line, f"reward {reward:g}: {s.row.response!r:.60}") for s in shown),
-        ),
-        "call the reward function by hand with a right and a wrong response",
     )
 
 

@@ -109,7 +109,6 @@ TOOL = Tool(
     where="GRPOConfig",
     remedies={
         "advantages_vanish": "set temperature=1.0 and num_generations=8 or more in GRPOConfig",
-        "constant_reward": "call your reward_funcs with a right and a wrong completion: verizero audit --reward",
         "end_token_missing": "set eos_token in GRPOConfig, or tokenizer.eos_token, to the end of a turn in the chat "
         "template",
         "engine_mismatch": "leave vllm_importance_sampling_correction=True in GRPOConfig, and give vLLM the number "

@@ -80,7 +80,6 @@ TOOL = Tool(
     where="the command's overrides",
     remedies={
         "advantages_vanish": "set actor_rollout_ref.rollout.temperature=1.0 and actor_rollout_ref.rollout.n=8 or more",
-        "constant_reward": "call compute_score of custom_reward_function.path with a right and a wrong solution_str",
         "end_token_missing": "set the tokenizer's eos_token to the end of a turn of its chat template, and read "
         "outputs in trainer.rollout_data_dir",
         "engine_mismatch": "set algorithm.rollout_correction.rollout_is=token with rollout_is_threshold=2.0, and give "
