@@ -85,7 +85,7 @@ def failed(report: CheckReport) -> list[str]:
         ("control", ["hostile messages are answered"]),
         ("score", ["episodes end without a failure", "hostile messages are answered"]),
         ("silent", ["episodes end without a failure", "hostile messages are answered"]),
-        ("twice", ["close may be called twice, also before start"]),
+        ("twice", ["episodes end without a failure"]),
     ],
 )
 def test_each_fault_is_found_and_nothing_else(folder: Path, fault: str, names: list[str]) -> None:

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def test_everything_before_the_training_works(folder: Path) -> None:
     printed = [follow(command, folder) for command in COMMANDS if command.split()[1] != "train"]
     shown = re.findall(r"^ok   .*$", TUTORIAL, re.MULTILINE)
-    assert len(shown) == 6
+    assert len(shown) == 5
     assert [line for line in printed[1].splitlines() if line.startswith("ok")] == shown
     assert "4 passed" in printed[2]
     for name in re.findall(r"wrote (\S+)", printed[3]):
