@@ -13,7 +13,6 @@ from verizero.pipeline.config.rates import learning_rate
 
 MIN_CLIPPED, MIN_CLIPPED_OF_SEQUENCES = 0.08, 0.5
 GRPO = {"name": "grpo"}
-CLIP_FIELDS = ("clip_low", "clip_high")
 MAX_DISTANCE = 2e-3
 """Nats a token between policy and reference. A policy that learns is past this within a few updates."""
 MAX_WITHOUT_SIGNAL = 0.5
@@ -53,19 +52,9 @@ def clip_stops_learning(run: RunFacts) -> Finding | None:
         f"{clipped:.0%} of the tokens are clipped and have no gradient; usual are less than "
         f"{'30%' if of_sequences else '2%'}.",
         run.evidence("clip_fraction/high") + run.evidence("clip_fraction/low", -1) + run.evidence("ratio/p99", -1),
-        _published_clip(run),
+        f"leave clip_low and clip_high out of {run.section}.algorithm, which then has those of the publication; or "
+        f"--set {run.section}.algorithm.num_epochs=1",
     )
-
-
-def _published_clip(run: RunFacts) -> str:
-    """Return the clip range of the algorithm's publication, or one update a batch where the recipe has that range."""
-    choice = {k: v for k, v in run.setting(run.section, "algorithm", default=GRPO).items() if k not in CLIP_FIELDS}
-    params, _ = load_algorithm(*chosen(choice))
-    options = [
-        f"--set {run.section}.algorithm.{k}={v:g}" for k in CLIP_FIELDS if (v := getattr(params, k, None)) is not None
-    ]
-    is_set = any(run.setting(run.section, "algorithm", k) is not None for k in CLIP_FIELDS)
-    return " ".join(options) if options and is_set else f"--set {run.section}.algorithm.num_epochs=1"
 
 
 @cause(

@@ -48,7 +48,7 @@ def test_every_recipe_finds_its_shares_and_every_row_says_where_it_is_from() -> 
     assert {row.gpu for row in rows} <= {None, *DEVICES}
     assert all(row.note for row in rows if row.source != "estimated")
     for phase in PHASES:
-        for runs in ("torch", "vllm", "vllm_server", "deepspeed", "fsdp2"):
+        for runs in ("torch", "vllm", "vllm_server", "deepspeed", "fsdp"):
             if phase == "decode" and runs not in ("torch", "vllm"):
                 continue
             for kind in ("dense", "mixture"):
