@@ -10,7 +10,7 @@ from typing import Any, Literal
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.shown import show
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = {"verifier": "sorted_letters", "environment": "letter_game"}
 """The name of each example, which its files have, and their names."""
 
