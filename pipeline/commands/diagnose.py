@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from verizero.pipeline.checks.finding import Finding
 from verizero.pipeline.commands.arguments import add_overrides
 from verizero.pipeline.config.recipes import recipe_and_folder
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.errors import ConfigError, VerizeroError
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.shown import in_json, one_line, show
 
 if TYPE_CHECKING:
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 FOUND = 3
 """Exit status where a problem was found, for scripts that watch runs."""
 WIDTH = 110
-WATCH_S = 20.0
-"""Seconds between two looks at a run that is watched."""
 
 
 def add(commands: Any) -> None:
@@ -43,7 +39,6 @@ def add(commands: Any) -> None:
         "--before", metavar="RECIPE", help="check a recipe before any training; a YAML file, or a name in configs/"
     )
     add_overrides(command)
-    command.add_argument("--watch", action="store_true", help="look again and again, until a problem is found")
     command.add_argument("--json", action="store_true", help="findings as one JSON array")
     command.add_argument("--html", type=Path, metavar="FILE", help="write one page that can be sent to a colleague")
     command.set_defaults(run=run)
@@ -59,8 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--set changes a recipe, and a run has its own; give it with --before RECIPE")
     from verizero.pipeline.checks.diagnosis import diagnosed
 
-    if arguments.watch:
-        return watch(lambda: diagnosed(arguments.paths, arguments.tool), arguments.json)
     diagnosis = diagnosed(arguments.paths, arguments.tool)
     if arguments.html is not None:
         from verizero.pipeline.checks.page import write_page
@@ -68,31 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_page(diagnosis, arguments.html)
     show(as_json(diagnosis.findings) if arguments.json else as_text(diagnosis))
     return status_of(diagnosis.findings)
-
-
-def watch(look: Callable[[], Diagnosis], is_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Look every `WATCH_S` seconds, show what is new, and return 3 when a problem is found twice in a row.
-
-    An interrupt ends it with 0. A run whose files are not there yet, or not whole, is waited for.
-    """
-    known: tuple[Finding, ...] = ()
-    with suppress(KeyboardInterrupt):
-        while True:
-            try:
-                diagnosis = look()
-            except VerizeroError as exc:
-                show(f"waiting: {exc}", is_error=True)
-                sleep(WATCH_S)
-                continue
-            named = {(f.cause, f.level) for f in known}
-            if new := [f for f in diagnosis.findings if (f.cause, f.level) not in named]:
-                show(as_json(new) if is_json else "\n\n".join(map(_paragraph, new)))
-            before = {f.cause for f in known if f.level == "problem"}
-            if any(f.level == "problem" and f.cause in before for f in diagnosis.findings):
-                return FOUND
-            known = diagnosis.findings
-            sleep(WATCH_S)
-    return 0
 
 
 def run_before(config: RunConfig, base: Path, is_json: bool = False) -> int:

@@ -22,9 +22,8 @@ from tests.checks.recorded import OF_TRL, cause_of, of_trl
 from tests.source import ROOT
 from tests.test_documents import block, imported
 from verizero.pipeline.checks.cause import CAUSES
-from verizero.pipeline.checks.diagnosis import TOOLS, Diagnosis, diagnosed
+from verizero.pipeline.checks.diagnosis import TOOLS, diagnosed
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.diagnose import watch
 from verizero.pipeline.errors import RunError
 
 PATHS = sorted(OF_TRL.glob("*.tar.xz"))
@@ -187,26 +186,6 @@ def test_what_is_no_log_is_refused_with_what_was_looked_for(tmp_path: Path) -> N
     (tmp_path / "history.csv").write_text("_step,accuracy\n1,0.5\n")
     with pytest.raises(RunError, match=r"no trainer is known that writes these numbers.*--from trl or verl"):
         diagnosed([tmp_path / "history.csv"])
-
-
-def test_a_run_is_watched_until_a_problem_is_found_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problem, healthy = (diagnosed(of_trl(n, tmp_path / n)) for n in ("default_rate-0", "beta_of_five-0"))
-    looks: list[Diagnosis | RunError] = [RunError("no logs"), healthy, problem, problem]
-
-    def look() -> Diagnosis:
-        found = looks.pop(0)
-        if isinstance(found, RunError):
-            raise found
-        return found
-
-    waited: list[float] = []
-    assert watch(look, False, waited.append) == 3
-    out, err = capsys.readouterr()
-    assert (len(waited), err) == (3, "waiting: no logs\n")
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("PROBLEM")] == [
-        "kl_too_strong",
-        "learning_rate_low",
-    ]
 
 
 def test_one_page_has_the_findings_in_the_tools_words(tmp_path: Path) -> None:
