@@ -72,7 +72,7 @@ class Rated:
 
     @property
     def head(self) -> str:
-        """How many prompts were rated, and their mean; how many were not."""
+        """The number of prompts that were rated and the mean of their rates, and how many have none."""
         lost = f"; {self.unrated} without a rate: their graders failed" if self.unrated else ""
         return f"{len(self.rates)} prompts rated, mean pass rate {sum(self.rates) / max(1, len(self.rates)):.3f}{lost}"
 
