@@ -94,7 +94,10 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
 
     Raises: ConfigError naming the source, field, value and remedy.
     """
-    tree = _without_aliases(tree)
+    try:
+        tree = _without_aliases(tree)
+    except RecursionError as exc:
+        raise ConfigError(f"{source}: an alias is inside its own anchor; write the value out") from exc
     for text in overrides:
         _override(tree, text)
     try:
