@@ -203,7 +203,6 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
     from verizero.pipeline.algorithms.base import load_algorithm
     from verizero.pipeline.config.sections import OptimizerConfig
     from verizero.pipeline.models.load import load_model, load_tokenizer
-    from verizero.pipeline.rl.controllers import KlController
     from verizero.pipeline.rollout.engine import Request, Sampling
     from verizero.pipeline.rollout.torch_engine import TorchEngine
     from verizero.pipeline.train.backend import Backend
@@ -243,7 +242,7 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
                 members.append(ScoredRollout(rollout, Verdict("graded", reward(text)), reward(text)))
                 num_tokens.append(len(a.token_ids))
             groups.append(Group(prompt, tuple(members)))
-        settings = Settings(tokenizer.pad_token_id, 1.0, work.our_tokens, step, work.new_tokens, KlController(parts))
+        settings = Settings(tokenizer.pad_token_id, 1.0, work.our_tokens, step, work.new_tokens)
         update(backend, parts, groups, settings)
         end = now(work)
         seconds.append({"generate": generated - begin, "rest": end - generated, "total": end - begin})

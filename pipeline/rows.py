@@ -100,31 +100,6 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     return out
 
 
-def observed_spans(rows: Sequence[TrainedRow]) -> list[list[tuple[int, int]]]:
-    """Return for each row (begin, end) of the tokens that answer the policy, each at its first time only.
-
-    `rows`: those of one rollout. The prompt at the start of a row is no answer. Tokens that a row repeats from an
-    earlier one, unchanged or written again by the template, are left out.
-    """
-    out = []
-    seen: list[tuple[int, ...]] = []
-    for row in rows:
-        ids = row.ids
-        repeated = max((num_shared(ids, earlier) for earlier in seen), default=0)
-        seen.append(ids)
-        spans: list[tuple[int, int]] = []
-        position = 0
-        for number, turn in enumerate(row.turns):
-            end = position + len(turn.observed)
-            size = turn.num_new if turn.num_new is not None else len(turn.observed) if number else 0
-            begin = max(end - size, repeated, 1)  # a row's first token is predicted from nothing
-            if turn.trains and begin < end:
-                spans.append((begin, end))
-            position = end + len(turn.sampled)
-        out.append(spans)
-    return out
-
-
 def is_truncated(rollout: Rollout) -> bool:
     """True if a length limit cut the last turn, or left no room for another one."""
     cut = rollout.was_cut

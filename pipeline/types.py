@@ -149,8 +149,6 @@ class Turn(FastPickled):
     """False if the tokens were sampled in an earlier row and are context in this one."""
     number: int | None = None
     """Number of the turn in its episode, from 0. None: the turns of the rows are in the order of sampling."""
-    num_new: int | None = None
-    """After a fork: how many tokens at the end of `observed` are new. None: no fork, so all but a row's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +384,6 @@ class TrainBatch:
     episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
-    answers: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of `observation_mask`, where there is one
     paths: tuple[Path, ...] | None = None  # of each row, where rows are packed; None: they are padded
     is_routed: bool = False  # experts may be recorded; tokens of a run with other experts are not the same
 

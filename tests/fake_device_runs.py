@@ -18,7 +18,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
 from verizero.pipeline.run.opening import open_run
@@ -250,7 +248,7 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
 
         verizero.pipeline.train.collate.rank_micro_batches = counted
         try:
-            settings = replace(settings_of(parts, tokens), kl=KlController(parts))
+            settings = settings_of(parts, tokens)
             seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
         finally:
             verizero.pipeline.train.collate.rank_micro_batches = plain

@@ -167,11 +167,10 @@ def train_once(
 ) -> Any:
     """Take one update of the algorithm on the groups, and return its metrics."""
     from verizero.pipeline.algorithms.base import load_algorithm
-    from verizero.pipeline.rl.controllers import KlController
     from verizero.pipeline.train.prepare import Settings
     from verizero.pipeline.train.step import update
 
     longest = max(len(m.rollout.response_ids) for g in groups for m in g.members)
     parts = load_algorithm(algorithm, dict(params))[1].resolve(longest)
-    settings = Settings(0, 1.0, micro_batch_tokens, 0, longest, KlController(parts), step=10)
+    settings = Settings(0, 1.0, micro_batch_tokens, 0, longest, step=10)
     return update(backend, parts, groups, settings)

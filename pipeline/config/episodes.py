@@ -39,12 +39,6 @@ class EpisodesConfig(Section):
     max_open: int = Field(256, ge=1, description="most episodes that are open at a time")
     workers: int = Field(8, ge=1, description="threads that run environments")
     retries: int = Field(1, ge=0, description="new beginnings after an environment broke, before the group loses it")
-    observation_coef: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="weight in rl's loss of the mean negative log-likelihood of what environments answered",
-    )
 
 
 def longest_response(rollout: RolloutConfig, episodes: EpisodesConfig) -> int:
@@ -71,16 +65,8 @@ def time_dependent_settings(episodes: EpisodesConfig) -> list[str]:
     return settings + ([f"episodes.next_turn={episodes.next_turn}"] if episodes.next_turn == "as_ready" else [])
 
 
-def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig, has_rl: bool) -> None:
-    """Raise ValueError for a limit above the timeout of ranks, or a term of the loss that no stage has.
-
-    A rank must not time out while an episode still waits for its environment. Only RL has observations in its loss.
-    """
-    if episodes.observation_coef > 0 and not has_rl:
-        raise ValueError(
-            f"episodes.observation_coef={episodes.observation_coef:g} is a term of the loss of RL, and no stage is of "
-            "that kind; set it to 0, or add a stage of kind rl"
-        )
+def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig) -> None:
+    """Raise ValueError for a limit above the timeout of ranks, which wait for an episode's environment."""
     if launch.kind != "none" and episodes.wall_s is not None and episodes.wall_s >= launch.phase_timeout_s:
         raise ValueError(
             f"episodes.wall_s={episodes.wall_s:g} and launch.phase_timeout_s={launch.phase_timeout_s:g}: a rank that "

@@ -104,7 +104,6 @@ class RlConfig(RoundsConfig):
             top_p=recipe.rollout.top_p,
             top_k=recipe.rollout.top_k,
             experts=new_model is None or new_model.model_type not in ARCHITECTURES_WITHOUT_EXPERTS,
-            observation_coef=recipe.episodes.observation_coef,
         )
 
 

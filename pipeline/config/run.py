@@ -170,7 +170,7 @@ class RunConfig(Section):
     def _check_ranks(self) -> None:
         check_backend(self.train, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
-        check_episodes(self.launch, self.episodes, bool(self.sections_of(RlConfig)))
+        check_episodes(self.launch, self.episodes)
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class ChatTurns:
         spliced = self._spliced(history, new, tools, sampled[-1], finish_reason)
         if spliced.fork is not None:
             pieces = rewritten_row(self.chat, [*history, *new], tools, sampled, places)
-            return NextPrompt(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
+            return NextPrompt(pieces, spliced.fork)
         ids = self.chat.ids(spliced.text)
         if not ids:
             roles = ", ".join(m.role for m in new)
@@ -226,26 +226,6 @@ def rewritten_row(
         pieces += [PromptPiece(chat.ids(text[index:start])), PromptPiece(tuple(sampled[k]), turn=k)]
         index = end
     return (*pieces, PromptPiece(chat.ids(text[index:])))
-
-
-def num_new(
-    chat: ChatText, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema], ids: Ids
-) -> int:
-    """Return the number of the last of `ids`, the end of a prompt after `new`, that the new messages bring.
-
-    They begin with the first word of the first new message. 0 where nothing shows where that is.
-    """
-    content = new[0].content
-    index = len(content) - len(content.lstrip())  # behind spaces, which a template may strip
-    letter = "B" if content[index:].startswith("A") else "A"
-    other = replace(new[0], content=content[:index] + letter + content[index:])
-    text = chat.write([*history, *new], tools, asks=True)
-    changed = chat.write([*history, other, *new[1:]], tools, asks=True)
-    begin = num_shared(text, changed)
-    if changed != text[:begin] + letter + text[begin:]:  # the template reads more than it shows
-        return 0
-    # Tokens of the whole may span the beginning, so only those that both have at their ends count.
-    return num_shared(chat.ids(text[begin:])[::-1], ids[::-1])
 
 
 def _unchanged_turns(chat: ChatText, text: str, words: Sequence[str]) -> Mapping[int, tuple[int, int]]:

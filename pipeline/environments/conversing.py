@@ -91,8 +91,6 @@ class NextPrompt:
     """Without a fork: one observed piece, which continues the row. With a fork: a whole new row."""
     fork: str | None = None
     """Why the row cannot be continued, e.g. "thinking"; None: it continues."""
-    num_new: int = 0
-    """With a fork: how many tokens at the end of the last piece are of new messages."""
 
 
 class Conversing(Protocol):

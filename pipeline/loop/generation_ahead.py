@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.run.algorithm import response_kinds, temperature
+from verizero.pipeline.run.algorithm import response_kinds
 from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.session import StageSetup, Workers
 from verizero.pipeline.run.state import InFlightBatch, Item, RunState
@@ -75,9 +75,8 @@ def start_later_batches(
             num_prompts = min(num_prompts, affordable)
         if num_missing == 0 or num_prompts == 0:
             break
-        batch_temperature = temperature(setup, state, steps_ahead)
-        batch = InFlightBatch(workers.sampler.next(num_prompts), state.rl_step, number, batch_temperature)
-        source.start(batch, response_kinds(setup, batch_temperature))
+        batch = InFlightBatch(workers.sampler.next(num_prompts), state.rl_step, number)
+        source.start(batch, response_kinds(setup))
     ages = [age_of(state, g) for g in trained] or [0]
     return {
         "groups/in_flight": float(prompts_in_flight(source)),

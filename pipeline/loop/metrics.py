@@ -13,7 +13,6 @@ from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metri
 from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.report.row_types import RolloutRow, StepRow, VerifierAlarm
 from verizero.pipeline.rows import rows
-from verizero.pipeline.run.algorithm import temperature
 from verizero.pipeline.run.collapse import num_roll_backs
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import StageSetup, Workers
@@ -48,7 +47,7 @@ def record_step(
     row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
     row["reference/version"] = float(state.reference_version)
     row["prompts/distinct"] = float(len(workers.ledger))
-    row["temperature"] = temperature(setup, state)
+    row["temperature"] = setup.config.rollout.temperature
     row["update/skipped"] = float(not batch.updates)
     row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)

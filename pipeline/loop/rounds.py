@@ -14,7 +14,7 @@ from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
 from verizero.pipeline.report.row_types import Numbers, StepRow
-from verizero.pipeline.run.algorithm import sampling, temperature
+from verizero.pipeline.run.algorithm import sampling
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session, StageSetup
@@ -49,7 +49,7 @@ def open_round(session: Session, item: Item, phases: Phases) -> bool:
     if state.step == 0 and item.round == 1 and rollouts.engine.version != state.policy_version:
         phases.publish()  # else an evaluation has published this policy
     if rollouts.parity == "unchecked":
-        check_parity(session.run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
+        check_parity(session.run, workers, setup.config.rollout, recorder, sampling(setup))
     recorder.progress.begin(item.label, state.step, item.num_steps)
     return True
 

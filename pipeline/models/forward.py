@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -50,23 +50,14 @@ class Targets:
     """int64 [N]: their places among B * T, row by row."""
     runs: Runs | None = None
     """Rows lie one after another, and tokens that they share are computed once. None: rows with their padding."""
-    answers: Tensor | None = None
-    """int64: the same places, and those of what answered the policy. None: nothing did, or nobody asks."""
-
-    def with_answers(self) -> Targets:
-        """Return these tokens and those that answered the policy."""
-        return self if self.answers is None else replace(self, at=self.answers, answers=None)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in the order in which `with_tensors` takes them."""
-        answers = [] if self.answers is None else [self.answers]
-        return [self.at, *answers, *([] if self.runs is None else self.runs.tensors())]
+        return [self.at, *([] if self.runs is None else self.runs.tensors())]
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Targets:
         """Return the same targets with other tensors, such as copies on a device; they are taken from the iterator."""
-        at = next(tensors)
-        answers = None if self.answers is None else next(tensors)
-        return Targets(at, None if self.runs is None else self.runs.with_tensors(tensors), answers)
+        return Targets(next(tensors), None if self.runs is None else self.runs.with_tensors(tensors))
 
 
 @dataclass(frozen=True, slots=True)

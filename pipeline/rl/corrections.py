@@ -12,7 +12,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl import ratios
 from verizero.pipeline.rl.parts import Parts, PolicyParams
 from verizero.pipeline.rl.ratios import LOG_RATIO_LIMIT, binary_kl, exp_clamped, k3
-from verizero.pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
+from verizero.pipeline.rl.reduce import divide, masked, masked_sum, sequence_mean
 
 
 def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None) -> Tensor:
@@ -59,16 +59,6 @@ def off_policy_keep(
     drift = sequence_mean(rollout_logprobs - logprobs.detach(), mask)
     # drift [B, 1] is of the response, the sign of A [B, T] of the token: some estimators give both within one response.
     return (advantages >= 0) | (drift <= delta)
-
-
-def mean_weight(weights: Tensor, mask: Tensor) -> float:
-    """Return the mean of mismatch weights over a batch: over tokens for [B, T], over responses for [B, 1].
-
-    A batch without a trained token has mean 1.
-    """
-    trains = mask.any(dim=1, keepdim=True)
-    mean = float(masked_mean(weights, mask if weights.shape == mask.shape else trains))
-    return mean if bool(trains.any()) and mean > 0 else 1.0
 
 
 def rejection_keep(

@@ -57,19 +57,19 @@ class Advantages:
         return Advantages(self.advantages.to(dtype), returns, self.stats)
 
 
-def compute_advantages(parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None) -> Advantages:
+def compute_advantages(parts: Parts, inputs: AdvantageInputs) -> Advantages:
     """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
 
     Baselines, spreads, lengths and discounts are of whole episodes: the trained tokens of all rows of an episode, in
     the order in which they were drawn, are one response.
 
-    `kl_coef` replaces the parts' own where it adapts. Metrics: moments of the input rewards and of advantages, the
+    Metrics: moments of the input rewards and of advantages, the
     share of groups without signal, and the KL that enters the reward, before its coefficient (0 if none enters).
 
     Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
     if inputs.episode_ids is None and not parts.credits_turns:
-        return _of_responses(parts, inputs, kl_coef)
+        return _of_responses(parts, inputs)
     mask = inputs.response_mask > 0
     episodes, turn_ids = inputs.episode_ids, inputs.turn_ids
     if episodes is None:
@@ -77,7 +77,7 @@ def compute_advantages(parts: Parts, inputs: AdvantageInputs, *, kl_coef: float 
     if turn_ids is None:
         turn_ids = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
     layout = episode_layout(episodes, turn_ids, mask)
-    out = _of_responses(parts, _joined(inputs, turn_ids, layout), kl_coef)
+    out = _of_responses(parts, _joined(inputs, turn_ids, layout))
     returns = None if out.returns is None else layout.spread(out.returns)
     return Advantages(layout.spread(out.advantages), returns, out.stats)
 
@@ -93,14 +93,14 @@ def _joined(inputs: AdvantageInputs, turn_ids: Tensor, layout: EpisodeLayout) ->
     )
 
 
-def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None) -> Advantages:
+def _of_responses(parts: Parts, inputs: AdvantageInputs) -> Advantages:
     """Return the advantages of a batch in which every row is a whole response."""
     mask = inputs.response_mask > 0
     groups = _groups(parts, inputs)
     # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
     rewards, greedy = _clipped(parts, inputs.rewards.double()), _double(inputs.greedy_rewards)
     reward_kl = _reward_kl(parts, inputs, mask)
-    penalty = reward_kl * (parts.params.kl_coef if kl_coef is None else kl_coef)
+    penalty = reward_kl * parts.params.kl_coef
     # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
     token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
     rewarded = Rewarded(

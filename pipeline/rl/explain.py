@@ -23,8 +23,6 @@ class Setting:
     top_k: int = 0
     experts: bool = True
     """The policy may be a mixture of experts."""
-    observation_coef: float = 0.0
-    """Weight of the log-likelihood of what environments answered."""
 
 
 DEFAULT_SETTING = Setting()
@@ -44,7 +42,7 @@ def explain(
     """
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
-        f"maximise    J = {_objective(parts, setting.observation_coef)}",
+        f"maximise    J = {_objective(parts)}",
         *_where(parts.surrogate),
         f"advantage   {_formula(parts.advantage)[0]}",
         *_where(parts.advantage),
@@ -74,7 +72,7 @@ def models(parts: Parts, setting: Setting = DEFAULT_SETTING) -> list[str]:
     return [*names, *(setting.reward_models or ["no reward model: rewards come from verifiers"])]
 
 
-def _objective(parts: Parts, observation_coef: float) -> str:
+def _objective(parts: Parts) -> str:
     inner = _formula(parts.surrogate)[0]
     weights = "".join(f" {symbol}" for symbol in _weights(parts))
     terms = [f"({inner}){weights}" if weights else inner]
@@ -86,8 +84,6 @@ def _objective(parts: Parts, observation_coef: float) -> str:
         text += f" + {parts.params.entropy_coef:g} mean token entropy"
     if parts.params.ptx_coef:
         text += f" + {parts.params.ptx_coef:g} mean log pi(SFT text)"
-    if observation_coef:
-        text += f" + {observation_coef:g} mean log pi(observations)"
     return text
 
 
@@ -111,13 +107,10 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "reward", f"r_t = [t = last] R - {params.kl_coef:g} ({_estimate(params)}), d = log pi_ref - log pi_old"
     if params.kl_place == "loss":
         yield "kl", "d = log pi_ref - log pi"
-    if params.kl_target is not None:
-        yield "kl", f"the coefficient adapts to KL {params.kl_target:g} over {params.kl_horizon:g} responses"
     if params.mismatch_level != "none":
         what = "clamped to" if params.mismatch_action == "truncate" else "0 outside"
-        mean = ", divided by its mean over the batch" if params.mismatch_normalize else ""
         bounds = f"[{params.mismatch_floor:g}, {params.mismatch_cap:g}]"
-        yield "w", f"pi_old / pi_gen per {params.mismatch_level}, {what} {bounds}{mean}"
+        yield "w", f"pi_old / pi_gen per {params.mismatch_level}, {what} {bounds}"
     for name, low, high in params.criteria:
         yield "mask", f"0 where {catalog.REJECTIONS[name]}, of pi_old against pi_gen, is outside [{low:g}, {high:g}]"
     if params.mismatch_stale == "decoupled":
@@ -145,8 +138,6 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "critic", f"{critic.loss_coef:g} * 0.5 (V - return)^2{clip}; alone for {critic.warmup_steps} steps"
     if params.dynamic_sampling:
         yield "sampling", "groups whose rewards are all equal are replaced by new prompts"
-    if params.temperature_end is not None:
-        yield "sampling", f"temperature falls linearly to {params.temperature_end:g}"
     yield "updates", f"{params.num_epochs} passes of {params.num_minibatches} optimiser steps on each batch"
     if not parts.ratio_entry.is_one and params.num_updates == 1:
         yield "updates", "so pi is pi_old on rows of the newest policy: r is 1 there, and nothing that bounds r acts"

@@ -24,7 +24,7 @@ from verizero.pipeline.rl.corrections import (
 )
 from verizero.pipeline.rl.episodes import Shares, sequences_of
 from verizero.pipeline.rl.logprobs import working
-from verizero.pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
+from verizero.pipeline.rl.metrics import Observed, observe, summarize_stats
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rl.ratios import estimate_kl
 from verizero.pipeline.rl.reduce import masked, masked_sum
@@ -39,8 +39,6 @@ class Counts:
     """Response tokens that train."""
     sequences: float = 0.0
     """Responses with at least one such token; an episode of several turns or rows is one."""
-    observed: float = 0.0
-    """Tokens that answered the policy; 0 if the algorithm does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,8 @@ class LossInputs:
     """[B, T] bool from `selection.select_tokens`: tokens of high covariance."""
     stale: Tensor | None = None
     """[B] bool: responses of an older policy. None: there are none."""
-    mean_weight: float = 1.0
-    """Mean of the mismatch weights over the whole batch, which normalised weights are divided by."""
     shares: Shares | None = None
     """The part of its episode that each row is; None where every row is a whole episode."""
-    observed: Tensor | None = None
-    """[B, T]: 1 on the tokens that answered the policy, for `observation_coef`; none of them is a response token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +80,21 @@ def count_denominators(
     response_mask: Tensor,
     truncated: Tensor | None = None,
     shares: Shares | None = None,
-    observed: Tensor | None = None,
 ) -> Tensor:
-    """Return the counts of one micro-batch, float64 [3] in the order of `Counts`, to be added before any backward.
+    """Return the counts of one micro-batch, float64 [2] in the order of `Counts`, to be added before any backward.
 
     Rows without a trained token count nowhere.
     """
     mask = training_mask(parts, response_mask, truncated)
-    tokens = mask.sum()
-    answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
     # Tensors, not numbers: the host would wait for the device at each micro-batch.
-    sequences = sequences_of(mask, shares).sum()
-    return torch.stack([x.double() for x in (tokens, sequences, answers)])
+    return torch.stack([mask.sum().double(), sequences_of(mask, shares).sum().double()])
 
 
-def policy_loss(
-    parts: Parts,
-    inputs: LossInputs,
-    totals: Counts,
-    *,
-    kl_coef: float | None = None,
-    observation_coef: float = 0.0,
-) -> LossOutput:
-    """Return this micro-batch's share of the loss to minimise: -objective + kl + observations - entropy bonus.
+def policy_loss(parts: Parts, inputs: LossInputs, totals: Counts) -> LossOutput:
+    """Return this micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
 
-    `totals` are the counts of the whole optimiser step. `kl_coef` replaces the parts' own. The entropy bonus is a mean
-    over tokens under every aggregation, and that of observations over observed tokens, so that coefficients mean the
-    same everywhere.
+    `totals` are the counts of the whole optimiser step. The entropy bonus is a mean over tokens under every
+    aggregation, so that its coefficient means the same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -138,7 +120,7 @@ def policy_loss(
     weighted = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     kl_by_token = _kl_by_token(parts, logprobs, ref, old, mask) if parts.params.kl_place == "loss" else None
     losses = {"policy_loss": -_aggregate(parts, weighted, mask, totals, inputs)}
-    losses |= _terms(parts, inputs, mask, totals, kl_by_token, kl_coef, observation_coef)
+    losses |= _terms(parts, inputs, mask, totals, kl_by_token)
     loss = torch.stack(list(losses.values())).sum()
     observed = Observed(
         losses={"loss": loss, **losses},
@@ -172,9 +154,6 @@ def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
             f"statistics hold {out['tokens/trained']:g} tokens but the denominator counted {totals.tokens:g}; "
             "sum both over the same micro-batches and ranks"
         )
-    if totals.observed:
-        loss = float(stats[SUMS.index("observation_loss")])
-        out |= {"loss/observation": loss, "observation/tokens": totals.observed}
     return out
 
 
@@ -238,7 +217,6 @@ def _weights(
     if parts.params.mismatch_level != "none" and gen is not None:
         weight = mismatch_weights(parts.params, old, gen, mask).expand(weight.shape)  # [B, 1] -> [B, T]
         drops["mismatch"] = weight == 0
-        weight = weight / inputs.mean_weight
     masks: dict[str, Tensor] = {}  # False on the tokens to drop, by reason
     if parts.params.criteria and gen is not None:
         masks["rejected"] = rejection_keep(parts.params.criteria, own_old, gen, mask)
@@ -272,24 +250,15 @@ def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts, inputs: Lo
 
 
 def _terms(
-    parts: Parts,
-    inputs: LossInputs,
-    mask: Tensor,
-    totals: Counts,
-    kl_by_token: Tensor | None,
-    kl_coef: float | None,
-    observation_coef: float,
+    parts: Parts, inputs: LossInputs, mask: Tensor, totals: Counts, kl_by_token: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the terms of the loss besides the objective, by name. `kl_by_token`: [B, T]."""
     losses = {}
     if kl_by_token is not None:
         # The KL counts every trained token: no importance weights, nothing dropped.
-        beta = parts.params.kl_coef if kl_coef is None else kl_coef
-        losses["kl_loss"] = beta * _aggregate(parts, kl_by_token, mask, totals, inputs)
+        losses["kl_loss"] = parts.params.kl_coef * _aggregate(parts, kl_by_token, mask, totals, inputs)
     if parts.params.entropy_coef != 0:
         losses["entropy_loss"] = -parts.params.entropy_coef * _mean_entropy(inputs.entropy, mask, totals)
-    if observation_coef != 0:
-        losses["observation_loss"] = -observation_coef * _mean_of_observed(parts, inputs, totals)
     return losses
 
 
@@ -299,13 +268,6 @@ def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor
     # Over the whole mask: the KL counts tokens that the objective drops.
     log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask) if parts.params.kl_form == "k3_ratio" else None
     return estimate_kl(parts.params.kl_form, logprobs, ref, old, parts.params.kl_cap, log_ratio)
-
-
-def _mean_of_observed(parts: Parts, inputs: LossInputs, totals: Counts) -> Tensor:
-    if inputs.observed is None:
-        raise DataError("observation_coef trains on what was observed and needs observed [B, T], got None")
-    mask = training_mask(parts, inputs.observed, inputs.truncated)
-    return reduce.divide(masked_sum(working(inputs.logprobs), mask), totals.observed)
 
 
 def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tensor:

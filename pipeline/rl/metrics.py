@@ -18,7 +18,6 @@ SUMS = (
     "policy_loss",
     "kl_loss",
     "entropy_loss",
-    "observation_loss",
     "tokens",
     "sequences",
     "filtered_tokens",

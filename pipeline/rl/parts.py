@@ -156,12 +156,6 @@ class PolicyParams(AlgorithmParams):
     kl_cap: float | None = Field(
         None, gt=0, description="no token's k3 counts for more than this, and beyond it has no gradient; 10 is usual"
     )
-    kl_target: float | None = Field(
-        None,
-        gt=0,
-        description="KL per token, in nats, that the coefficient adapts to (arXiv:1909.08593's 6 is per response)",
-    )
-    kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
     overlong_filter: bool = Field(False, description="truncated responses train nothing")
     overlong_buffer: Buffer = None
@@ -179,7 +173,6 @@ class PolicyParams(AlgorithmParams):
     )
     mismatch_cap: Cap = 2.0
     mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
-    mismatch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
     mismatch_reject: Reject = {}
     mismatch_stale: Stale = "bypass"
     entropy_coef: float = Field(0.0, description="coefficient of the entropy bonus")
@@ -187,7 +180,6 @@ class PolicyParams(AlgorithmParams):
     num_epochs: int = Field(1, ge=1, description="passes over each batch")
     num_minibatches: NumMinibatches = 1
     dynamic_sampling: Dynamic = False
-    temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
     credit: CreditName = "outcome"
     credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
     credit_outcome: float = option("turns", "outcome")
@@ -356,8 +348,8 @@ class Parts:
 
     @property
     def needs_selection(self) -> bool:
-        """Tokens are selected, or weights divided by their mean, once per batch and over the whole of it."""
-        return self.params.high_entropy_share is not None or self.surrogate_selects or self.params.mismatch_normalize
+        """Tokens are selected once per batch and over the whole of it."""
+        return self.params.high_entropy_share is not None or self.surrogate_selects
 
     @property
     def needs_reference(self) -> bool:

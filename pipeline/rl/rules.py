@@ -18,7 +18,6 @@ UNUSUAL: dict[str, str] = {
     "reuse_without_ratio": "several updates on one batch without an importance ratio are biased",
     "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
     "product_ratio_clip": "the product over a whole response leaves any clip range after a few tokens",
-    "adaptive_kl_in_loss": "the adaptive coefficient was made for KL in the reward",
     "k1_in_loss": "the gradient of k1 is the same for every reference, 0 on average, and holds nothing; use k2 or k3",
     "stale_without_ratio": "responses of an older policy, without an importance ratio, bias the gradient",
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
@@ -153,10 +152,6 @@ def _wrong_kl(parts: Parts) -> Iterator[str]:
         yield f"kl_form {form!r} corrects a gradient, and kl in the reward has none; use k1 or k3"
     if place == "loss" and form == "k3_ratio" and parts.ratio_entry.is_one:
         yield f"kl_form 'k3_ratio' takes the surrogate's ratio, which is {str(parts.ratio)!r}; use k3 or k3_unbiased"
-    if (params.kl_target is None) != (params.kl_horizon is None):
-        yield "kl_target and kl_horizon make the coefficient adaptive together; set both or neither"
-    if params.kl_target is not None and place == "none":
-        yield f"kl_target is {params.kl_target:g} but kl enters nowhere; set kl_in"
     if params.kl_cap is not None and place == "none":
         yield f"kl_cap is {params.kl_cap:g} but kl enters nowhere; set kl_in, or kl_cap to null"
     if params.kl_cap is not None and form not in CAPPED_FORMS:
@@ -202,8 +197,6 @@ def _wrong_mismatch(parts: Parts) -> Iterator[str]:
     level, floor, cap = params.mismatch_level, params.mismatch_floor, params.mismatch_cap
     if level != "none" and not floor < cap:
         yield f"mismatch needs floor < cap, got floor {floor:g} and cap {cap:g}"
-    if params.mismatch_normalize and level == "none":
-        yield "mismatch_normalize divides weights and mismatch_level is none; set mismatch_level, or leave it out"
     for name, low, high in params.criteria:
         _check_name("mismatch_reject", name, catalog.REJECTIONS)
         if not low < high:
@@ -231,7 +224,5 @@ def _unusual(parts: Parts) -> Iterator[str]:
     divided = advantage is not None and advantage.divides and parts.advantage.options.get("std") != "none"
     if parts.surrogate.name == "squared" and divided:
         yield "squared_with_std"
-    if parts.params.kl_target is not None and parts.params.kl_place == "loss":
-        yield "adaptive_kl_in_loss"
     if parts.params.kl_form == "k1" and parts.params.kl_place == "loss":
         yield "k1_in_loss"

@@ -104,8 +104,6 @@ class Transcript:
     """Each sampled turn once, in order."""
     observed: tuple[int, ...] = ()
     """Tokens that the next turn is shown, after those of its row."""
-    num_new: int | None = None
-    """After a fork: how many of the observed tokens are new. None: all."""
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -150,12 +148,11 @@ class Transcript:
             policy_version=policy_version,
             kept=completion.kept,
             number=len(self.turns),
-            num_new=self.num_new,
         )
         branch = self.branch
         branch.turns = with_experts([*branch.turns, turn], completion.routing)
         self.turns.append(branch.turns[-1])
-        self.observed, self.num_new = (), None
+        self.observed = ()
 
     def read(self) -> ReadTurn:
         """Read the last turn: add its message, and return it."""
@@ -231,4 +228,4 @@ class Transcript:
             row.ends.append(before.ends[piece.turn])
             observed = ()
         self._begin_branch(row)
-        self.observed, self.num_new = observed, next_prompt.num_new
+        self.observed = observed

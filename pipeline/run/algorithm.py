@@ -14,12 +14,10 @@ from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig
 from verizero.pipeline.config.stages import ReferenceConfig, RoundsConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.routing import num_experts, unreplayable
-from verizero.pipeline.rl.controllers import decayed_temperature
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.generate import Generation, ResponseKind, generate_rollouts
 from verizero.pipeline.run.session import StageSetup
-from verizero.pipeline.run.state import RunState
 from verizero.pipeline.types import Prompt
 
 
@@ -87,23 +85,12 @@ PROBE_TOKENS = 4
 """Tokens of the responses by which an engine is timed."""
 
 
-def temperature(setup: StageSetup, state: RunState, steps_ahead: int = 0) -> float:
-    """Return the sampling temperature of this step or a later one; it goes linearly to `temperature_end`."""
-    start = setup.config.rollout.temperature
-    if setup.parts is None:
-        return start
-    # The last step has the end temperature exactly; a stage of one step divides by 1.
-    last_step = max(1, setup.rounds.rounds * setup.rounds.steps_per_round - 1)
-    share_done = min(1.0, (state.step_in_stage + steps_ahead) / last_step)
-    return decayed_temperature(start, setup.parts.params.temperature_end, share_done)
-
-
-def sampling(setup: StageSetup, at_temperature: float) -> Sampling:
+def sampling(setup: StageSetup) -> Sampling:
     """Return how responses are sampled, and what is recorded of that for training to replay."""
     how = setup.config.rollout
     return Sampling(
         how.max_response_tokens,
-        at_temperature,
+        how.temperature,
         how.top_p,
         how.top_k,
         max_kept=how.max_kept if setup.parts is not None and setup.parts.params.keep_sampling else 0,
@@ -111,9 +98,9 @@ def sampling(setup: StageSetup, at_temperature: float) -> Sampling:
     )
 
 
-def response_kinds(setup: StageSetup, at_temperature: float) -> list[ResponseKind]:
+def response_kinds(setup: StageSetup) -> list[ResponseKind]:
     """Return the kinds of responses to each prompt of a step: a group, and a greedy one if it is the baseline."""
-    kinds = [ResponseKind("rl", setup.rounds.group_size, sampling(setup, at_temperature))]
+    kinds = [ResponseKind("rl", setup.rounds.group_size, sampling(setup))]
     if setup.parts is not None and setup.parts.needs_greedy:
         kinds.append(ResponseKind("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
     return kinds

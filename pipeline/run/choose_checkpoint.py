@@ -1,8 +1,8 @@
 """The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data.
 
 A stage of which the recipe now asks more rounds, steps or epochs continues if nothing in what it did depended on its
-length. A learning rate that is falling does, and so does a temperature that goes to `temperature_end`. Changes of
-verifiers and environments in the middle of a stage are listed in run.json, under `changes`.
+length. A learning rate that is falling does. Changes of verifiers and environments in the middle of a stage are listed
+in run.json, under `changes`.
 
 What a run wrote and continues without is moved to `stale/N` in its folder, never deleted.
 """
@@ -247,8 +247,6 @@ def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state
     each = f"{kind}.steps_per_round"
     if in_rounds and before[each] != now[each] and done > before[each]:
         return f"{each} can only change before round 2 begins; raise {kind}.rounds"
-    if now.get(f"{kind}.algorithm.temperature_end") is not None:
-        return f"{kind}.algorithm.temperature_end made the temperature of its steps depend on their number"
     numbers = {name: now.get(f"{kind}.optimizer.{name}") for name in OptimizerConfig.model_fields}
     if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
         return (

@@ -31,11 +31,6 @@ def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: in
     does not exist or refuses its parameters.
     """
     prompts = [*data.train, *data.evaluation]
-    if config.episodes.observation_coef > 0 and all(p.environment is None for p in data.train):
-        raise ConfigError(
-            f"episodes.observation_coef={config.episodes.observation_coef:g} trains on what environments answer, and "
-            "no row of data.train has an environment; set it to 0, or name an environment"
-        )
     if all(p.environment is None for p in prompts):
         return None
     check_stages(config)

@@ -40,7 +40,6 @@ def save(session: Session) -> None:
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
     state.store = StoreMark(recorder.store.sync(), recorder.store.sums())
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
-    state.stage.kl = {} if session.setup.kl is None else session.setup.kl.state_dict()
     # Collectives, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
     number, kept_for_rollback = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection
 from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.fingerprints import Fingerprint
@@ -112,7 +111,6 @@ class StageSetup:
     """The recipe with this stage alone, its section under its kind, at the rate that the guard has left."""
     parts: Parts | None
     """The algorithm's parts; None if the stage is not RL."""
-    kl: KlController | None
     """The coefficient of those parts' KL."""
     keeps_routing: bool
     """True if the experts that were used while sampling are recorded."""

@@ -18,7 +18,6 @@ from verizero.pipeline.models.load import DTYPES, create_model, load_model, load
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.unloaded import model_on_meta
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run import collapse
 from verizero.pipeline.run.algorithm import resolve_parts, response_kinds
 from verizero.pipeline.run.build import device_of, first_model_path
@@ -119,11 +118,8 @@ def set_up_stage(run: Run, workers: Workers, state: RunState) -> StageSetup:
     config = collapse.with_lower_rate(run.recipe.of_stage(state.stage.name), state)
     model = workers.backend.model
     parts = resolve_parts(config, model)
-    kl = None if parts is None else KlController(parts)
-    if kl is not None and state.stage.kl:
-        kl.load_state_dict(state.stage.kl)
     keeps_routing = parts is not None and parts.params.keep_routing and num_experts(model.config) is not None
-    setup = StageSetup(config, parts, kl, keeps_routing)
+    setup = StageSetup(config, parts, keeps_routing)
     reward = setup.section.reward if isinstance(setup.section, RlConfig) else None
     workers.graders.enter_stage(None if reward is None else bind_grader(run.folder, run.base_dir, reward))
     return setup
@@ -146,7 +142,7 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
     # From now on the source has them; the next checkpoint asks it again.
     batches, state.in_flight = state.in_flight, []
     for batch in batches:
-        workers.rollouts.restore(batch, response_kinds(setup, batch.temperature))
+        workers.rollouts.restore(batch, response_kinds(setup))
 
 
 def restore_checkpoint(run: Run, workers: Workers, state: RunState, start: Path) -> None:

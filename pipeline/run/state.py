@@ -43,7 +43,6 @@ class InFlightBatch:
     """The RL step that started the batch. With `number` it names the batch's random numbers."""
     number: int
     """Index among the batches that the same step started."""
-    temperature: float
     rollouts: list[list[Rollout]] = field(default_factory=list)
     """Filled in a checkpoint only, from all ranks: by kind (sampled, then greedy), prompt by prompt."""
 
@@ -69,8 +68,6 @@ class StageState:
     """Kept groups that did not fit into the last batch."""
     num_tokens: int = 0
     """Tokens generated in this stage of RL, greedy baselines included."""
-    kl: dict[str, Any] = field(default_factory=dict)
-    """The coefficient of the KL."""
     guard: dict[str, Any] = field(default_factory=dict)
     """Memory of the collapse guard: measures of the first and last steps, checkpoints, rollbacks."""
 

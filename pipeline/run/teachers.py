@@ -22,7 +22,6 @@ from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.rows import require_single
-from verizero.pipeline.run.algorithm import temperature
 from verizero.pipeline.run.session import Run, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
@@ -142,7 +141,7 @@ def distillation_term(
         coef=section.coef,
         teachers=teachers,
         rows=[row for row, member in zip(rows, members, strict=True) if member.reward is not None],
-        objective=section.objective(temperature(setup, state)),
+        objective=section.objective(setup.config.rollout.temperature),
         settings=distill_settings(run, setup.config),
         counts=counts,
     )

@@ -14,7 +14,6 @@ from functools import partial
 from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.run.algorithm import temperature
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.run.teachers import distill_rows, distill_settings, stage_teachers
@@ -60,7 +59,7 @@ def train_on_teachers(
     metrics = {**counts, **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {})}
     if not rows:
         return {**metrics, "rows": 0.0}
-    objective = section.objective(temperature(setup, state))
+    objective = section.objective(setup.config.rollout.temperature)
     return {
         **metrics,
         **distill_update(workers.backend, teachers, rows, objective, distill_settings(run, setup.config)),

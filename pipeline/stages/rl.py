@@ -16,7 +16,7 @@ from verizero.pipeline.loop.reference import reference_config
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.models.strictness import ordered
 from verizero.pipeline.rl.parts import PolicyParams
-from verizero.pipeline.run.algorithm import response_kinds, temperature
+from verizero.pipeline.run.algorithm import response_kinds
 from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
@@ -79,7 +79,7 @@ def generate(
         if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
             early_grading = workers.graders.of_stage.grade_early(with_components=True)
         reader = None if early_grading is None else early_grading.add
-        kinds = response_kinds(setup, temperature(setup, state))
+        kinds = response_kinds(setup)
         count_response = recorder.counter(len(prompts_of_rank) * sum(kind.samples for kind in kinds))
         rollouts = source.generate(prompts_of_rank, kinds, (state.rl_step, attempt), reader, count_response)
     state.stage.num_tokens += sum(run.ranks.gather(sum(r.num_sampled for r in rollouts)))
@@ -168,21 +168,18 @@ def train_on_rewards(
 ) -> StepMetrics:
     """Update the policy with the stage's algorithm on the groups' rewards, and return the metrics."""
     config, parts, backend = setup.config, setup.algorithm, workers.backend
-    assert setup.kl is not None
     uses_texts = parts.params.ptx_coef > 0
     settings = Settings(
         pad_id=run.pad_id,
-        temperature=temperature(setup, state),
+        temperature=config.rollout.temperature,
         micro_batch_tokens=config.train.micro_batch_tokens,
         policy_version=state.policy_version,
         max_response_tokens=longest_response(config.rollout, config.episodes),
-        kl=setup.kl,
         with_reference=reference_config(setup).schedule != "none",
         seed=run.seed,
         step=state.rl_step,
         texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
         texts_per_update=setup.section.ptx_batch_size if uses_texts else 0,
-        observation_coef=config.episodes.observation_coef,
         distillation=distillation_term(run, workers, setup, state, groups),
     )
     return update(backend, parts, groups, settings)

@@ -16,7 +16,7 @@ from verizero.pipeline.models.forward import Targets
 from verizero.pipeline.models.runs import Runs, moved
 from verizero.pipeline.models.widths import ALIKE, padded_width
 from verizero.pipeline.rl.parts import PolicyParams
-from verizero.pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
+from verizero.pipeline.rows import Span, TrainedRow, is_truncated, trained_rows
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.replay import collate_records, records_of_rows
@@ -38,15 +38,12 @@ class Micro(NamedTuple):
     """Indices of the tokens that train, and the layout of packed rows."""
 
 
-def collate(
-    groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
-) -> TrainBatch:
+def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu") -> TrainBatch:
     """Return the members of `groups` that have a reward as one right-padded batch.
 
     Every sampled token trains in exactly one row, the end-of-sequence token included; observed tokens are not in
     `response_mask`. group_ids are indices of groups, episode_ids of members with a reward. The rows of an episode
-    follow one another, in the order in which they began. `observations`: `extras` gets `observation_mask`, 1 on the
-    tokens that answered the policy, each in one row. Every rank makes the same batch.
+    follow one another, in the order in which they began. Every rank makes the same batch.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
@@ -62,22 +59,13 @@ def collate(
     attention_mask, response_mask = _masks(rows, lengths, width, device)
     ids, logprobs = _tokens(rows, lengths, width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
-    episode_ids = turn_ids = answer_spans = None
+    episode_ids = turn_ids = None
     if any(len(rows_of_member) > 1 or len(rows_of_member[0].turns) > 1 for rows_of_member in rows_of_members):
         episode_ids = torch.tensor(member_of_row, device=device)
         turn_ids = _by_span(rows, width, lambda span: span.number, -1).to(device)
     if any(m.steps for _, m in members):
         steps = [members[i][1].steps for i in member_of_row]
         turn_ids = _of_steps(rows, steps, width, turn_ids).to(device)
-    if observations:
-        observation_mask = torch.zeros(len(rows), width)
-        answer_spans = tuple(
-            tuple(spans) for rows_of_member in rows_of_members for spans in observed_spans(rows_of_member)
-        )
-        for i, spans in enumerate(answer_spans):
-            for begin, end in spans:
-                observation_mask[i, begin:end] = 1
-        extras["observation_mask"] = observation_mask.to(device)
     return TrainBatch(
         input_ids=ids.to(device),
         attention_mask=attention_mask.to(torch.int64),
@@ -91,7 +79,6 @@ def collate(
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
-        answers=answer_spans,
     )
 
 
@@ -280,9 +267,7 @@ def idle_micro_batch(batch: TrainBatch) -> TrainBatch:
     row = int(batch.attention_mask.sum(1).argmin())
     shortest = rows_of(batch, [row])
     # No token trains, so none has a record of its sampling to replay.
-    extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
-    empty_mask = torch.zeros_like(shortest.response_mask)
-    return replace(shortest, response_mask=empty_mask, extras=extras, records=None, spans=((),), answers=None)
+    return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), records=None, spans=((),))
 
 
 def rows_of(
@@ -297,7 +282,7 @@ def rows_of(
         indices = torch.tensor(list(rows), dtype=torch.int64, device=device)
     if width is None:
         width = padded_width(int(batch.attention_mask[indices].sum(1).max()), device)
-    whole = {"spans": batch.spans, "answers": batch.answers, "paths": batch.paths}
+    whole = {"spans": batch.spans, "paths": batch.paths}
     of_rows: dict[str, Any] = {n: None if v is None else tuple(v[i] for i in rows) for n, v in whole.items()}
     return TrainBatch(
         input_ids=batch.input_ids[indices, :width],
@@ -387,11 +372,7 @@ def micros_at(batch: TrainBatch, pieces: Sequence[Sequence[int]], costs: Sequenc
         trained_spans = [batch.spans[i] for i in rows]
         paths = _paths_at(batch, rows, widths[-1])
         runs = None if paths is None else Runs.of(paths, widths[-1], most=max_tokens, device=device)
-        answers = None
-        if batch.answers is not None:
-            both = [sorted({*spans, *batch.answers[i]}) for spans, i in zip(trained_spans, rows, strict=True)]
-            answers = span_indices(both, widths[-1])
-        targets_of_micros.append(Targets(span_indices(trained_spans, widths[-1]), runs, answers))
+        targets_of_micros.append(Targets(span_indices(trained_spans, widths[-1]), runs))
     # One copy to the device for all tensors, because the host waits for each copy.
     row_indices = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
     on_device = moved([*row_indices, *(t for targets in targets_of_micros for t in targets.tensors())], device)

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.rl.controllers import KlController
-from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
 from verizero.pipeline.rl.episodes import Shares, episode_layout, shares_of
 from verizero.pipeline.rl.logprobs import score_norms
 from verizero.pipeline.rl.loss import ratio_logprobs
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rl.reduce import masked
 from verizero.pipeline.rl.selection import Selection, select_tokens
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend, WhichModel
@@ -41,7 +38,6 @@ class Settings:
     """The version of the policy that is updated; rollouts of an older one are off-policy."""
     max_response_tokens: int
     """The longest response (of an episode: trained tokens) that the recipe allows, for penalties on length."""
-    kl: KlController
     with_reference: bool = False
     """Measure the KL to the reference even if the objective does not use it."""
     seed: int = 0
@@ -49,8 +45,6 @@ class Settings:
     texts: Sequence[Row] = ()
     """Demonstrations: each optimiser step also trains on `texts_per_update` of them if `ptx_coef` is above 0."""
     texts_per_update: int = 0
-    observation_coef: float = 0.0
-    """Weight of the mean negative log-likelihood of the tokens that environments answered."""
     distillation: Distillation | None = None
     """A term that brings the policy closer to a teacher; None: there is none."""
 
@@ -124,7 +118,6 @@ class Prepared:
     critic_values: Tensor | None
     advantages: Advantages
     selection: Selection
-    mean_weight: float
     shares: Shares | None
     """The part of its episode that each row is; None where every row is a whole episode."""
     is_tree_refused: bool = False
@@ -142,7 +135,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: ranks divide the rows for what needs the model, and each computes the rest itself.
     """
     paths, is_refused = packed_paths(backend, ids_of_rows(groups))
-    collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
+    collated = collate(groups, settings.pad_id, backend.model.device)
     is_routed = collated.records is not None and num_experts(backend.model.config) is not None
     collated = replace(collated, paths=paths, is_routed=is_routed)
     shares = None
@@ -167,7 +160,6 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             turn_ids=batch.turn_ids,
             turn_rewards=turn_table(groups, collated.rewards.device) if parts.credits_turns else None,
         ),
-        kl_coef=settings.kl.coef,
     ).to(batch.response_mask.dtype)
     selection = _selection(parts, batch, start, advantages, settings)
     return Prepared(
@@ -176,7 +168,6 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         critic_values,
         advantages,
         selection,
-        mean_weight=_mean_weight(parts, batch, start),
         shares=shares,
         is_tree_refused=is_refused,
     )
@@ -216,15 +207,6 @@ def _selection(
         old_entropy=start.entropy,
         generator=torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step)),
     )
-
-
-def _mean_weight(parts: Parts, batch: TrainBatch, start: BatchStart) -> float:
-    """Return the mean mismatch weight over the whole batch if the weights are normalised by it, else 1."""
-    if not parts.params.mismatch_normalize or start.ratio_logprobs is None:
-        return 1.0
-    mask = training_mask(parts, batch.response_mask, batch.truncated)
-    old, engine = masked(start.ratio_logprobs, mask), masked(batch.rollout_logprobs, mask)
-    return mean_weight(mismatch_weights(parts.params, old, engine, mask), mask)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import Micro, cut_to, micros_of, minibatches
 from verizero.pipeline.train.critic import value_gradient
 from verizero.pipeline.train.prepare import Prepared, Settings, prepare
-from verizero.pipeline.train.replay import replay_at
+from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.texts import text_gradient
 from verizero.pipeline.train.trees import tree_metrics
 from verizero.pipeline.types import Group, StepMetrics
@@ -61,8 +61,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     if batch.episode_ids is not None:
         metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
     if parts.params.kl_place != "none":
-        metrics["kl/coef"] = settings.kl.coef
-    settings.kl.observe(metrics)
+        metrics["kl/coef"] = parts.params.kl_coef
     return metrics
 
 
@@ -117,16 +116,9 @@ def _policy_gradient(
     stats: Tensor | None = None
     for micro in micros:
         rows, batch, width = micro.rows, micro.batch, micro.batch.input_ids.shape[1]
-        observed = batch.extras.get("observation_mask")
-        mask = batch.response_mask > 0 if observed is None else (batch.response_mask + observed) > 0
+        mask, replay = batch.response_mask > 0, replay_of(batch)
         logprobs, entropy = backend.logprobs(
-            batch.input_ids,
-            mask,
-            settings.temperature,
-            "policy",
-            True,
-            replay_at(batch.records, mask),
-            targets=micro.targets.with_answers(),
+            batch.input_ids, mask, settings.temperature, "policy", True, replay, targets=micro.targets
         )
         inputs = LossInputs(
             logprobs=logprobs,
@@ -140,17 +132,9 @@ def _policy_gradient(
             high_entropy=cut_to(selection.high_entropy, rows, width),
             selected=cut_to(selection.selected, rows, width),
             stale=None if start.stale is None else start.stale[rows],
-            mean_weight=prepared.mean_weight,
             shares=None if prepared.shares is None else prepared.shares.at(rows),
-            observed=observed,
         )
-        out = policy_loss(
-            parts,
-            inputs,
-            totals,
-            kl_coef=settings.kl.coef,
-            observation_coef=settings.observation_coef,
-        )
+        out = policy_loss(parts, inputs, totals)
         backend.backward(out.loss)
         stats = out.stats if stats is None else stats + out.stats
     assert stats is not None
@@ -164,8 +148,7 @@ def _policy_gradient(
 def _counts(parts: Parts, prepared: Prepared, micro: Micro) -> Tensor:
     rows, batch = micro.rows, micro.batch
     shares = None if prepared.shares is None else prepared.shares.at(rows)
-    observed = batch.extras.get("observation_mask")
-    return count_denominators(parts, batch.response_mask, batch.truncated, shares, observed)
+    return count_denominators(parts, batch.response_mask, batch.truncated, shares)
 
 
 def _ptx_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:

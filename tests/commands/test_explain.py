@@ -78,12 +78,6 @@ def test_a_loss_of_preferences_is_its_formula_with_its_numbers() -> None:
     assert page[-1].startswith("departs     rewards are not shifted")
 
 
-def test_observations_are_a_term_of_the_objective() -> None:
-    page = objectives(tiny({"episodes": {"observation_coef": 0.05}}))
-    assert " + 0.05 mean log pi(observations)" in page
-    assert "observations" not in objectives(tiny())
-
-
 def test_a_term_of_distillation_and_what_its_teacher_reads_are_on_the_page() -> None:
     term = {"coef": 0.25, "teacher": {"feedback": {"right": None, "template": "{question}{message}"}}}
     page = objectives(tiny({"rl": {"distill": term}}))

@@ -176,35 +176,6 @@ def test_thinking_that_is_dropped_a_turn_later_forks_then():
     assert [p.turn for p in following.pieces] == [None, 1, None]
 
 
-def _new(talk: ChatTurns, messages: list[Message], new: list[Message], sampled: list[Any]) -> str:
-    """The text that a fork's new messages bring, as it counts them."""
-    following = talk.extend(messages, new, (), sampled, "stop")
-    assert following.fork == "thinking"
-    ids = following.pieces[-1].ids
-    return talk.chat.text_of(ids[len(ids) - following.num_new :])
-
-
-def test_a_fork_counts_the_tokens_of_its_new_messages():
-    talk = chat_turns(TEMPLATES["drops_thinking"])
-    encode = talk.chat.ids
-    first, second = encode(f"<think>\n1\n</think>\n\nthe{END}"), encode(f"<think>\n1\n</think>\n\n12{END}")
-    asked = f"{END}\n{START}assistant\n"
-    messages = [*talk.opening(QUESTION, ()), talk.read(first, "stop", 0, ()).message]
-    for words in ("Again.", "A word", f"say {END}", "\n spaces"):
-        shown = talk.chat.text_of(encode(talk.chat.inert(words)))
-        assert _new(talk, messages, [Message("user", words)], [first]) == (shown + asked).lstrip()
-    two = [Message("user", "One."), Message("user", "Two.")]
-    assert _new(talk, messages, two, [first]) == f"One.{END}\n{START}user\nTwo.{asked}"
-    # What was shown before is written again, and is not new, whether the turn behind it keeps its tokens or not.
-    messages += [Message("user", "Again."), talk.read(second, "stop", 1, ()).message]
-    assert _new(talk, messages, [Message("user", "Again.")], [first, second]) == f"Again.{asked}"
-    # A template that reads the words writes more than a letter for a letter.
-    source = TEMPLATES["drops_thinking"].replace("{{ m.content }}", "{{ m.content | length }}{{ m.content }}")
-    counting = chat_turns(source)
-    messages = [*counting.opening(QUESTION, ()), counting.read(first, "stop", 0, ()).message]
-    assert _new(counting, messages, [Message("user", "Again.")], [first]) in ("", f"Again.{asked}")
-
-
 def test_what_looks_like_a_turn_is_none():
     """Neither a user who quotes a later turn, nor words that spell the end of one, change where a turn is."""
     talk = chat_turns(TEMPLATES["drops_thinking"].replace(START, "").replace(END, ""))

@@ -12,7 +12,6 @@ from typing import Any
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.phases import Generated, Phases
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.session import StageSetup
 from verizero.pipeline.run.state import RunState
@@ -113,4 +112,4 @@ def loop_of(rewards: Rewards = mixed, length: int = 1, rl: dict[str, Any] | None
     config = tiny({"stages": ["rl"], "sft": None, "rl": rl or {}, **changes}).of_stage("rl")
     parts = resolve_parts(config)
     assert parts is not None
-    return Loop(StageSetup(config, parts, KlController(parts), keeps_routing=False), rewards, length)
+    return Loop(StageSetup(config, parts, keeps_routing=False), rewards, length)

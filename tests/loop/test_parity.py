@@ -20,13 +20,13 @@ from verizero.pipeline.models.quantized import InBits
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
-from verizero.pipeline.run.algorithm import sampling, temperature
+from verizero.pipeline.run.algorithm import sampling
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 
 
 def parity_of(session: Session) -> Any:
-    how = sampling(session.setup, temperature(session.setup, session.state))
+    how = sampling(session.setup)
     return check_parity(session.run, session.workers, session.setup.config.rollout, session.recorder, how)
 
 

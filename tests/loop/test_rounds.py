@@ -210,7 +210,7 @@ def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> Non
 
 
 def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> None:
-    algorithm = {"name": "dapo", "kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
+    algorithm = {"name": "dapo", "kl_coef": 0, "allow": []}
     with session_of(tmp_path, rl={"algorithm": algorithm, "reference": {"schedule": "none"}}) as session:
         train_round(session)
         metrics = [r["metrics"] for r in rows(session)]

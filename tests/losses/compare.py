@@ -21,7 +21,6 @@ from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
 from tests.train.batches import frozen
 from verizero.pipeline.algorithms.base import load_algorithm, weighted
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.loss import LossInputs, policy_loss
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import step
@@ -95,7 +94,7 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
     if parts.needs_reference:
         backend.reference = frozen(load.from_pretrained(folder, dtype=torch.float64))
         move(backend.reference.model)
-    settings = Settings(0, 1.0, 10_000, 0, LONGEST, KlController(parts))
+    settings = Settings(0, 1.0, 10_000, 0, LONGEST)
     prepared = prepare(backend, parts, rows.groups(parts.needs_components), settings)
     move(backend.model, 5, 0.02)
     micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks)

@@ -16,9 +16,8 @@ from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.rl.catalog import REJECTIONS
-from verizero.pipeline.rl.corrections import mean_weight, mismatch_weights, rejection_keep, response_weight
+from verizero.pipeline.rl.corrections import rejection_keep, response_weight
 from verizero.pipeline.rl.loss import LossInputs
-from verizero.pipeline.rl.parts import PolicyParams
 
 ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
 DROPS: dict[str, dict[str, Any]] = {
@@ -105,27 +104,9 @@ def test_rejection_moves_no_denominator_and_is_counted() -> None:
     assert solved.metrics["tokens/trained"] == sum(len(row.lp) for row in rows)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_normalised_weights_have_mean_1(level: Any) -> None:
-    rows = random_rows(6, num=9)
-    padded = pad(rows)
-    mask = padded.inputs.response_mask > 0
-    old, gen = (torch.where(mask, x, 0.0) for x in (padded.inputs.old_logprobs, padded.inputs.rollout_logprobs))  # type: ignore[arg-type]
-    found = mean_weight(mismatch_weights(PolicyParams(mismatch_level=level), old, gen, mask), mask)
-    weights = [oracle.mismatch_weights(level, "truncate", 0.0, 2.0, row) for row in rows]
-    flat = [w for row in weights for w in row] if level == "token" else [row[0] for row in weights]
-    assert found == pytest.approx(oracle.mean(flat), rel=1e-12)
-    parts = load_algorithm("grpo", {"kl_coef": 0, "mismatch_level": level, "mismatch_normalize": True})[1]
-    plain, scaled = (solve(parts, dataclasses.replace(padded.inputs, mean_weight=m)).loss for m in (1.0, found))
-    assert scaled == pytest.approx(plain / found, rel=1e-12)
-    nothing = torch.zeros_like(mask)
-    assert mean_weight(mismatch_weights(PolicyParams(mismatch_level=level), old * 0, gen * 0, nothing), nothing) == 1.0
-
-
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"mismatch_normalize": True}, "mismatch_level"),
         ({"mismatch_reject": {"mean_k4": 1.0}}, "mismatch_reject.*mean_k"),
         ({"mismatch_reject": {"mean_k1": [1.0, -1.0]}}, r"mismatch_reject.mean_k1 .* 1 and -1"),
     ],

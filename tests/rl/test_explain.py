@@ -92,7 +92,6 @@ EVERYTHING = {
     "high_entropy_share": 0.555,
     "num_epochs": 6,
     "num_minibatches": 7,
-    "temperature_end": 0.123,
 }
 
 

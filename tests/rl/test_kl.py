@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from tests.oracles import rl as oracle
-from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.errors import CheckpointError, ConfigError
-from verizero.pipeline.rl.controllers import (
-    KlController,
-    decayed_temperature,
-)
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.parts import KlForm
 from verizero.pipeline.rl.ratios import estimate_kl as estimate
 
@@ -122,41 +117,3 @@ def test_the_unbiased_form_needs_old_logprobs() -> None:
         estimate("k3_unbiased", scalar(0.0), scalar(0.0))
     with pytest.raises(ConfigError, match="log_ratio"):
         estimate("k3_ratio", scalar(0.0), scalar(0.0), scalar(0.0))
-
-
-def controller_of(**params: float) -> KlController:
-    return KlController(load_algorithm("ppo", params)[1])
-
-
-def test_the_kl_coefficient_follows_the_published_rule() -> None:
-    controller = controller_of(kl_coef=0.2, kl_target=6.0, kl_horizon=1000.0)
-    coef = 0.2
-    for kl, num in [(6.0, 64), (12.0, 64), (6.3, 32), (0.0, 128), (5.0, 10)]:
-        error = min(max(kl / 6.0 - 1, -0.2), 0.2)
-        coef *= 1 + error * num / 1000
-        controller.observe({"reward/kl_per_token": kl, "rows": num})
-        assert controller.coef == pytest.approx(coef, rel=1e-15)
-    controller.observe({"reward/kl_per_token": 0.0, "rows": 1e9})
-    assert controller.coef == 0.0
-
-
-def test_a_coefficient_without_a_target_is_fixed() -> None:
-    controller = controller_of(kl_coef=0.05)
-    controller.observe({"reward/kl_per_token": 100.0, "rows": 64})
-    assert controller.coef == 0.05
-
-
-def test_a_controller_goes_on_from_its_state() -> None:
-    first, second = (controller_of(kl_coef=c, kl_target=6.0, kl_horizon=100.0) for c in (0.2, 9.0))
-    first.observe({"reward/kl_per_token": 7.0, "rows": 64})
-    second.load_state_dict(first.state_dict())
-    assert second.coef == first.coef != 0.2
-    with pytest.raises(CheckpointError, match="coef"):
-        first.load_state_dict({})
-
-
-def test_temperature_falls_linearly() -> None:
-    assert [decayed_temperature(1.0, 0.6, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.8, 0.6])
-    assert decayed_temperature(0.9, None, 0.7) == 0.9
-    with pytest.raises(ConfigError, match="progress"):
-        decayed_temperature(1.0, 0.5, 1.01)

@@ -132,13 +132,6 @@ def test_statistics_of_other_tokens_than_the_denominators_are_refused() -> None:
         summarize(solved.stats + solved.stats, solved.totals)
 
 
-def test_a_given_coefficient_stands_in_for_the_parts_own() -> None:
-    rows, own = random_rows(8), VARIANTS["grpo"]
-    value = solve(own, pad(rows).inputs, kl_coef=0.7).loss
-    other = own.with_params(kl_coef=0.7)
-    assert value == pytest.approx(oracle.loss(other, rows), rel=1e-12)
-
-
 def test_ptx_is_the_mean_negative_log_likelihood_over_all_texts_tokens() -> None:
     rows = random_rows(9)
     inputs = pad(rows).inputs

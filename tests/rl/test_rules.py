@@ -42,8 +42,6 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
             {"kl_in": "loss", "kl_form": "k3_ratio", "kl_coef": 0.1, "ratio": "none", "surrogate": "reinforce"},
             ["'k3_ratio'", "'none'", "k3_unbiased"],
         ),
-        ({"kl_in": "reward", "kl_form": "k1", "kl_coef": 0.1, "kl_target": 1.0}, ["kl_target", "kl_horizon"]),
-        ({"kl_target": 1.0, "kl_horizon": 10}, ["kl_target is 1", "kl_in"]),
         ({"kl_cap": 10.0}, ["kl_cap is 10", "kl_in"]),
         ({"kl_in": "loss", "kl_form": "k2", "kl_coef": 0.1, "kl_cap": 10.0}, ["kl_cap", "k3_unbiased", "'k2'"]),
         ({"kl_in": "loss", "kl_coef": 0.1, "kl_cap": 0.0}, ["kl_cap", "0"]),
@@ -107,7 +105,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "reuse_without_ratio": {"ratio": "none", "surrogate": "reinforce", "num_epochs": 2},
     "squared_with_std": WHOLE,
     "product_ratio_clip": {"ratio": "sequence_product"},
-    "adaptive_kl_in_loss": {"kl_in": "loss", "kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 10},
     "k1_in_loss": {"kl_in": "loss", "kl_form": "k1", "kl_coef": 0.1},
 }
 

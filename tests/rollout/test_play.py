@@ -290,9 +290,7 @@ class Forking:
         plain = self.inner.extend(history, new, tools, sampled, cut)  # type: ignore[arg-type]
         if len(sampled) != 1:
             return plain
-        return NextPrompt(
-            (PromptPiece(ids_of("q")), PromptPiece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2
-        )
+        return NextPrompt((PromptPiece(ids_of("q")), PromptPiece(sampled[0], turn=0), *plain.pieces), "edited")
 
 
 def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(threads: ThreadPoolExecutor) -> None:
@@ -303,7 +301,6 @@ def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(thread
     first, second = rows(rollout)
     assert [t.trains for t in first] == [True]
     assert [t.trains for t in second] == [False, True, True]
-    assert [t.num_new for t in (*first, *second)] == [None, None, 2, None]
     text = TOKENIZER.decode([i for t in second for i in (*t.observed, *t.sampled)], skip_special_tokens=True)
     assert text == "qone\nnext 1\none\nnext 2\none"
     (requests, _) = engine.calls[1]

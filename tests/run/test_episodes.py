@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from verizero.pipeline.checks.plan.estimate import plan, plan_lines
 from verizero.pipeline.checks.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_tokenizer, context_of
@@ -97,35 +95,6 @@ def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
     rate = device.rate(4) * again.share("forward").value
     more = sum(shape.forward_flops(4 * n, n) for n in (14, 18, 22)) / rate
     assert decoding(again) - decoding(once) == pytest.approx(more)
-
-
-def test_observations_train_only_where_rl_plays_episodes(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"episodes\.observation_coef=0\.1 is a term of the loss of RL, and no stage"):
-        tiny({"stages": ["sft"], "episodes": {"observation_coef": 0.1}})
-    with pytest.raises(Exception, match=r"episodes\.observation_coef"):
-        games("guess", episodes={"observation_coef": -0.1})
-    alone = tiny({"stages": ["rl"], "sft": None, "episodes": {"observation_coef": 0.1}})
-    with pytest.raises(ConfigError, match=r"observation_coef=0\.1 trains .* no row of data\.train has an environment"):
-        with open_run(alone, tmp_path, tmp_path / "run", "auto", Progress()):
-            pass
-
-
-@pytest.mark.integration
-def test_a_run_trains_on_its_observations(tmp_path: Path) -> None:
-    """Runs that are equal but for the coefficient draw the same first episodes, and their updates differ."""
-    rows = {}
-    for name, coef in (("off", 0.0), ("on", 0.5)):
-        config = games("guess", episodes={"observation_coef": coef, "cut_turn": "answer", "max_turns": 3})
-        with open_run(config, tmp_path, tmp_path / name, "auto", Progress()) as session:
-            run_all(session)
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        rows[name] = next(row["metrics"] for row in map(json.loads, lines) if "loss/total" in row["metrics"])
-    off, on = rows["off"], rows["on"]
-    assert "loss/observation" not in off
-    assert on["loss/total"] == pytest.approx(off["loss/total"] + on["loss/observation"], rel=1e-5)
-    assert on["tokens/trained"] == off["tokens/trained"]
-    assert 0 < on["observation/tokens"] < on["tokens/observed"]
-    assert on["grad_norm"] != off["grad_norm"]
 
 
 def test_a_word_of_a_command_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         for rank in (1, 0):
             own = Side(rank, 2)
             source = source_of(own)
-            source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
+            source.start(InFlightBatch(prompts, 4, 0), kinds)
             source.wait()
             if rank == 1:  # what the other rank sends
                 Side.said.append((share_of(own, prompts).indices, source._queue[0].rollouts.result()))
@@ -60,7 +60,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
         assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
         alone = source_of(Ranks())
-        alone.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
+        alone.start(InFlightBatch(prompts, 4, 0), kinds)
         assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
         for rank in range(3):
             ranks = Ranks(rank, 3)
@@ -122,7 +122,7 @@ def test_an_engine_that_rests_is_woken_before_the_policy_trains_on() -> None:
     prompts, kinds = [Prompt("a", "a?", "exact", "x")], [ResponseKind("rl", 1, Sampling(5))]
     for _ in range(2):
         source.free_memory()
-        source.start(InFlightBatch(prompts, 4, 0, 1.0), kinds)
+        source.start(InFlightBatch(prompts, 4, 0), kinds)
         source.free_memory()
         assert not engine.asleep, "a batch is in flight"
         source.generate(prompts, kinds, (0, 0), None)

@@ -16,7 +16,7 @@ from verizero.pipeline.types import Prompt, Verdict
 
 def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
     stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99)
-    stage.kl, stage.guard = {"coef": 1.0}, {"roll_backs": 1}
+    stage.guard = {"roll_backs": 1}
     state = RunState(stage, rl_step=6, num_responses=7)
     before = state.to_json()
     state.enter("rl")
@@ -54,7 +54,7 @@ def test_episodes_survive_json_to_the_bit() -> None:
     first = replace(turn_of([1, 2, 3], [4, 5], reward=-1.25), kept=kept, routing=routing)
     forked = [replace(first, trains=False, kept=None, routing=None, reward=None), turn_of([6], [7], version=5)]
     rollout = episode_of([[first], forked], "turns", Verdict("graded", 0.1 + 0.2, "x", seconds=0.0))
-    batch = InFlightBatch([Prompt("p0", "q", "environment", "42", environment="guess")], 3, 0, 1.0, [[rollout]])
+    batch = InFlightBatch([Prompt("p0", "q", "environment", "42", environment="guess")], 3, 0, [[rollout]])
     again = RunState.from_json(json.loads(json.dumps(RunState(in_flight=[batch]).to_json())))
     assert again.in_flight == [batch]
     assert again.in_flight[0].rollouts[0][0].turns == rollout.turns

@@ -31,7 +31,7 @@ def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
         "model": {"create": {"config": {"hidden_size": 64, "num_attention_heads": 2}, "characters": "0123456789+-=7 "}},
         "data": {"train": [{**source, "verifier": {"path": "sevens.py:sevens"}}], "evaluation": []},
         "rl": {
-            "algorithm": {"name": "grpo", "kl_target": None, "kl_horizon": None, "kl_coef": 0.0, "allow": []},
+            "algorithm": {"name": "grpo", "kl_coef": 0.0, "allow": []},
             "rounds": 1,
             "steps_per_round": steps,
             "prompts_per_step": 4,

@@ -33,9 +33,7 @@ def test_killed_and_resumed_equals_never_killed(ends: dict[str, Any], kills: lis
 
 FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
 CASES = {
-    "critic of its own, warmed up": [
-        "rl.algorithm={name: ppo, critic_warmup_steps: 1, kl_target: 0.1, kl_horizon: 50}"
-    ],
+    "critic of its own, warmed up": ["rl.algorithm={name: ppo, critic_warmup_steps: 1}"],
     "shared critic": [
         "rl.algorithm={name: ppo, critic_shared: true}",
         "rl.optimizer={learning_rate: 1e-3, schedule: linear}",

@@ -12,16 +12,14 @@ import pytest
 
 from tests.loop.scripted import group_of, loop_of
 from tests.scripted_engine import ScriptedEngine
-from tests.stages.sessions import Heard, rows, session_of, train_round
-from tests.stages.tiny import tiny
+from tests.stages.sessions import rows, session_of, train_round
 from verizero.pipeline.rl.parts import PolicyParams
-from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases, select_groups, with_baseline
 
 SIZE = 6
 """Responses of a group of the tiny recipe."""
-NO_KL = {"kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
+NO_KL = {"kl_coef": 0, "allow": []}
 """The tiny recipe's own algorithm without its KL."""
 TWO: dict[str, Any] = {
     "components": [{"verifier": {"name": "length", "params": {"max_length": 30, "buffer": 25}}, "weight": 0.25}],
@@ -144,15 +142,3 @@ def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path
     assert all(5 * 8 < m["ptx/tokens"] < 5 * 50 for m in metrics)
     assert metrics[0]["loss/ptx"] == pytest.approx(0.5 * math.log(56), rel=0.05)
     assert len({m["loss/ptx"] for m in metrics}) == len(metrics)
-
-
-@pytest.mark.integration
-def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) -> None:
-    """The embedded engine's log-probs are the trainer's only at the same temperature."""
-    falling = algorithm("grpo", **NO_KL, temperature_end=0.5)
-    config = tiny({"stages": ["rl"], "sft": None, "rl": {**falling, "rounds": 1, "steps_per_round": 6}})
-    with open_run(config, tmp_path, tmp_path, "auto", Heard()) as session:
-        train_round(session)
-        metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
-    assert [m["temperature"] for m in metrics] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-    assert all(abs(m["mismatch/k3"]) < 1e-6 for m in metrics)

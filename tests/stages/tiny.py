@@ -54,9 +54,6 @@ TREE: dict[str, Any] = {
         "algorithm": {
             "name": "grpo",
             "kl_coef": 0.01,
-            "kl_target": 0.05,
-            "kl_horizon": 100,
-            "allow": ["adaptive_kl_in_loss"],
         },
         "rounds": 2,
         "steps_per_round": 3,

@@ -14,7 +14,6 @@ from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.scalar_head import score_of
-from verizero.pipeline.rl.controllers import KlController
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.critic import Critic
@@ -132,7 +131,6 @@ def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> S
         "micro_batch_tokens": micro_batch_tokens,
         "policy_version": 3,
         "max_response_tokens": MAX_RESPONSE,
-        "kl": KlController(parts),
         "seed": 5,
         "step": 2,
     }

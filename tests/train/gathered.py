@@ -57,11 +57,6 @@ CASES: dict[str, tuple[Callable[[], list[Group]], str, dict[str, Any]]] = {
     "a critic": (lambda: groups_of(5), "ppo", {"num_epochs": 2, "num_minibatches": 2}),
     "kl in the reward": (lambda: stale(groups_of(5), 1, 0, 2), "reinforce_pp", {"kl_coef": 0.1, "num_minibatches": 2}),
     "tokens of the whole batch": (lambda: stale(groups_of(6), 2, 1, 1), "clip_cov", {"num_minibatches": 2}),
-    "mean weight": (
-        lambda: stale(groups_of(6), 2, 1, 1),
-        "grpo",
-        {"mismatch_level": "token", "mismatch_normalize": True, "num_minibatches": 2},
-    ),
     "episodes": (lambda: episodes.episodes_of(5, 4), "grpo", {"num_minibatches": 2}),
     "one rank that gets all": (
         lambda: groups_of(3, 2, 5, lost=False),

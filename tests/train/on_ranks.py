@@ -104,9 +104,9 @@ def ppo(backend: Backend, step: int) -> dict[str, float]:
 
 
 def episodes(backend: Backend, step: int) -> dict[str, float]:
-    """Episodes of several rows, what was observed in the loss."""
+    """Episodes of several rows."""
     parts = parts_of("grpo", kl_coef=0.1, num_minibatches=1)
-    settings = settings_of(parts, TOKENS, step=step, observation_coef=0.5)
+    settings = settings_of(parts, TOKENS, step=step)
     return update(backend, parts, (forked if step % 2 else episodes_of)(seed=step), settings)
 
 

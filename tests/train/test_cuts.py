@@ -51,10 +51,10 @@ TWO: list[tuple[Packing, int]] = [("off", 40), ("auto", 60)]
 
 
 def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any) -> Objective:
-    """An update; "lora" trains adapters, "observed" has what was observed in the loss."""
+    """An update; "lora" trains adapters."""
 
     def solved(packing: Packing, tokens: int) -> Solved:
-        own = {k: v for k, v in params.items() if k not in ("lora", "observed")}
+        own = {k: v for k, v in params.items() if k != "lora"}
         parts, model = parts_of(algorithm, **own), with_exact_norms(policy())
         adapted = Adapted(model, 2, 4.0, (), 7) if params.get("lora") else None
         backend = Backend(model, TrainConfig(packing=packing, micro_batch_tokens=tokens), adapted=adapted)
@@ -62,7 +62,7 @@ def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any
         backend.refresh_reference()
         if parts.critic is not None:
             backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
-        how = settings_of(parts, tokens, step=60, observation_coef=0.7 * params.get("observed", False))
+        how = settings_of(parts, tokens, step=60)
         return watched(backend, lambda: update(backend, parts, groups(), how))
 
     return solved
@@ -135,7 +135,6 @@ FEW: dict[str, Objective] = {
     "LoRA": rl("grpo", lambda: longer(groups_of(3)), kl_coef=0.05, lora=True),
     "critic": rl("ppo", lambda: longer(groups_of(3)), **EPOCHS),
     "shared critic": rl("ppo", critic_shared=True, kl_coef=0.1),
-    "observations": rl("grpo", observed=True),
     "episodes": rl("grpo", lambda: episodes_of(3, 4), num_minibatches=2),
     "pairs": pairs("dpo", {}),
     "texts": texts,
@@ -151,7 +150,6 @@ MANY: dict[str, Objective] = {
         for name, (algorithm, params) in test_episodes.CUTS.items()
     },
     "decoupled": rl("grpo", some_stale, mismatch_level="token", **OLD),
-    "normalised": rl("grpo", some_stale, mismatch_level="geometric", mismatch_normalize=True, **OLD),
     "rejected": rl("grpo", some_stale, mismatch_stale="bypass", mismatch_reject={"mean_k1": 0.5}),
     **{
         f"pairs, {name} {params or ''}": pairs(name, params) for name, params in test_preference.LOSSES if name != "dpo"

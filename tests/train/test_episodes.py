@@ -159,7 +159,7 @@ def cut_groups(name: str = "") -> list[Group]:
 
 POISONED: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {"num_epochs": 2, "num_minibatches": 2, "mismatch_level": "token", "off_policy_delta": 0.1}),
-    "gspo": ("gspo", {"mismatch_level": "geometric", "mismatch_normalize": True, "entropy_coef": 0.1}),
+    "gspo": ("gspo", {"mismatch_level": "geometric", "entropy_coef": 0.1}),
     "ppo": ("ppo", {"critic_shared": True, "num_minibatches": 2}),
     "turn_gae": ("ppo", {"critic_shared": True, "credit": "turn_gae"}),
     "turns": ("rloo", {"credit": "turns", "kl_in": "reward", "kl_coef": 0.1}),
@@ -303,18 +303,3 @@ def test_components_of_rewards_are_those_of_the_episode() -> None:
     for row, e in enumerate(found.batch.episode_ids.tolist()):
         values = set(found.advantages.advantages[row][found.batch.response_mask[row] > 0].tolist())
         assert values == {float(wanted[e][wanted[e] != 0][0])}
-
-
-def test_normalised_weights_have_their_mean_over_sampled_tokens() -> None:
-    """Observed tokens have no weight, and do not count as one of 1."""
-    parts, backend, groups = (
-        parts_of("grpo", mismatch_level="token", mismatch_normalize=True),
-        backend_of(),
-        episodes_of(),
-    )
-    prepared = prepare(backend, parts, groups, settings_of(parts))
-    assert prepared.start.old_logprobs is not None
-    where = prepared.batch.response_mask > 0
-    apart = prepared.start.old_logprobs[where] - prepared.batch.rollout_logprobs[where]
-    wanted = [min(math.exp(x), parts.params.mismatch_cap) for x in apart.tolist()]
-    assert prepared.mean_weight == pytest.approx(sum(wanted) / len(wanted), rel=1e-9)
