@@ -26,10 +26,8 @@ from verizero.pipeline.report.round import run_tags
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Session
 
-TASKS_WHEN_FOLDED = frozenset({"step", "train", "evaluate"})
-"""Phases that are tasks with `prefect.phases: folded`, where a step is one task."""
 TASKS = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
-"""Phases that are tasks without folding."""
+"""Phases that are tasks."""
 
 
 class OpaqueCall:
@@ -67,10 +65,7 @@ def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Cal
             # The call reads the result from the object, so that Prefect neither hashes nor stores it.
             run(recorder.step_label, opaque)
         finally:
-            beyond = time.perf_counter() - begin - opaque.seconds
-            recorder.add_seconds("prefect", beyond)
-            if phase == "step":  # the step has counted its total before the task ended
-                recorder.add_seconds("total", beyond)
+            recorder.add_seconds("prefect", time.perf_counter() - begin - opaque.seconds)
         return opaque.result
 
     return call
@@ -88,10 +83,9 @@ class CurrentFlow:
         """Call the function as a subflow, with phases as tasks, and make artifacts of the run's events."""
         config, recorder = session.run.recipe, session.recorder
         recorder.listener = Listener(config.name, session.run.folder)
-        tasks = TASKS_WHEN_FOLDED if config.prefect.phases == "folded" else TASKS
 
         def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            return as_task(recorder, phase, function) if phase in tasks else function
+            return as_task(recorder, phase, function) if phase in TASKS else function
 
         run_id: UUID | None = None
         state: State[Any] = Paused(name="Suspended")

@@ -249,7 +249,7 @@ class OwnLoop:
         return dict(metrics or {})
 
     def publish(self) -> None:
-        """Give the engine the new weights, if there are some and `rollout.publish_every` updates were made since.
+        """Give the engine the new weights, if there are some.
 
         Raises: RunError out of order; EngineError if the engine does not confirm them.
         """

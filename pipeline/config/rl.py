@@ -216,15 +216,14 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
 
 def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raise ValueError for old responses if nothing corrects for them, or if their policy cannot be kept."""
-    if rollout.publish_every == 1 and rollout.max_staleness == 0:
+    if rollout.max_staleness == 0:
         return
     parts = parts_of(rl)
-    setting = "publish_every" if rollout.publish_every > 1 else "max_staleness"
-    setting = f"rollout.{setting}={getattr(rollout, setting)}"
     is_bypassed = parts.params.mismatch_stale == "bypass"
     if is_bypassed and parts.ratio_entry.is_one and "stale_without_ratio" not in parts.params.allow:
         raise ValueError(
-            f"{setting} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
+            f"rollout.max_staleness={rollout.max_staleness} trains on old responses and the algorithm has no ratio: "
+            f"{UNUSUAL['stale_without_ratio']}. Set "
             "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
         )
     check_older_weights(rollout, train)

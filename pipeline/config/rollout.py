@@ -96,11 +96,6 @@ class RolloutConfig(Section):
     max_kept: int = Field(
         1024, ge=1, description="with keep_sampling: most tokens in a recorded set, and so the most that top_p keeps"
     )
-    publish_every: int = Field(
-        1,
-        ge=1,
-        description="updates between publications of weights to the engine; k: responses are up to k - 1 updates old",
-    )
     max_staleness: int = Field(
         0, ge=0, description="generate responses up to so many updates ahead, during updates; 0: between updates"
     )
@@ -191,11 +186,6 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _ahead_fits(self) -> RolloutConfig:
-        if self.max_staleness > 0 and self.publish_every > 1:
-            raise ValueError(
-                f"rollout.publish_every={self.publish_every} would make responses older than rollout.max_staleness="
-                f"{self.max_staleness}; set publish_every: 1"
-            )
         if self.max_staleness > 0 and self.vllm.tensor_parallel > 1:
             raise ValueError(
                 f"rollout.max_staleness={self.max_staleness} generates during the update, and an engine over "
@@ -207,19 +197,10 @@ class RolloutConfig(Section):
 
 def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raise ValueError for responses of older weights if no copy of these weights can be kept."""
-    if rollout.publish_every == 1 and rollout.max_staleness == 0:
-        return
-    setting = "publish_every" if rollout.publish_every > 1 else "max_staleness"
-    setting = f"rollout.{setting}={getattr(rollout, setting)}"
-    if rollout.publish_every > 1 and train.backend not in ("auto", "torch"):
+    if rollout.max_staleness > 0 and train.lora is not None:
         raise ValueError(
-            f"{setting} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
-            "train.backend: torch"
-        )
-    if train.lora is not None:
-        raise ValueError(
-            f"{setting} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
-            "(train.lora: null)"
+            f"rollout.max_staleness={rollout.max_staleness} keeps a copy of the policy, which train.lora does not; "
+            "leave it out, or train all weights (train.lora: null)"
         )
 
 

@@ -30,7 +30,6 @@ from verizero.pipeline.config.sections import (
     EvaluationConfig,
     LaunchConfig,
     ModelConfig,
-    PrefectConfig,
     ReportConfig,
     Section,
     TrainConfig,
@@ -80,7 +79,6 @@ class RunConfig(Section):
     callbacks: tuple[str, ...] = Field(
         (), description="file.py:function, each called after every step and evaluation (docs/python.md)"
     )
-    prefect: PrefectConfig = PrefectConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")

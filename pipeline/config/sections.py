@@ -119,8 +119,7 @@ class TrainConfig(Section):
     backend: Literal["auto", "torch", "fsdp", "deepspeed"] = Field(
         "auto",
         description="torch: each rank holds the whole policy; fsdp: ranks divide it; deepspeed: as zero says; auto: "
-        "fsdp for several ranks on GPUs, unless rollout.publish_every is above 1 or the embedded engine needs a "
-        "quantised base whole, else torch",
+        "fsdp for several ranks on GPUs, unless the embedded engine needs a quantised base whole, else torch",
     )
     zero: Literal[0, 1, 2, 3] = Field(
         0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"
@@ -257,14 +256,6 @@ class ReportConfig(Section):
                 registry.find("trackers", name)
         # Absolute, so that it is right in the run's own recipe.yaml too.
         return tuple(str(base / name) if ".py:" in name else name for name in value)
-
-
-class PrefectConfig(Section):
-    """The run in Prefect."""
-
-    phases: Literal["tasks", "folded"] = Field(
-        "tasks", description="tasks: one task for each phase; folded: one for each step"
-    )
 
 
 def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:

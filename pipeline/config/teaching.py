@@ -265,10 +265,8 @@ def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None
             f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
         )
     is_weighted = distill.stale_weights is not None and distill.discount == 0
-    if (rollout.publish_every > 1 or rollout.max_staleness > 0) and not is_weighted:
-        option = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    if rollout.max_staleness > 0 and not is_weighted:
         raise ValueError(
-            f"{where}.{setting} needs samples of the present policy, and "
-            f"rollout.{option}={getattr(rollout, option)} trains "
-            f"on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
+            f"{where}.{setting} needs samples of the present policy, and rollout.max_staleness="
+            f"{rollout.max_staleness} trains on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
         )

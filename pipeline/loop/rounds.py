@@ -10,7 +10,7 @@ from verizero.pipeline.loop.batch import Batch, fill_batch
 from verizero.pipeline.loop.generation_ahead import is_out_of_tokens, start_later_batches
 from verizero.pipeline.loop.metrics import HOW_TO_FIX_GRADERS, first_failure, record_step
 from verizero.pipeline.loop.parity import check_parity, watch_parity
-from verizero.pipeline.loop.phases import Phases, PhaseWrapper
+from verizero.pipeline.loop.phases import Phases
 from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
 from verizero.pipeline.report.row_types import Numbers, StepRow
@@ -27,12 +27,12 @@ MAX_BAD_STEPS = 3
 """Steps in a row that end the run: their updates were refused, or nothing trained because graders failed."""
 
 
-def run_round(session: Session, item: Item, phases: Phases, wrap: PhaseWrapper) -> None:
+def run_round(session: Session, item: Item, phases: Phases) -> None:
     """Do the steps of one round that are not done yet: the state has their number."""
     if not open_round(session, item, phases):
         return
     while begin_step(session, item):
-        row, groups = wrap("step", one_step)(session, item, phases)
+        row, groups = one_step(session, item, phases)
         after_step(session, item, row, groups)
     close_round(session, item)
 
@@ -87,9 +87,8 @@ def train_on(session: Session, phases: Phases, batch: Batch, groups: list[Group]
 
 
 def publish_if_due(session: Session, phases: Phases, batch: Batch) -> None:
-    """Give the engine the policy's weights after as many updates as the recipe says."""
-    updates_since = session.state.policy_version - session.workers.rollouts.engine.version
-    if batch.updates and updates_since >= session.setup.config.rollout.publish_every:
+    """Give the engine the policy's weights if the batch has changed them."""
+    if batch.updates and session.workers.rollouts.engine.version != session.state.policy_version:
         phases.publish()
 
 

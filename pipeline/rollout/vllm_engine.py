@@ -47,17 +47,14 @@ class VllmEngine:
     answers_threads = False
     _live = 0
 
-    def __init__(
-        self, policy: EngineModel, config: VllmConfig, max_rows: int, sleep_level: SleepLevel = 2, vllm: Any = None
-    ) -> None:
+    def __init__(self, policy: EngineModel, config: VllmConfig, max_rows: int, vllm: Any = None) -> None:
         """Start vLLM, and let it sleep until the first publish. All ranks must do this at the same time.
 
-        `sleep_level`: 1 if the engine may be called again, after the policy has trained, without new weights. `vllm`:
-        the module that imports vLLM; None: ours.
+        `vllm`: the module that imports vLLM; None: ours.
         Raises: ConfigError if vLLM is not installed or does not know an argument; EngineError if it does not start.
         """
         # The base of adapters comes only once.
-        self._sleep_level: SleepLevel = sleep_level if policy.adapters is None else 1
+        self._sleep_level: SleepLevel = 2 if policy.adapters is None else 1
         self.policy, self.config = policy, config
         self._num_bytes: int | None = None
         self.version = -1

@@ -148,8 +148,7 @@ def build_engine(
         return ServerPool(load_servers(how.engine)[1](params, setup), setup, peers)
     from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
-    # With publish_every above 1 the policy trains on while the engine keeps older weights, which nobody else has.
-    return VllmEngine(policy, how.vllm, how.max_rows, 1 if how.publish_every > 1 else 2)
+    return VllmEngine(policy, how.vllm, how.max_rows)
 
 
 def longest_text(config: RunConfig, data: RunData, model_config: Any) -> int | None:
@@ -181,9 +180,7 @@ def build_source(
     longest = longest_text(config, data, backend.model.config) if episodes is None else None
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder, longest=longest)
-        # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
-        generation = Generation(engine, data.renderer, config.seed, episodes)
-        return RolloutSource(generation, backend.ranks, how.publish_every > 1)
+        return RolloutSource(Generation(engine, data.renderer, config.seed, episodes), backend.ranks)
     # Responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if how.max_staleness > 1 else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy, longest)

@@ -126,7 +126,7 @@ def note_checkpoint(state: RunState, config: RunConfig) -> list[int]:
         return []
     known = [*state.stage.guard.get("checkpoints", []), [state.next_checkpoint, state.rl_step]]
     # The newest checkpoint up to this step is the one that a collapse seen next would return to.
-    oldest = state.rl_step - config.guard.window - max_delay(config)
+    oldest = state.rl_step - config.guard.window - config.rollout.max_staleness
     before = [i for i, (_, step) in enumerate(known) if step <= oldest]
     state.stage.guard["checkpoints"] = known[before[-1] if before else 0 :]
     return [number for number, _ in state.stage.guard["checkpoints"]]
@@ -137,16 +137,11 @@ def keeps_checkpoints(config: RunConfig) -> bool:
     return config.guard.action in ("stop", "roll_back") and bool(config.sections_of(RoundsConfig))
 
 
-def max_delay(config: RunConfig) -> int:
-    """Return by how many steps the responses of a policy may be later than its next step."""
-    return config.rollout.max_staleness + config.rollout.publish_every - 1
-
-
 def good_checkpoints(state: RunState, config: RunConfig) -> list[int]:
     """Return the numbers of the checkpoints from before the steps that showed a collapse, newest first.
 
     A checkpoint is good if all that its policy sampled was trained on before those steps, the window. If none of the
     stage is as old, the stage's first one is good.
     """
-    newest = max(state.stage.first_rl_step, state.rl_step - config.guard.window - 1 - max_delay(config))
+    newest = max(state.stage.first_rl_step, state.rl_step - config.guard.window - 1 - config.rollout.max_staleness)
     return [number for number, step in reversed(state.stage.guard.get("checkpoints", [])) if step <= newest]

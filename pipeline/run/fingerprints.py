@@ -92,8 +92,6 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
         tree["rollout"]["vllm"] = _changing(how.vllm)
         if (servers := how.servers) is not None and servers is not how.vllm:  # an installed package's
             tree["rollout"]["server"] = _changing(servers)
-        if view.rollout.publish_every > 1:  # an evaluation gives the engine new weights
-            tree["evaluation"] = {"every_rounds": view.evaluation.every_rounds, "is_on": bool(view.data.evaluation)}
     if "prompts" in section.reads:
         tree["data"]["sampling"] = recipe["data"]["sampling"]
         tree["data"]["verifiers"] = {c.key: c.model_dump(mode="json") for c in _choices_of_rows(view)}

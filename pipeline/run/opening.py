@@ -164,7 +164,8 @@ def open_session(
     workers = Workers(backend, source, graders, *restored_sampler(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
     # After the stage is entered, which may replace the weights; before batches in flight use the engine.
-    workers.rollouts.publish_after_start(backend, state.policy_version, start)
+    workers.rollouts.publish(backend, state.policy_version)
+    workers.rollouts.wait()
     restore_in_flight(workers, setup, state)
     write_run_info(run, workers, setup)
     if start is not None:

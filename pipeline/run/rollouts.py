@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-import torch
-
-from verizero.pipeline.errors import CheckpointError, EngineError, boundary
+from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.generate import Count, Generation, ResponseKind, generate_rollouts
 from verizero.pipeline.run.state import InFlightBatch
@@ -17,7 +14,6 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import EndedResponse, Prompt, Rollout
 
-WEIGHTS_FILE = "published.pt"
 Parity = Literal["unchecked", "equal", "differs"]
 
 
@@ -35,13 +31,10 @@ class RolloutSource:
     This one generates when it is called, and no batch is ever in flight; `AheadSource` has other methods for that.
     """
 
-    def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
-        """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
+    def __init__(self, generation: Generation, ranks: Ranks) -> None:
         self.generation, self.ranks = generation, ranks
         self.parity: Parity = "unchecked"
         """The result of this process's comparisons of log-probs of engine and trainer."""
-        self._keeps_weights = keeps_weights
-        self._published: dict[str, Any] = {}
 
     @property
     def engine(self) -> Engine:
@@ -92,13 +85,9 @@ class RolloutSource:
         raise EngineError("a synchronous source cannot generate for a later step; set rollout.max_staleness above 0")
 
     def publish(self, backend: Backend, version: int) -> None:
-        """Give the engine the policy's weights, and copy them if a checkpoint may need them later.
-
-        Raise EngineError if the engine then reports another version.
-        """
+        """Give the engine the policy's weights. Raise EngineError if it then reports another version."""
         backend.update_engine_module()
         confirm_published(self.engine, version)
-        self._copy_weights(backend)
 
     def wait(self) -> None:
         """Return when everything asked so far is generated and published. Raise whatever error occurred in it."""
@@ -123,44 +112,11 @@ class RolloutSource:
     def drop(self) -> None:
         """Drop all batches in flight: no later step trains on them."""
 
-    def save_weights(self, folder: Path, policy_version: int) -> None:
-        """Write the copy of the engine's weights if the policy has trained since."""
-        # Equal versions mean that the policy's own file is enough.
-        if self._published and self.engine.version != policy_version:
-            with (folder / WEIGHTS_FILE).open("wb") as file:  # given a path, torch hides the error of a full disk
-                torch.save({"version": self.engine.version, "weights": self._published}, file)
-
-    def publish_after_start(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
-        """Give a new engine its weights: the policy's, or the older ones that it had at the checkpoint.
-
-        Raise CheckpointError if the checkpoint's weights do not fit the policy.
-        """
-        path = None if checkpoint is None else checkpoint / WEIGHTS_FILE
-        if path is None or not path.is_file():
-            self.publish(backend, version)
-            self.wait()
-            return
-        model = backend.model
-        # The engine can read only from the policy's module, so that takes the old weights for a moment.
-        present = {name: w.detach().clone() for name, w in model.state_dict().items()}
-        with boundary(CheckpointError, f"{path} does not fit the policy"):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            model.load_state_dict(saved["weights"])  # the engine reads from the policy's module
-            self.engine.publish(saved["version"])
-            self._copy_weights(backend)
-            # If the load failed the run ends, so nothing needs to be put back before.
-            model.load_state_dict(present)
-
     def close(self) -> None:
         """Close the engine, and end environments elsewhere and the threads of all."""
         self.engine.close()
         if self.generation.episode_setup is not None:
             self.generation.episode_setup.close()
-
-    def _copy_weights(self, backend: Backend) -> None:
-        if self._keeps_weights:
-            weights = backend.model.state_dict()
-            self._published = {name: w.detach().to("cpu", copy=True) for name, w in weights.items()}
 
 
 def confirm_published(engine: Engine, version: int) -> None:

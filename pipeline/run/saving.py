@@ -27,9 +27,9 @@ TEMPLATE_FILE = "template.json"
 def save(session: Session) -> None:
     """Write a checkpoint of everything that the next step depends on. Every rank must call it.
 
-    It holds state.json, the backend's files (model, optimiser, reference, critic), the engine's weights if they are
-    older than the policy's, models that the stage trains next to the policy, and a manifest. The next call, or
-    `finish_checkpoint`, waits for what is written in the background; the last one of a stage is whole at once.
+    It holds state.json, the backend's files (model, optimiser, reference, critic), models that the stage trains next to
+    the policy, and a manifest. The next call, or `finish_checkpoint`, waits for what is written in the background; the
+    last one of a stage is whole at once.
     """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     WATCH.begins(f"{recorder.step_label}: checkpoint")
@@ -55,7 +55,6 @@ def save(session: Session) -> None:
         for name, write_model in workers.extra_models.items():
             write_model(folder / name)
         if run.ranks.is_first:
-            workers.rollouts.save_weights(folder, state.policy_version)
             whole = replace(state, in_flight=in_flight)
             (folder / "state.json").write_text(json.dumps(whole.to_json()))
         return finish_writing

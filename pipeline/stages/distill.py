@@ -26,7 +26,7 @@ from verizero.pipeline.types import Group, StepMetrics
 
 def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of one round, from the step that the state names."""
-    run_round(session, item, distill_phases(session).wrapped(wrap), wrap)
+    run_round(session, item, distill_phases(session).wrapped(wrap))
 
 
 def distill_phases(session: Session) -> Phases:

@@ -34,7 +34,7 @@ from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """Do the steps of one round, from the step that the state names."""
-    run_round(session, item, rl_phases(session).wrapped(wrap), wrap)
+    run_round(session, item, rl_phases(session).wrapped(wrap))
 
 
 def rl_phases(session: Session) -> Phases:

@@ -32,7 +32,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "refilled, and carried over": ("rl.rounds=2", "rl.steps_per_round=2", *REFILLED),
     "generated ahead": ("rl.rounds=1", "rl.steps_per_round=4", "rollout.max_staleness=1"),
     "old weights, and out of tokens": (
-        *("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", "rollout.publish_every=3"),
+        *("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", "rollout.max_staleness=2"),
         f"rl.max_tokens={3 * 18 * 30}",
     ),
     "rolled back": ("rl.rounds=2", "rl.steps_per_round=3", *TOO_FAST, ROLL_BACK),

@@ -42,12 +42,6 @@ def test_a_backend_that_the_recipe_names_stays(backend: str) -> None:
     assert chosen(1, "cpu", train=train) == chosen(8, "cuda", train=train) == backend
 
 
-def test_a_run_that_keeps_older_weights_is_torch_s() -> None:
-    assert chosen(8, "cuda", rollout={"publish_every": 2}) == "torch"
-    with pytest.raises(ConfigError, match=r"publish_every=2 keeps a copy .* train\.backend='fsdp' does not"):
-        chosen(8, "cuda", rollout={"publish_every": 2}, train={"backend": "fsdp"})
-
-
 def test_moments_in_8_bits_are_torch_s() -> None:
     assert chosen(8, "cuda", sft={"optimizer": {"kind": "adamw_8bit"}}) == "torch"
 

@@ -28,7 +28,6 @@ REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model"}}
 GRPO = "rl.algorithm={name: grpo, kl_coef: 0}"
 V32 = "rl.algorithm={name: deepseek_v32}"
 AHEAD = "rollout.max_staleness=1"
-EVERY_TWO = "rollout.publish_every=2"
 
 
 def recipe(stages: list[Any] | None = None, changes: dict[str, Any] | None = None, *overrides: str) -> RunConfig:
@@ -228,7 +227,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         },
         ["over=sampled", "max_staleness=1"],
     ),
-    (["distill"], {"rollout": {"publish_every": 2}, "train": {"lora": {}}}, ["publish_every=2", "train.lora: null"]),
+    (["distill"], {"rollout": {"max_staleness": 2}, "train": {"lora": {}}}, ["max_staleness=2", "train.lora: null"]),
     (
         ["distill"],
         {"distill": {"reference": {"schedule": "frozen"}}},
@@ -270,14 +269,8 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
 TWO_REWARDS = "scoring.components=[{verifier: {name: length}, weight: 0.25}]"
 OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["rl.algorithm={name: rloo, mismatch_stale: bypass}", AHEAD], ["max_staleness=1", "allow: [stale_without_ratio]"]),
-    ([GRPO, AHEAD, EVERY_TWO], ["publish_every=2", "publish_every: 1"]),
     ([GRPO, AHEAD, "rollout.vllm.tensor_parallel=2"], ["tensor_parallel"]),
-    (
-        ["rl.algorithm={name: rloo, mismatch_stale: bypass}", EVERY_TWO],
-        ["publish_every=2", "allow: [stale_without_ratio]"],
-    ),
-    ([GRPO, "train.backend=deepspeed", "train.zero=1", EVERY_TWO], ["publish_every=2", "train.backend: torch"]),
-    ([GRPO, "train.lora={}", EVERY_TWO], ["publish_every=2", "train.lora: null"]),
+    ([GRPO, "train.lora={}", AHEAD], ["max_staleness=1", "train.lora: null"]),
     (
         ["model.dtype=bfloat16", "rl.reference={schedule: ema, alpha: 0.05}"],
         ["rl.reference.schedule=ema in stage 'rl'", "alpha=0.05", "model.dtype: float32"],
@@ -323,7 +316,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], w
     [
         ["rl.max_tokens=540"],
         ["rl.reference={schedule: ema, alpha: 0.05}"],
-        ["rl.algorithm={name: rloo, mismatch_stale: bypass, allow: [stale_without_ratio]}", EVERY_TWO],
+        ["rl.algorithm={name: rloo, mismatch_stale: bypass, allow: [stale_without_ratio]}", AHEAD],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, allow: [cut_sampling]}"],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, keep_sampling: true}"],
         ["rollout.engine=vllm_server", "rollout.vllm.request_timeout_s=1799", "launch.kind=torchrun"],

@@ -34,7 +34,6 @@ PICTURES = ROOT / "tests" / "output"
 SMALL: dict[str, Any] = {
     "sft": {"steps": 3},
     "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}},
-    "prefect": {"phases": "folded"},
 }
 """A bonus moves the policy, for which no answer is right."""
 

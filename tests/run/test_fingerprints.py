@@ -84,12 +84,6 @@ TEACHER = {"stages": ["sample"], "sample": {"endpoint": {"url": "http://a/v1", "
 LAST = {"name": "last", "kind": "sft", "with": {"steps": 4}}
 FROM = {"stages": ["sft", {**LAST, "from": "sft"}]}
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
-    # an evaluation gives an engine new weights that lags behind
-    (
-        {"rollout": {"publish_every": 2}},
-        {"evaluation": {"every_rounds": 3}},
-        ["evaluation.every_rounds was 1, is 3"],
-    ),
     ({}, {"sandbox": {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}}, []),
     ({}, {"train": {"deterministic": False}}, ["train.deterministic was True, is False"]),
     ({}, {"sandbox": {"cpu_s": 1}}, ["sandbox.cpu_s was None, is 1.0"]),

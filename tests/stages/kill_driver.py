@@ -32,7 +32,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.environments.agent import Agent
 from verizero.pipeline.environments.guess import Guess
 from verizero.pipeline.environments.tool_use import ToolEpisode
-from verizero.pipeline.loop import rollback
+from verizero.pipeline.loop import rollback, rounds
 from verizero.pipeline.models.load import create_model, quiet
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
@@ -97,6 +97,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
     os.fsync = fuse.wrap("fsync", os.fsync)
     rollback.restore_checkpoint = fuse.wrap("restore", rollback.restore_checkpoint)
     rollback.alarm = fuse.wrap("alarm", rollback.alarm)
+    rounds.one_step = fuse.wrap("step", rounds.one_step)
     play.sample = fuse.wrap("turns", play.sample)
     for made in (Guess, ToolEpisode, Agent):
         for name in ("start", "step"):

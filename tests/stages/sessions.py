@@ -76,7 +76,7 @@ def round_of(session: Session, number: int = 1) -> Item:
 
 def train_round(session: Session, item: Item | None = None, **phases: Callable[..., Any]) -> None:
     """Do a round of RL (None: the first) with some phases replaced."""
-    run_round(session, item or round_of(session), replace(rl_phases(session), **phases), unwrapped)
+    run_round(session, item or round_of(session), replace(rl_phases(session), **phases))
 
 
 def rows(session: Session) -> list[dict[str, Any]]:

@@ -89,12 +89,12 @@ def test_responses_of_older_policies_are_weighted_and_go_on_after_a_break(tmp_pa
     teacher = {"path": make_teacher(tmp_path / "teacher")}
     weighted = {"over": "sampled", "stale_weights": "token", **SLOW, "rounds": 1}
     config = recipe(teacher, **weighted).model_dump(mode="json")
-    config["rollout"]["publish_every"] = 3
+    config["rollout"]["max_staleness"] = 2
     goes_on_as_if_never_broken(RunConfig.model_validate(config), tmp_path / "runs", [("update", 5)])
     shares = [m["distill/stale"] for m in steps_of(tmp_path / "runs" / "whole")]
-    assert shares == [0.0, 1.0, 1.0] * 4
+    assert shares == [0.0] + [1.0] * 11
     weights = [m.get("distill/stale_weight", 1.0) for m in steps_of(tmp_path / "runs" / "whole")]
-    assert len({w for w in weights if w != 1.0}) == 8
+    assert len({w for w in weights if w != 1.0}) == 11
 
 
 @pytest.mark.integration

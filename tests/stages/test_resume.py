@@ -48,7 +48,6 @@ CASES = {
         "rl.select.keep=informative",
         "rl.max_tokens=3000",
     ],
-    "off-policy by two": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.publish_every=3"],
     "half the bits": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "model.dtype=bfloat16"],
     "adapters on four bits": [
         "rl.algorithm={name: grpo, entropy_coef: 0.05}",
