@@ -155,7 +155,6 @@ def end_item(session: Session, item: Item, later: Sequence[Item]) -> None:
     if item.is_evaluation:
         state.evaluated_version, state.is_evaluated = state.policy_version, True
     else:
-        state.stage.last_steps, state.stage.last_length = state.step, session.setup.section.length_of_item
         state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
     if not later or not later[0].is_evaluation:
         causes: list[str] = []

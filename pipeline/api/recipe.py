@@ -82,7 +82,7 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     facts = facts_of(wish.model)
     tree = tree_of(wish, name, place, meaning, folder, facts)
     if "rl" in tree:
-        tree["rl"] |= rounds_of(wish.steps, folder.parent)
+        tree["rl"] |= rounds_of(wish.steps)
     config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
     config = with_rates(config, facts.num_parameters)  # after the fields, of which one may ask for adapters
     path = folder / FILE
@@ -94,17 +94,8 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     return path, [meaning.line, *_lines(for_machine(config, 1, existing_device(config.train.device, "train.device")))]
 
 
-def rounds_of(steps: int, run: Path) -> dict[str, int]:
-    """Return the number of rounds and their steps: four rounds at most, of ten steps at least if there are several.
-
-    An earlier run in the folder `run` keeps the steps of its rounds where that is possible, so that it can continue.
-    """
-    try:
-        earlier = int(yaml.safe_load((run / FILE).read_text(encoding="utf-8"))["rl"]["steps_per_round"])
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # there is none
-        earlier = 0
-    if earlier and steps % earlier == 0:
-        return {"rounds": steps // earlier, "steps_per_round": earlier}
+def rounds_of(steps: int) -> dict[str, int]:
+    """Return the number of rounds and their steps: four rounds at most, of ten steps at least if there are several."""
     rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (steps % n == 0 and steps >= 10 * n))
     return {"rounds": rounds, "steps_per_round": steps // rounds}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Sequence
@@ -95,12 +96,11 @@ class TrainedRun:
         quiet: bool = False,
         callbacks: Sequence[str | Callback] = (),
     ) -> TrainedRun:
-        """Continue the run, and return it: with more steps of its last stage, or, if it is not done, to its end.
+        """Continue the run, and return it: with more steps, or, if it is not done, to its end.
 
-        steps: how many more than the recipe asks for, of a run that is done; of RL whole rounds, where it has several.
-            The run then equals one that had as many from the start. None: those that are left. It is refused where
-            earlier steps depend on their number, as with a learning rate that has fallen. resume, quiet, callbacks: as
-            for `train`; "changed" continues with a reward function that changed.
+        steps: how many more, of a run that is done: they are a further stage of the last one's kind, with an optimiser
+            of its own. None: those that are left. resume, quiet, callbacks: as for `train`; "changed" continues with a
+            reward function that changed.
 
         Raises: ConfigError, RunError before training, with the remedy; else what the run raises.
         """
@@ -215,36 +215,22 @@ class Page:
 
 
 def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
-    """Return the recipe with `steps` more steps in its last stage; `base` is its folder.
+    """Return the recipe with one more stage of the last one's kind, of `steps` steps; `base` is its folder.
 
-    Raises: ConfigError if the stage has no steps of its own, or consists of rounds of which they are no multiple.
+    Raises: ConfigError if the last stage has no steps.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
     stage = config.stages[-1]
     section: Any = config.section_of(stage)
     if isinstance(section, RoundsConfig):
-        num_rounds, rest = divmod(steps, section.steps_per_round)
-        more = {"rounds": section.rounds + num_rounds}
-        if rest:
-            more = {"steps_per_round": section.steps_per_round + steps}
-        if rest and section.rounds > 1:
-            raise ConfigError(
-                f"steps={steps}: stage {stage.name} consists of rounds of {section.steps_per_round} steps; give a "
-                f"multiple, e.g. {steps - rest + section.steps_per_round}"
-            )
-    elif "steps" in section.lengths and section.steps is not None:
-        more = {"steps": section.steps + steps}
+        length: dict[str, Any] = {"rounds": 1, "steps_per_round": steps}
+    elif section.trains_policy and {"steps", "epochs"} <= type(section).model_fields.keys():
+        length = {"steps": steps, "epochs": None}
     else:
-        raise ConfigError(
-            f"steps={steps}: the last stage, {stage.name}, does not count its length in steps; raise "
-            f"{', '.join(f'{stage.kind}.{name}' for name in section.lengths) or 'another'} and start it again"
-        )
+        raise ConfigError(f"steps={steps}: the last stage, {stage.name}, does not train the policy in steps")
+    number = next(n for n in itertools.count(1) if f"more_{n}" not in config.stage_names)
+    more = {"name": f"more_{number}", "kind": stage.kind, "with": {**stage.changes, **length}}
     tree = config.model_dump(mode="json", exclude_unset=True)
-    if stage.changes or sum(s.kind == stage.kind for s in config.stages) > 1:
-        # In the stage alone: others of its kind share the section.
-        changed = stage.model_copy(update={"changes": {**stage.changes, **more}})
-        tree["stages"][-1] = changed.model_dump(mode="json")
-    else:
-        tree[stage.kind] |= more
+    tree["stages"] = [*(s.model_dump(mode="json") for s in config.stages), more]
     return parse(tree, source=f"{config.name} with more steps", base=base)

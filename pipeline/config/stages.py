@@ -126,8 +126,6 @@ class StageSection(Section):
     """
     plays_episodes: ClassVar[bool] = False
     """True if rows of the data may name an environment."""
-    lengths: ClassVar[tuple[str, ...]] = ()
-    """Fields for the length of the stage. If one is raised after the run, the stage continues."""
     in_rounds: ClassVar[bool] = False
     """True if the stage's items are rounds, named by number and evaluated every `evaluation.every_rounds`."""
     reads: ClassVar[frozenset[str]] = frozenset()
@@ -139,11 +137,6 @@ class StageSection(Section):
     def steps_of_items(self) -> list[int]:
         """Return the steps of each item. By default there is one item; 0 steps means that the data decides."""
         return [getattr(self, "steps", None) or 0]
-
-    @property
-    def length_of_item(self) -> float:
-        """Return the steps or epochs of an item; 0 for a kind that has neither."""
-        return float(getattr(self, "steps", None) or getattr(self, "epochs", None) or 0)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return field -> (the earlier stage that it names, the file needed from its folder or `POLICY`)."""
@@ -231,7 +224,6 @@ class TextStage(StageSection):
     """The section's name in a recipe."""
     learns: ClassVar[Learns] = "texts"
     plays_episodes: ClassVar[bool] = True
-    lengths: ClassVar[tuple[str, ...]] = ("steps", "epochs")
 
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0, description="passes over the texts or demonstrations, instead of steps")
@@ -313,7 +305,6 @@ class RoundsConfig(StageSection):
 
     in_rounds: ClassVar[bool] = True
     learns_from_responses: ClassVar[bool] = True
-    lengths: ClassVar[tuple[str, ...]] = ("rounds", "steps_per_round")
     groups_differ: ClassVar[bool] = True
     """True if groups with equal rewards teach nothing. It is used by stages without an algorithm."""
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox", "guard"})
@@ -333,11 +324,6 @@ class RoundsConfig(StageSection):
     def has_reference(self) -> bool:
         """True if the stage may have a reference policy; the algorithm or `reference` sets its schedule."""
         return True
-
-    @property
-    def length_of_item(self) -> float:
-        """The steps of a round."""
-        return float(self.steps_per_round)
 
     def steps_of_items(self) -> list[int]:
         """Return the steps of each round."""

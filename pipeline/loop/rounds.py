@@ -204,16 +204,15 @@ def begin_round(session: Session, item: Item) -> None:
 def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
     """Start fresh optimisers of policy and critic, whose schedules span the updates of all rounds.
 
-    A stage that is not new keeps its optimisers, with the number of updates that the recipe has now.
+    A stage that is not new keeps its optimisers.
     """
+    if not is_new:
+        return
     rounds, parts = setup.rounds, setup.algorithm
     num_steps = rounds.rounds * rounds.steps_per_round
     updates_per_step = parts.params.num_updates
     warmup_steps = 0 if parts.critic is None else min(num_steps, parts.critic.warmup_steps)
     policy_updates, critic_updates = (num_steps - warmup_steps) * updates_per_step, num_steps * updates_per_step
-    if not is_new:
-        backend.set_length(policy_updates, critic_updates)
-        return
     backend.start(rounds.optimizer, policy_updates)
     if parts.critic is not None:
         rate = parts.critic.learning_rate or rounds.optimizer.learning_rate

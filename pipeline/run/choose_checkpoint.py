@@ -1,8 +1,7 @@
 """The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data.
 
-A stage of which the recipe now asks more rounds, steps or epochs continues if nothing in what it did depended on its
-length. A learning rate that is falling does. Changes of verifiers and environments in the middle of a stage are listed
-in run.json, under `changes`.
+A stage that has begun keeps its length: more steps are a stage of their own. Changes of verifiers and environments in
+the middle of a stage are listed in run.json, under `changes`.
 
 What a run wrote and continues without is moved to `stale/N` in its folder, never deleted.
 """
@@ -18,9 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verizero.pipeline.config.recipes import Resume
-from verizero.pipeline.config.run import RunConfig, section_class_of
-from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
 from verizero.pipeline.host.disk import disk_errors, restore_folders, write_atomic
 from verizero.pipeline.report.ended import INFO, end_reason
@@ -34,11 +30,13 @@ from verizero.pipeline.run.fingerprints import (
     read_stages_file,
     write_stages_file,
 )
-from verizero.pipeline.run.state import RunState, read_state, schedule
-from verizero.pipeline.train import checkpoint, optimizer
+from verizero.pipeline.run.state import read_state
+from verizero.pipeline.train import checkpoint
 
 STALE_FOLDER = "stale"
 """Name of the folder with what was put aside: a numbered folder for each time."""
+LENGTHS = frozenset({"rounds", "steps_per_round", "steps", "epochs"})
+"""Names of the fields that say how long a stage is."""
 MAX_SHOWN_CHANGES = 3
 """Changes that a message lists."""
 
@@ -123,11 +121,10 @@ def checkpoint_before_changes(
     """Return `newest` if no stage changed that it depends on, else the checkpoint at the end of the last unchanged one.
 
     `now`: the stages' fingerprints as the recipe and the data are now. Results of the other stages are moved to
-    `folder`/stale/N, and the reason is reported. A stage that only became longer continues from its own last checkpoint
-    if nothing in it depended on its length. A stage continues too if only files of verifiers and environments changed,
+    `folder`/stale/N, and the reason is reported. A stage continues if only files of verifiers and environments changed,
     and the run ended in it because graders failed, or `accepts_code` is set. None: the run trained nothing yet, and
     begins again.
-    Raise RunError if the first stage changed, so that there is nothing to resume from.
+    Raise RunError if the first stage changed, so that there is nothing to resume from, or the length of the last one.
     """
     started = read_stages_file(folder)
     index = next((i for i, f in enumerate(started) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
@@ -138,30 +135,32 @@ def checkpoint_before_changes(
     ends = {name: newest.parent / f"{number:08d}" for name, number in state.stage_ends.items()}
     if state.stage.name == before.name:
         ends[before.name] = newest
+    model = next((m for m in (folder / "model", newest / "model") if m.is_dir()), None)
+    from_model = f", or start a new run from the model of this one (--set name=… --set model.path={model})"
+    new_run = from_model if model else ""
     is_same = after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends
-    code, others = _changed_fields(before, after) if after is not None and is_same else (set[str](), set[str]())
-    lengths = {f"{before.kind}.{n}" for n in section_class_of(before.kind).lengths} if is_same else set[str]()
-    values = [f.fields.get(name) for f in (before, after) if f is not None for name in others]
-    could_continue = is_same and others <= lengths and None not in values
-    failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
+    changed = _changed_fields(before, after) if after is not None and is_same else set[str]()
+    code = set(filter(is_code, changed))
     has_trained = bool(state.num_done or state.step)  # else start again: the first evaluation used the old code
-    continues = could_continue and (not code or (has_trained and (accepts_code or failed_here)))
+    if has_trained and index == len(started) - 1 and any(f.rpartition(".")[2] in LENGTHS for f in changed):
+        raise RunError(
+            f"{folder}: {why}; a stage that has begun keeps its length. Undo the change, add a stage of kind "
+            f"{before.kind} after it, which run.train(steps=…) does{new_run}"
+        )
+    failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
+    both = [f.fields.get(name) for f in (before, after) if f is not None for name in code]
+    only_code = bool(code) and code == changed and None not in both
+    continues = only_code and has_trained and (accepts_code or failed_here)
     # The stages whose end has a checkpoint, up to the first change.
     good = _whole([f.name for f in started[: index + continues] if f.name in ends], ends, progress)
     if after is not None and continues and good and good[-1] == before.name:
         end = ends[after.name]
-        is_longer = bool(others) or not code
-        reason = why_not_longer(before.kind, before.fields, after.fields, read_state(end)) if is_longer else None
-        if reason is None:
-            if code:
-                note_change(folder, before.name, end, sorted(code), "resume" if accepts_code else "graders_failed")
-            later = [f.name for f in started[index + 1 :]]
-            kept_in = _keep(folder, [*started[:index], after], later, end)
-            aside = f"; {_listed(later)} stale, and the earlier results are kept in {kept_in}" if kept_in else ""
-            progress.say(f"{after.name} continues: {why}{aside}")
-            return end
-        good.pop()
-        why += f"; {before.name} cannot continue with that, as {reason}"
+        note_change(folder, before.name, end, sorted(code), "resume" if accepts_code else "graders_failed")
+        later = [f.name for f in started[index + 1 :]]
+        kept_in = _keep(folder, [*started[:index], after], later, end)
+        aside = f"; {_listed(later)} stale, and the earlier results are kept in {kept_in}" if kept_in else ""
+        progress.say(f"{after.name} continues: {why}{aside}")
+        return end
     if good:
         end, stale = ends[good[-1]], [f.name for f in started[len(good) :]]
         kept_in = _keep(folder, started[: len(good)], stale, end)
@@ -178,24 +177,17 @@ def checkpoint_before_changes(
             progress.say(f"begins again: {why}, and nothing was trained; what was written is kept in {kept}")
         return None
     remedy = "Undo the change"
-    if continues:
-        old_values = ", ".join(f"{n}: {v}" for n, v in before.fields.items() if after and v != after.fields.get(n))
-        remedy = f"Keep {old_values}"
-    elif could_continue:
+    if only_code:
         remedy += ", continue with it from where the run is (resume='changed', --resume changed)"
-    model = next((m for m in (folder / "model", newest / "model") if m.is_dir()), None)
-    from_model = f", or start a new run from the model of this one (--set name=… --set model.path={model})"
     raise RunError(
         f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-        f"resume from. {remedy}{from_model if model else ''}, or start from the beginning (--set name=…)"
+        f"resume from. {remedy}{new_run}, or start from the beginning (--set name=…)"
     )
 
 
-def _changed_fields(before: Fingerprint, after: Fingerprint) -> tuple[set[str], set[str]]:
-    """Return the names of the fields that differ: those of code, and the others."""
-    names = {n for n in before.fields.keys() | after.fields.keys() if before.fields.get(n) != after.fields.get(n)}
-    code = set(filter(is_code, names))
-    return code, names - code
+def _changed_fields(before: Fingerprint, after: Fingerprint) -> set[str]:
+    """Return the names of the fields that differ."""
+    return {n for n in before.fields.keys() | after.fields.keys() if before.fields.get(n) != after.fields.get(n)}
 
 
 def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:
@@ -231,56 +223,6 @@ def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:
 def _brief(changes: Sequence[str]) -> str:
     rest = len(changes) - MAX_SHOWN_CHANGES
     return "; ".join(changes[:MAX_SHOWN_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
-
-
-def why_not_longer(kind: str, before: dict[str, Any], now: dict[str, Any], state: RunState) -> str | None:
-    """Return the reason, in words, why the stage at `state` cannot continue with the new length; None if it can."""
-    in_rounds = issubclass(section_class_of(kind), RoundsConfig)
-    done = state.step_in_stage if in_rounds else state.step or state.stage.last_steps
-    if done == 0:
-        return None
-    totals = [_steps(kind, fields) for fields in (before, now)]
-    if totals[1] is not None and totals[1] <= done:
-        return f"it has done {done} of its steps already"
-    if totals[1] is None and now[f"{kind}.epochs"] < before[f"{kind}.epochs"]:
-        return "it may have passed their end already"
-    each = f"{kind}.steps_per_round"
-    if in_rounds and before[each] != now[each] and done > before[each]:
-        return f"{each} can only change before round 2 begins; raise {kind}.rounds"
-    numbers = {name: now.get(f"{kind}.optimizer.{name}") for name in OptimizerConfig.model_fields}
-    if numbers["learning_rate"] is not None and _has_fallen(OptimizerConfig.model_validate(numbers), done, totals):
-        return (
-            f"{kind}.optimizer.schedule={numbers['schedule']} has lowered its learning rate towards the old end already"
-        )
-    return None
-
-
-def _steps(kind: str, fields: dict[str, Any]) -> int | None:
-    """Return the steps of the whole stage; None if they follow from the data."""
-    if issubclass(section_class_of(kind), RoundsConfig):
-        return int(fields[f"{kind}.rounds"] * fields[f"{kind}.steps_per_round"])
-    steps: int | None = fields[f"{kind}.steps"]
-    return steps
-
-
-def _has_fallen(config: OptimizerConfig, done: int, totals: list[int | None]) -> bool:
-    # Without the warm-up, which ends at the same update in both, and may have several updates in a step.
-    numbers = config.model_copy(update={"warmup_steps": 0})
-    if numbers.schedule == "constant":
-        return False
-    return any(total is None or optimizer.schedule(numbers, done, total) < numbers.rate for total in totals)
-
-
-def reopen_longer_stage(config: RunConfig, state: RunState) -> None:
-    """Reopen a finished stage if the recipe now asks for more of it: take back its last item."""
-    stage = next((s for s in config.stages if s.name == state.stage.name), None)
-    if stage is None:
-        return
-    length = config.section_of(stage).length_of_item
-    if state.step == 0 and state.stage.last_length and length > state.stage.last_length:
-        state.num_done, state.step, state.is_evaluated = state.num_done - 1, state.stage.last_steps, False
-    if not state.is_at_end_of_stage(schedule(config)):
-        state.stage_ends.pop(stage.name, None)
 
 
 def put_aside(folder: Path, end: Path | None, stages: Sequence[str]) -> Path | None:

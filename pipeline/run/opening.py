@@ -27,7 +27,7 @@ from verizero.pipeline.run.build import (
     device_of,
     num_parameters_of,
 )
-from verizero.pipeline.run.choose_checkpoint import changed_at, choose_checkpoint, reopen_longer_stage
+from verizero.pipeline.run.choose_checkpoint import changed_at, choose_checkpoint
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
 from verizero.pipeline.run.fingerprints import fingerprints
@@ -143,7 +143,6 @@ def open_session(
     start = ranks.decide_on_first(lambda: choose_checkpoint(folder, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
-    reopen_longer_stage(config, state)
     if start is not None and changed_at(folder, start):
         state.stage.carried = []  # graded by the function that was changed
     tokenizer = data.renderer.tokenizer

@@ -58,10 +58,6 @@ class StageState:
     """Recent share of sampled groups that were kept: how much to oversample."""
     num_bad_updates: int = 0
     """Refused updates in a row."""
-    last_steps: int = 0
-    """Steps of the stage's last finished item."""
-    last_length: float = 0.0
-    """The number of steps or epochs that the recipe asked of that item."""
     lost_steps: list[str] = field(default_factory=list)
     """Steps in a row that trained nothing because graders failed: the first failure of each."""
     carried: list[Group] = field(default_factory=list)

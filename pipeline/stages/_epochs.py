@@ -116,8 +116,6 @@ def train_tokens(
     every, total = section.evaluate_every, num_steps(section.steps, section.epochs, len(rows), section.batch_size)
     if session.state.step == 0:
         session.workers.backend.start(section.optimizer, total)
-    else:
-        session.workers.backend.set_length(total)
     for last_step in last_steps_of_chunks(session, item, total, every):
         wrap("train", train_tokens_until)(session, item, rows, section, last_step)
         if last_step < total and every is not None and last_step % every == 0 and session.run.data.evaluation:

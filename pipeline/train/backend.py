@@ -117,12 +117,6 @@ class Backend:
         self.reference = self.critic = None
         self.policy.start(optimizer, total_steps)
 
-    def set_length(self, total_steps: int, critic_steps: int = 0) -> None:
-        """Set the numbers of updates that the learning-rate schedules span, for a stage that continues."""
-        self.policy.total_steps = total_steps
-        if self.critic is not None:
-            self.critic.trained.total_steps = critic_steps
-
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Change learning rate, clipping and so on within a stage; schedule and moments stay.
 

@@ -13,9 +13,9 @@ import verizero as vz
 from tests.api.tiny import ROWS, SMALL
 from tests.launch.runs import assert_same_bytes
 from verizero.pipeline.cli import main
-from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.stages import Stage
-from verizero.pipeline.run.info import recipe_folder, write_origin
+from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.info import recipe_folder, recipe_of_run, write_origin
+from verizero.pipeline.whole_run import train
 
 EACH = {**SMALL, "checkpoint.every_steps": 1, "scoring.retries": 0}
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("folder")]
@@ -89,27 +89,24 @@ def test_a_function_that_failed_later_goes_on_from_the_last_good_step() -> None:
 
 
 def test_another_function_after_steps_with_the_first_needs_a_word() -> None:
-    go("own", good())
+    go("own", good(), callbacks=[lambda event: vz.STOP if event.step == 2 else None])
     with pytest.raises(vz.VerizeroError, match=r"resume='changed', --resume changed"):
         go("own", longer())
-    with pytest.raises(vz.VerizeroError, match=r"verifier reward\.py changed; rl\.rounds was 1|--resume changed"):
-        go("own", longer(), steps=8)
-    run = go("own", longer(), steps=8, resume="changed")
+    run = go("own", longer(), resume="changed")
     (change,) = info("own")["changes"]
-    assert (change["checkpoint"], change["allowed_by"]) == (sorted_checkpoints_at(4), "resume")
-    assert len(run.metrics) == 8
+    assert (change["checkpoint"], change["allowed_by"]) == (sorted_checkpoints_at(2), "resume")
+    assert len(run.metrics) == 4
     by_step = {
         step: {m["reward"] == float(len(m["response"])) for m in run.samples(stage="rl") if m["step"] == step}
-        for step in range(1, 9)
+        for step in range(1, 5)
     }
-    assert all(True in of_step for step, of_step in by_step.items() if step > 4)
-    assert by_step[8] == {True}
-    assert False in by_step[1] | by_step[2] | by_step[3] | by_step[4]
+    assert by_step[4] == {True}
+    assert False in by_step[1] | by_step[2]
     # The word is needed once: the run now is one with the new function.
-    go("own", longer(), steps=8)
+    go("own", longer())
     assert info("own")["changes"] == [change]
     with pytest.raises(vz.VerizeroError, match="Undo the change, or start a new run"):
-        go("own", longer(), steps=8, resume="changed", seed=3)
+        go("own", longer(), resume="changed", seed=3)
 
 
 def sorted_checkpoints_at(step: int) -> str:
@@ -128,24 +125,27 @@ def test_the_command_has_the_same_word(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*command, *words, "--resume", "changed"]) in (0, None)
 
 
-def test_more_steps_are_those_of_a_run_that_was_asked_for_all_at_once() -> None:
-    run = go("more", good(), steps=3, **{"data.evaluation": []})
+def test_more_steps_are_a_stage_of_their_own() -> None:
+    run = go("more", good(), steps=3)
+    before = (run.folder / "metrics.jsonl").read_bytes()
     assert run.train(steps=2, quiet=True) is run
-    assert len(run.metrics) == 5
-    assert_same_bytes(run.folder, go("whole", good(), steps=5, **{"data.evaluation": []}).folder)
-    run = go("rounds", good(), steps=4, **{"rl.rounds": 2, "rl.steps_per_round": 2})
-    with pytest.raises(vz.VerizeroError, match=r"consists of rounds of 2 steps; give a multiple, e\.g\. 4"):
-        run.train(steps=3)
-    run.train(steps=4, quiet=True)
-    theirs = go("all-rounds", good(), steps=8, **{"rl.rounds": 4, "rl.steps_per_round": 2})
-    assert_same_bytes(run.folder, theirs.folder)
+    assert (run.folder / "metrics.jsonl").read_bytes().startswith(before)
+    run.train(steps=1, quiet=True)
+    assert len(run.metrics) == 6
+    config, base = recipe_of_run(run.folder)
+    assert config.stage_names == ("rl", "more_1", "more_2")
+    whole = Path("runs/whole")
+    train(config.model_copy(update={"name": "whole"}), base, whole, "never", Progress())
+    assert_same_bytes(run.folder, whole)
 
 
-def test_the_sum_as_steps_continues_in_the_rounds_that_there_are(folder: Path) -> None:
-    go("sum", good(), steps=20)
-    run = go("sum", good(), steps=30)
-    assert len(run.metrics) == 30
-    assert load_recipe(run.folder / "recipe.yaml").section_of(Stage.model_validate("rl")).steps_of_items() == [10] * 3
+def test_a_stage_that_has_begun_keeps_its_length() -> None:
+    go("sum", good(), steps=3)
+    for steps in (2, 5):
+        with pytest.raises(
+            vz.VerizeroError, match=r"keeps its length.* run\.train\(steps=…\) does, or start a new run"
+        ):
+            go("sum", good(), steps=steps)
 
 
 def test_a_run_that_was_ended_early_is_done_first(folder: Path) -> None:
@@ -157,16 +157,11 @@ def test_a_run_that_was_ended_early_is_done_first(folder: Path) -> None:
     assert_same_bytes(run.folder, go("whole", good()).folder)
 
 
-def test_more_steps_of_a_rate_that_has_fallen_are_refused() -> None:
+def test_sft_has_more_steps_whatever_its_schedule() -> None:
     shown = [{"question": r["question"], "response": f"the sum is {r['answer']} a b c d e f"} for r in ROWS]
     run = vz.train("tiny", shown, name="shown", steps=3, quiet=True)
-    with pytest.raises(vz.VerizeroError, match=r"sft\.optimizer\.schedule=cosine has lowered its learning rate"):
-        run.train(steps=2, quiet=True)
-    constant = {"sft.optimizer.schedule": "constant", "sft.optimizer.warmup_steps": 0}
-    run = vz.train("tiny", shown, name="even", steps=3, quiet=True, **constant)
     run.train(steps=2, quiet=True)
-    whole = vz.train("tiny", shown, name="whole", steps=5, quiet=True, **constant)
-    assert_same_bytes(run.folder, whole.folder)
+    assert rows_of("shown") == [("step", n) for n in (1, 2, 3, 1, 2)]
 
 
 def test_a_run_that_was_moved_has_its_recipe_in_it(folder: Path) -> None:

@@ -50,9 +50,6 @@ class CountingBackend:
     def start(self, optimizer: Any, num_steps: int) -> None:
         """Do nothing: nothing trains."""
 
-    def set_length(self, num_steps: int, critic_steps: int) -> None:
-        """Do nothing: nothing trains."""
-
 
 @dataclass
 class Loop:
