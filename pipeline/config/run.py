@@ -33,7 +33,6 @@ from verizero.pipeline.config.sections import (
     ReportConfig,
     Section,
     TrainConfig,
-    check_backend,
     check_optimizer,
 )
 from verizero.pipeline.config.stages import POLICY, PretrainConfig, SftConfig, Stage, StageSection, check_start
@@ -166,7 +165,6 @@ class RunConfig(Section):
                 )
 
     def _check_ranks(self) -> None:
-        check_backend(self.train, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes)
 

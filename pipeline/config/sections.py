@@ -228,10 +228,6 @@ class CheckpointConfig(Section):
 
     every_steps: int = Field(10, ge=1)
     keep: int = Field(2, ge=1, description="number of newest checkpoints kept, besides the last of each stage")
-    in_background: bool | None = Field(
-        None,
-        description="write shards while training continues, which train.backend: fsdp can do; null: wherever possible",
-    )
 
 
 class ReportConfig(Section):
@@ -270,17 +266,3 @@ def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:
             f"{where}.kind={kind} with train.backend={train.backend}, {why}; set train.backend: torch, or "
             f"{where}.kind: adamw"
         )
-
-
-def check_backend(train: TrainConfig, checkpoint: CheckpointConfig) -> None:
-    """Raise ValueError for settings that the training backend does not support."""
-    if checkpoint.in_background and train.backend != "fsdp":
-        raise ValueError(
-            f"checkpoint.in_background=true with train.backend={train.backend!r}, which writes checkpoints before it "
-            "continues; leave it out, or set train.backend: fsdp"
-        )
-
-
-def saves_in_background(train: TrainConfig, checkpoint: CheckpointConfig) -> bool:
-    """Return True if training continues while a checkpoint is written."""
-    return train.backend == "fsdp" and checkpoint.in_background is not False

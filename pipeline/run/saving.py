@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.sections import saves_in_background
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import disk_errors, partial_path, replace_folder
 from verizero.pipeline.host.heap import trim_heap
@@ -50,8 +49,7 @@ def save(session: Session) -> None:
 
     def write(folder: Path) -> FinishWriting | None:
         run.ranks.barrier()  # rank 0 has made the folder
-        in_background = saves_in_background(run.recipe.train, run.recipe.checkpoint)
-        finish_writing = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
+        finish_writing = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background=True)
         for name, write_model in workers.extra_models.items():
             write_model(folder / name)
         if run.ranks.is_first:

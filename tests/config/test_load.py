@@ -17,7 +17,6 @@ from verizero.pipeline.config.load import dump, load_recipe, parse, read_tree
 from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.sections import saves_in_background
 from verizero.pipeline.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -225,17 +224,9 @@ class TestRefusals:
     def test_an_unknown_key_answers_with_its_path_and_the_near_one(self, override: str, path: str, near: str) -> None:
         assert f"unknown key '{path}'; did you mean {near}" in refusal([override])
 
-    def test_a_checkpoint_in_the_background_needs_fsdp(self) -> None:
-        asked = "checkpoint.in_background=true"
-        assert f"{asked} with train.backend='auto'" in refusal([asked])
-        fsdp, waits = "train.backend=fsdp", "checkpoint.in_background=false"
-        for changes, wanted in (([fsdp, asked], True), ([fsdp], True), ([fsdp, waits], False), ([], False)):
-            config = tiny(None, changes)
-            assert saves_in_background(config.train, config.checkpoint) == wanted
-
     def test_an_unknown_key_near_none_lists_those_there(self) -> None:
         said = refusal(["checkpoint.zzz=1"])
-        assert said == "recipe: unknown key 'checkpoint.zzz'; known here: every_steps, keep, in_background"
+        assert said == "recipe: unknown key 'checkpoint.zzz'; known here: every_steps, keep"
 
     @pytest.mark.parametrize(
         ("override", "field", "value"),
