@@ -148,8 +148,7 @@ def checkpoint_before_changes(
             f"{before.kind} after it, which run.train(steps=…) does{new_run}"
         )
     failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
-    both = [f.fields.get(name) for f in (before, after) if f is not None for name in code]
-    only_code = bool(code) and code == changed and None not in both
+    only_code = bool(code) and code == changed
     continues = only_code and has_trained and (accepts_code or failed_here)
     # The stages whose end has a checkpoint, up to the first change.
     good = _whole([f.name for f in started[: index + continues] if f.name in ends], ends, progress)
