@@ -18,7 +18,7 @@ from verizero.pipeline.checks.run_facts import read
 from verizero.pipeline.config.load import dump, only_stages, parse
 from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.stages import StageSection
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.report.run_files import read_metrics, read_run
@@ -131,7 +131,5 @@ def test_killed_in_it_a_run_ends_as_if_never_killed(tmp_path: Path, capsys: pyte
     build_page(tmp_path / "whole")
     assert "questions loss" in (tmp_path / "whole" / "report.html").read_text()
     assert len(read(tmp_path / "whole").imitation) == 72
-    # With more steps it continues, and the steps that it has done stay.
-    run(tiny(RECIPE, ["sft.steps=12", "questions.steps=70"]), tmp_path / "whole")
-    assert [row.metrics["loss"] for row in steps_of(tmp_path / "whole")][:60] == losses
-    assert len(steps_of(tmp_path / "whole")) == 70
+    with pytest.raises(RunError, match=r"questions\.steps was 60, is 70; a stage that has begun keeps its length"):
+        run(tiny(RECIPE, ["sft.steps=12", "questions.steps=70"]), tmp_path / "whole")
