@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.plan.devices import DEVICES
 from verizero.pipeline.checks.plan.estimate import plan, plan_lines
 from verizero.pipeline.checks.plan.seconds import Lengths, Work, decoding
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
-from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_tokenizer, context_of
 from verizero.pipeline.run.data import prepare_data
 from verizero.pipeline.run.episodes import bind_environments
 from verizero.pipeline.run.fingerprints import fingerprints
-from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.types import Prompt
 
 NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}
