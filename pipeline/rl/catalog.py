@@ -149,6 +149,14 @@ class SurrogateEntry(Entry):
         return ratio.of in self.of and not (self.is_detached and ratio.per == "token" and ratio.of == "mean")
 
 
+@dataclass(frozen=True, slots=True)
+class CreditEntry(Entry):
+    """A named credit by turn: how single turns enter the advantages of their tokens."""
+
+    replaces: str | None = None
+    """The advantage whose estimator the credit replaces; None: it adds to any advantage per response."""
+
+
 def load(function: Function) -> Callable[..., Any]:
     """Return the callable that an entry names. Importing its module loads tensors."""
     if not isinstance(function, str):
@@ -280,22 +288,32 @@ TURNS = {
     ),
 }
 
-CREDITS: dict[str, Entry] = {
-    "outcome": Entry("A of the whole episode on each of its trained tokens", "the algorithm's", "turn_credit.none"),
-    "turns": Entry(
+CREDITS: dict[str, CreditEntry] = {
+    "outcome": CreditEntry(
+        "A of the whole episode on each of its trained tokens", "the algorithm's", "turn_credit.none"
+    ),
+    "turns": CreditEntry(
         "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k), divided by the std of: {std}; "
         "G_ik = sum_(j>=k) {gamma}^(j-k) r_ij, r = the environment's reward for the turn",
         "arXiv:2505.11821",
         "turn_credit.turns",
         TURNS,
     ),
-    "process": Entry(
+    "process": CreditEntry(
         "A_k = {outcome} A_i + {coef} sum_(j>=k) (r_ij - mean) / std; "
         "k is the token's step or turn, mean and std are of all rewards of steps of the group, of which a response "
         "without steps is one",
         "arXiv:2402.03300 section 4.1.3",
         "turn_credit.process",
         {key: TURNS[key] for key in ("coef", "outcome")},
+    ),
+    "turn_gae": CreditEntry(
+        "t counts turns: V at the first token of a turn, one A and one return for all its tokens; "
+        "r_t = what its tokens have, + {coef} the environment's reward for the turn",
+        "arXiv:1506.02438 eq. 16, over turns",
+        "turn_credit.turn_gae",
+        {"coef": Option(1.0, "weight of the environment's rewards for turns", low=0)},
+        replaces="gae",
     ),
 }
 

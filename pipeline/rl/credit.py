@@ -126,13 +126,17 @@ def _of_responses(parts: Parts, inputs: AdvantageInputs) -> Advantages:
 
 def _estimated(parts: Parts, x: Rewarded) -> tuple[Tensor, Tensor | None]:
     """Return [B, T] advantages, 0 outside the mask, and the critic's returns if there are any."""
-    credit = parts.credit
-    estimate = parts.advantage.function(x, **parts.advantage.options)
+    credit, options = parts.credit, parts.advantage.options
+    # Credit by turn replaces the estimator (GAE over turns), or adds the turn's part to what it gives.
+    entry = parts.credit_entry
+    instead = entry is not None and entry.replaces is not None
+    function = credit.function if instead else parts.advantage.function
+    estimate = function(x, **options, **(credit.options if instead else {}))
     advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
     # A response's advantage [B] is that of each of its tokens.
     advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     advantages = masked(advantages.expand(x.mask.shape), x.mask)
-    if parts.credits_turns:
+    if parts.credits_turns and not instead:
         advantages = credit.function(x, advantages, **credit.options)
     return advantages, returns
 

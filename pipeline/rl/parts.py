@@ -22,6 +22,7 @@ from verizero.pipeline.rl.catalog import (
     RATIOS,
     SURROGATES,
     AdvantageEntry,
+    CreditEntry,
     Entry,
     OptionValue,
     RatioEntry,
@@ -135,12 +136,12 @@ Stale = Annotated[
     ),
 ]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
-Credit = Literal["outcome", "turns", "process"]
+Credit = Literal["outcome", "turns", "process", "turn_gae"]
 CreditName = Annotated[
     Credit,
     Field(
-        description="a token answers for the outcome alone; for its turn's rewards too (turns); or for those of "
-        "steps, normalised over the group (process)"
+        description="a token answers for the outcome alone; for its turn's rewards too (turns); for those of steps, "
+        "normalised over the group (process); or GAE over turns (turn_gae)"
     ),
 ]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
@@ -180,7 +181,7 @@ class PolicyParams(AlgorithmParams):
     num_minibatches: NumMinibatches = 1
     dynamic_sampling: Dynamic = False
     credit: CreditName = "outcome"
-    credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part")
+    credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
     credit_outcome: float = option("turns", "outcome")
     credit_gamma: float = option("turns", "gamma", description="credit by turns: discount per turn")
     credit_std: Literal["none", "group"] = option("turns", "std")
@@ -272,7 +273,7 @@ class Parts:
         return Part(self.params.credit, options)
 
     @property
-    def credit_entry(self) -> Entry:
+    def credit_entry(self) -> CreditEntry:
         """The catalog's entry for the credit."""
         return CREDITS[self.params.credit]
 
@@ -284,7 +285,7 @@ class Parts:
     @property
     def leaves_out_outcome(self) -> bool:
         """The reward of the whole response enters no advantage, but those of its turns or steps."""
-        return self.credits_turns and self.params.credit_outcome == 0
+        return self.params.credit in ("turns", "process") and self.params.credit_outcome == 0
 
     @property
     def ratio_entry(self) -> RatioEntry:
@@ -330,7 +331,7 @@ class Parts:
     @property
     def needs_group(self) -> bool:
         """The advantage compares responses to one prompt, or their turns: groups of two or more."""
-        return "group" in self.needs or self.credits_turns
+        return "group" in self.needs or (self.credits_turns and self.credit_entry.replaces is None)
 
     @property
     def token_advantage(self) -> bool:

@@ -85,11 +85,21 @@ def _wrong_credit(parts: Parts) -> Iterator[str]:
             f"credit {credit!r} gives one advantage per turn, and surrogate {parts.surrogate.label!r} takes one per "
             "response; set credit: outcome, or use surrogate clip"
         )
+    if entry.replaces is not None:
+        if advantage.name != entry.replaces:
+            yield (
+                f"credit {credit!r} is {entry.replaces} over turns, and advantage {advantage.label!r} is another "
+                f"estimate; use advantage {entry.replaces} (algorithm ppo), or credit: turns"
+            )
+        if advantage.options.get("length_alpha") is not None:
+            yield f"length_alpha counts tokens, and the steps of credit {credit!r} are turns; set length_alpha to null"
+        return
     per_token = advantage.per_token or (parts.advantage_entry is not None and parts.advantage_entry.per_token)
     if per_token:
+        instead = " with a critic set credit: turn_gae," if parts.needs_critic else ""
         yield (
             f"credit {credit!r} adds to one advantage per response, and advantage {advantage.label!r} credits each "
-            "token already; use group_norm or another response-level advantage, or set credit: outcome"
+            f"token already;{instead} use group_norm or another response-level advantage, or set credit: outcome"
         )
     if parts.leaves_out_outcome:
         changed = {

@@ -6,13 +6,17 @@ what came after its first token, so that the turns before it add no noise.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.rl.advantages import Rewarded, centred, normalised
+from verizero.pipeline.rl.advantages import Rewarded, centred, gae, normalised
 from verizero.pipeline.rl.gae import reward_to_go
 from verizero.pipeline.rl.reduce import masked
+from verizero.pipeline.rl.reduce import whiten as whitened
 
 STD_EPS = 1e-6
 """Added to the deviation of turns' returns, as in the code of arXiv:2505.10978."""
@@ -65,6 +69,30 @@ def process(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float) -> 
     return outcome * advantages + coef * _of_tokens(x, part.flip(1).cumsum(1).flip(1))
 
 
+def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return GAE and the critic's returns with turns as time steps, both [B, T]: equal for all tokens of a turn.
+
+    V_k is the critic's value before the first token of turn k, where the policy has read everything and said nothing;
+    r_k is the sum of its tokens' rewards, with the episode's at the last one, + coef times the environment's reward for
+    the turn. `options` are those of `advantages.gae`; gamma and lambda count turns. Whitened over tokens, as GAE is.
+
+    Raises: DataError without turns or values.
+    Source: arXiv:1506.02438 eq. 16.
+    """
+    if x.values is None:
+        raise DataError("credit 'turn_gae' needs values, got None; run the critic over the batch")
+    exists = turns_of(x)
+    rewards_B_K = _of_turns(x, exists, x.token_rewards)
+    if x.turn_rewards is not None:
+        rewards_B_K = rewards_B_K + coef * _rewards(x, exists)
+    by_turn = replace(x, token_rewards=rewards_B_K, mask=exists, values=_first(x, exists, x.values))
+    advantages, returns = gae(by_turn, whiten=False, ddof=ddof, eps=eps, **options)
+    advantages, returns = _of_tokens(x, advantages), _of_tokens(x, returns)
+    if whiten:
+        advantages = whitened(advantages, x.mask, ddof, eps)
+    return advantages, returns
+
+
 def turns_of(x: Rewarded) -> Tensor:
     """Return [B, K] bool: the turns that each episode has; every turn has a token that trains.
 
@@ -97,7 +125,26 @@ def _given(x: Rewarded) -> Tensor:
     return x.turn_rewards.clone()
 
 
+def _of_turns(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:
+    """Return [B, K]: the sum of [B, T] values over the tokens of each turn."""
+    assert x.turns is not None
+    zeros = torch.zeros(exists.shape, dtype=by_token.dtype, device=by_token.device)
+    return zeros.scatter_add(1, masked(x.turns, x.mask), masked(by_token, x.mask))
+
+
 def _of_tokens(x: Rewarded, by_turn: Tensor) -> Tensor:
     """Return [B, T]: the value of each token's turn, 0 outside the mask."""
     assert x.turns is not None
     return masked(by_turn.gather(1, masked(x.turns, x.mask)), x.mask)
+
+
+def _first(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:
+    """Return [B, K]: the value of the first token of each turn, 0 for turns that an episode has not."""
+    assert x.turns is not None
+    num = x.mask.shape[1]
+    columns = torch.arange(num, device=exists.device).expand(x.mask.shape)
+    # A column outside the mask counts as past the end, so that no turn begins there.
+    columns = torch.where(x.mask, columns, torch.full_like(columns, num))
+    ends = torch.full(exists.shape, num, dtype=torch.int64, device=exists.device)
+    first = ends.scatter_reduce(1, masked(x.turns, x.mask), columns, "amin")
+    return masked(masked(by_token, x.mask).gather(1, first.clamp(max=num - 1)), exists)

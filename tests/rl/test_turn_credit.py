@@ -18,6 +18,11 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 
 
+def turn_values(s: Scene) -> list[list[list[int]]]:
+    """By episode, then turn: the indices of its tokens among the episode's."""
+    return [[[t for t, k in enumerate(own) if k == turn] for turn in range(1 + max(own))] for own in s.turns]
+
+
 def rewards_of(s: Scene) -> list[list[float]]:
     """By episode: the environment's rewards for the turns that it has, 0 where there is none."""
     assert s.inputs.turn_rewards is not None
@@ -67,6 +72,33 @@ def test_the_share_of_turns_with_a_reward_is_told() -> None:
     assert "credit/rewarded" not in compute_advantages(load_algorithm("dr_grpo")[1], scene(1).inputs).stats
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_gae_over_turns_is_its_definition(kl: float) -> None:
+    """A turn is one step: V at its first token, the rewards of all its tokens, one advantage for all of them."""
+    s = scene(5, turn_rewards=True)
+    numbers = {"gamma": 0.9, "lam": 0.7, "whiten": False}
+    params = {"credit": "turn_gae", "credit_coef": 0.5, "kl_coef": kl, "kl_form": "k1", **numbers}
+    parts = load_algorithm("ppo", params)[1]
+    found = compute_advantages(parts, s.inputs)
+    x = s.inputs
+    assert x.values is not None
+    assert x.old_logprobs is not None
+    assert x.ref_logprobs is not None
+    assert found.returns is not None
+    values, old, ref = s.lists(x.values), s.lists(x.old_logprobs), s.lists(x.ref_logprobs)
+    for e, turns in enumerate(turn_values(s)):
+        rewards = [
+            0.5 * r - kl * sum(old[e][t] - ref[e][t] for t in own)
+            for r, own in zip(rewards_of(s)[e], turns, strict=True)
+        ]
+        rewards[-1] += outcomes(s)[e]
+        advantages, returns = advantages_oracle.gae(rewards, [values[e][own[0]] for own in turns], 0.0, 0.9, 0.7)
+        for k, own in enumerate(turns):
+            for t in own:
+                assert s.lists(found.advantages)[e][t] == pytest.approx(advantages[k], rel=1e-10)
+                assert s.lists(found.returns)[e][t] == pytest.approx(returns[k], rel=1e-10)
+
+
 def variance(credit: str) -> float:
     """Sum over both turns of the variance of the group's gradient, enumerated over all groups of two episodes.
 
@@ -114,13 +146,15 @@ def test_what_credit_by_turn_needs_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "says"),
     [
-        ("ppo", {"credit": "turns"}, "credits each token already; use group_norm"),
+        ("ppo", {"credit": "turns"}, "credits each token already; with a critic set credit: turn_gae"),
         ("reinforce_pp", {"credit": "turns"}, "credits each token already; use group_norm"),
+        ("grpo", {"credit": "turn_gae"}, "use advantage gae"),
+        ("vapo", {"credit": "turn_gae"}, "set length_alpha to null"),
         ("kimi_k2", {"credit": "turns"}, "takes one per response; set credit: outcome"),
         ("gspo", {"credit": "turns"}, "token_advantage_sequence_ratio"),
         ("dapo", {"credit": "turns", "credit_outcome": 0}, "or drop overlong_buffer"),
         ("grpo", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'outcome' does not use it"),
-        ("grpo", {"credit": "process", "credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'process'"),
+        ("ppo", {"credit": "turn_gae", "credit_outcome": 0.5}, "credit_outcome is 0.5 but credit 'turn_gae'"),
         ("grpo", {"credit": "turns", "credit_coef": 0}, "credit_coef = 0"),
         ("grpo", {"credit": "turn"}, "credit = 'turn'"),
     ],
@@ -130,6 +164,8 @@ def test_combinations_without_meaning_are_refused(name: str, params: dict[str, A
         load_algorithm(name, params)
 
 
-def test_credit_by_turns_compares_a_group() -> None:
+def test_credit_by_turns_compares_a_group_and_by_gae_does_not() -> None:
     assert load_algorithm("reinforce", {"credit": "turns"})[1].needs_group
     assert not load_algorithm("reinforce")[1].needs_group
+    assert not load_algorithm("ppo", {"credit": "turn_gae"})[1].needs_group
+    assert load_algorithm("ppo", {"credit": "turn_gae"})[1].token_advantage

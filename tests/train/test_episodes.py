@@ -161,6 +161,7 @@ POISONED: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {"num_epochs": 2, "num_minibatches": 2, "mismatch_level": "token", "off_policy_delta": 0.1}),
     "gspo": ("gspo", {"mismatch_level": "geometric", "entropy_coef": 0.1}),
     "ppo": ("ppo", {"critic_shared": True, "num_minibatches": 2}),
+    "turn_gae": ("ppo", {"critic_shared": True, "credit": "turn_gae"}),
     "turns": ("rloo", {"credit": "turns", "kl_in": "reward", "kl_coef": 0.1}),
     "process": ("grpo_process", {}),
     "dapo": ("dapo", {"high_entropy_share": 0.3, "overlong_buffer": 0.5}),
