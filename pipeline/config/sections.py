@@ -73,8 +73,10 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
-    kind: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw", description="adamw_8bit: moments in 8 bits, by bitsandbytes, with train.backend: torch"
+    kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit: moments in 8 bits, by bitsandbytes, with train.backend: torch; paged_adamw_8bit: and "
+        "on a GPU that is full they move to the CPU's memory",
     )
     learning_rate: float | None = Field(
         None, gt=0, description="null: by what is trained and the number of parameters, see pipeline/config/rates.py"
@@ -265,4 +267,9 @@ def check_optimizer(where: str, kind: str, train: TrainConfig) -> None:
         raise ValueError(
             f"{where}.kind={kind} with train.backend={train.backend}, {why}; set train.backend: torch, or "
             f"{where}.kind: adamw"
+        )
+    if kind == "paged_adamw_8bit" and train.device == "cpu":
+        raise ValueError(
+            f"{where}.kind={kind} moves moments from a full GPU to the CPU's memory, and train.device is cpu; set "
+            f"{where}.kind: adamw_8bit"
         )

@@ -91,6 +91,9 @@ class DistillationConfig(Section):
         "sampled: the sampled token alone (policy gradient with the advantage log q - log pi)",
     )
     top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
+    temperature: float | None = Field(
+        None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
+    )
     stale_weights: StaleWeights | None = Field(
         None,
         description="importance weights on responses of an older policy, of the sampled token, for over: sampled; "
@@ -146,7 +149,7 @@ class DistillationConfig(Section):
             self.divergence,
             self.over,
             self.top_k or 0,
-            sampling_temperature,
+            sampling_temperature if self.temperature is None else self.temperature,
             self.stale_weights,
         )
 
@@ -179,10 +182,11 @@ def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
                 f"{where}.{name}.url with {where}.over=vocabulary: a server gives some tokens of each place; set "
                 "over: top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
             )
-        if rollout.temperature != 1:
+        temperature = distill.objective(rollout.temperature).temperature
+        if temperature != 1:
             raise ValueError(
-                f"{where}.{name}.url with rollout.temperature={rollout.temperature:g}: a server gives log-probs at "
-                "temperature 1; set rollout.temperature: 1"
+                f"{where}.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature "
+                f"1; set {where}.temperature: 1" + (", and rollout.temperature: 1" if distill.over == "sampled" else "")
             )
 
 
@@ -192,6 +196,11 @@ def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None
     if distill.over != "sampled":
         return
     remedy = f"or set {where}.over: vocabulary or top_k"
+    if distill.temperature not in (None, rollout.temperature):
+        raise ValueError(
+            f"{where}.over=sampled needs samples of the distribution that trains: {where}.temperature="
+            f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
+        )
     if rollout.top_p < 1 or rollout.top_k > 0:
         raise ValueError(
             f"{where}.over=sampled needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "

@@ -69,7 +69,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         if config.model.quantize == "nf4":
             library("model.quantize=nf4")
         sections = map(config.section_of, config.stages)
-        check_kinds([optimizer.kind for section in sections for _, optimizer in section.optimizers()])
+        check_kinds((optimizer.kind for section in sections for _, optimizer in section.optimizers()), device)
         stack.enter_context(switched(config.train, device))
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)

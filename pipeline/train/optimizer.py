@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig
-from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.errors import ConfigError, NonFiniteError
 from verizero.pipeline.models.kernels import HALF
 from verizero.pipeline.models.quantized import library
 
-EIGHT_BITS = "adamw_8bit"
-"""A value of `optimizer.kind`."""
+EIGHT_BITS, PAGED = "adamw_8bit", "paged_adamw_8bit"
+"""Values of `optimizer.kind`."""
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -111,7 +111,7 @@ def with_masters(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim
     if config.kind == "adamw":
         return MasterAdamW(trained, **_numbers(config), fused=True) if has_half else adamw(trained, config)
     kind: Any = _eight_bits()[has_half]
-    made = kind(trained, **_numbers(config))
+    made = kind(trained, **_numbers(config), is_paged=config.kind == PAGED)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     made.in_float32 = frozenset(i for i, p in enumerate(trained) if id(p) in embeddings)
     return made  # type: ignore[no-any-return]
@@ -145,10 +145,15 @@ def _eight_bits() -> tuple[type, type]:
     return AdamW8bit, type("MasterAdamW8bit", (Masters, AdamW8bit), {})
 
 
-def check_kinds(kinds: Iterable[str]) -> None:
-    """Raise ConfigError for a kind of optimiser whose package is missing."""
-    if EIGHT_BITS in kinds:
-        library(f"optimizer.kind={EIGHT_BITS}")
+def check_kinds(kinds: Iterable[str], device: str) -> None:
+    """Raise ConfigError for a kind of optimiser whose package is missing, or that has nothing to do on the device."""
+    for kind in sorted(set(kinds) - {"adamw"}):
+        library(f"optimizer.kind={kind}")
+        if kind == PAGED and not device.startswith("cuda"):
+            raise ConfigError(
+                f"optimizer.kind={PAGED} moves moments from a full GPU to the CPU's memory, and the device is "
+                f"{device!r}; set optimizer.kind: {EIGHT_BITS}"
+            )
 
 
 def _numbers(config: OptimizerConfig) -> dict[str, Any]:

@@ -81,6 +81,11 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
             ({"backend": "deepspeed", "zero": 1}, "which has an AdamW of its own"),
         )
     ),
+    (
+        ["sft"],
+        {"sft": {"optimizer": {"kind": "paged_adamw_8bit"}}, "train": {"device": "cpu"}},
+        ["sft.optimizer.kind=paged_adamw_8bit", "sft.optimizer.kind: adamw_8bit"],
+    ),
     # a base in 4 bits
     *(
         (stages, merge({"model": {"quantize": "nf4"}, "train": {"lora": {"rank": 2}}}, changes), words)
@@ -180,6 +185,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, url="x:80", model="m"), ["http://", "'x:80'"]),
     (["distill"], taught(path=None, hint="The answer is {answer}."), ["hint must hold {question}"]),
     (["distill"], taught(hint="{question}"), ["exactly one", "hint or system"]),
+    (["rl"], term(over="sampled", temperature=0.5), ["rl.distill.temperature=0.5", "rollout.temperature=1"]),
     (["rl"], term(coef=0), ["rl.distill.coef"]),
     (
         ["rl"],
@@ -189,14 +195,16 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage names 'rl'"]),
     (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage names 'sfd'", "name sft"]),
     (["distill"], served(), ["distill.teacher.url", "over=vocabulary", "top_k: 20"]),
+    (["distill"], served(over="top_k", top_k=5, temperature=0.7), ["temperature of 0.7", "distill.temperature: 1"]),
     (
         ["distill"],
         {**served(over="sampled"), "rollout": {"temperature": 0.7}},
-        ["rollout.temperature=0.7", "rollout.temperature: 1"],
+        ["temperature of 0.7", "rollout.temperature: 1"],
     ),
     (["distill"], {"distill": {"over": "top_k"}}, ["over=top_k needs distill.top_k"]),
     (["distill"], {"distill": {"top_k": 5}}, ["over=vocabulary has no use for distill.top_k"]),
     (["distill"], {"distill": {"over": "sampled", "divergence": "forward_kl"}}, ["over=sampled", "forward_kl"]),
+    (["distill"], {"distill": {"over": "sampled", "temperature": 0.5}}, ["temperature=0.5", "rollout.temperature=1"]),
     (["distill"], {"distill": {"over": "sampled"}, "rollout": {"max_staleness": 1}}, ["max_staleness=1"]),
     (["distill"], {"distill": {"stale_weights": "token"}}, ["stale_weights=token", "over=vocabulary", "over: sampled"]),
     (

@@ -185,12 +185,14 @@ def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path: Path) -> N
 
 
 def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_kinds(["adamw", "adamw_8bit"])
+    check_kinds(["adamw", "adamw_8bit"], "cpu")
+    with pytest.raises(ConfigError, match=r"paged_adamw_8bit moves .* 'cpu'; set optimizer.kind: adamw_8bit"):
+        check_kinds(["paged_adamw_8bit"], "cpu")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     quantized._library.cache_clear()
-    check_kinds(["adamw"])
+    check_kinds(["adamw"], "cpu")
     with pytest.raises(ConfigError, match=r"optimizer.kind=adamw_8bit needs bitsandbytes.*verizero\[quantized\]"):
-        check_kinds(["adamw_8bit"])
+        check_kinds(["adamw_8bit"], "cpu")
     quantized._library.cache_clear()
 
 

@@ -29,7 +29,7 @@ GRAPHS = 1 << 30
 BLOCK = 256
 """Moments of bitsandbytes in 8 bits that share a float32 scale. Those of embeddings stay float32, and so do those of
 tensors below 4,096 numbers, which are not counted."""
-MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / BLOCK)}
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / BLOCK), "paged_adamw_8bit": 2 * (1 + 4 / BLOCK)}
 """Bytes of a parameter's two moments, by the kind of optimiser. Paged ones count as if they stayed on the GPU."""
 
 
