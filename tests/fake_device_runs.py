@@ -58,7 +58,7 @@ WHOLE = {
     *("demo", "demo_moe", "demo_zero", "instruct", "r1", "algorithms/remax", "algorithms/gdpo"),
     *("cluster/gspo_qwen3_0_6b_lora", "cluster/grpo_qwen3_30b_a3b", "cluster/ppo_qwen2_5_1_5b"),
     *("preferences/dpo", "preferences/online_dpo", "preferences/self_rewarding"),
-    *("stages/distill", "stages/star", "stages/raft"),
+    *("stages/distill", "stages/feedback_alone", "stages/star", "stages/raft"),
 }
 """Recipes that are run whole; the others take one update of their loss."""
 SIZES: dict[str, Any] = {

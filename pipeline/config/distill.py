@@ -36,7 +36,7 @@ class DistillConfig(DistillationConfig, RoundsConfig):
         if not self.has_reference:
             raise ValueError(
                 f"distill.reference.schedule={schedule}, and no teacher is the policy itself; leave reference out, or "
-                "give a teacher with hint or system"
+                "give a teacher with hint, feedback or system"
             )
         if schedule == "none":
             raise ValueError(

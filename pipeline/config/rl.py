@@ -39,7 +39,7 @@ class RlConfig(RoundsConfig):
     )
     ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, if ptx_coef is above 0")
     distill: DistillTermConfig | None = Field(
-        None, description="term of distillation in each update, e.g. from the policy itself with a hint"
+        None, description="term of distillation in each update, e.g. from the policy itself with feedback (SDPO)"
     )
 
     @field_validator("algorithm")

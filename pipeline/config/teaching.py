@@ -6,6 +6,7 @@ Examples of teachers:
 {stage: rl}                                              the policy that an earlier stage of this run left
 {url: "http://localhost:8000/v1", model: big}            a server with vLLM's prompt_logprobs
 {hint: "{question} (The answer is {answer}.)"}           the policy itself, with a hint in its prompt
+{feedback: {}}                                           the policy itself, with the verifier's message in its prompt
 """
 
 from __future__ import annotations
@@ -21,8 +22,44 @@ from verizero.pipeline.config.stages import POLICY, Recipe
 from verizero.pipeline.rl.divergences import Divergence, Objective, Over, StaleWeights, explain
 
 
+class FeedbackConfig(Section):
+    """The texts that the policy reads with the question, as the teacher of its own response (SDPO, 2601.20802).
+
+    The teacher's question is `template` with its three names replaced. A part without text in a batch is empty: `right`
+    where no other response of the group is right, `message` where the response itself is right or its grader failed.
+    """
+
+    template: str = Field(
+        "{question}{right}{message}\n\nAnswer the question above.\n",
+        description="the teacher's question, from {question} and the parts {right} and {message}",
+    )
+    right: str | None = Field(
+        "\n\nA right response:\n{right}",
+        description="part with the first right response of the group, other than the response itself; null: none",
+    )
+    message: str | None = Field(
+        "\n\nA check of an earlier response found:\n{message}",
+        description="part with the verifier's message on the response, if that is not right; null: none",
+    )
+    max_message_tokens: int = Field(256, ge=1, description="a message is cut after so many tokens, and counted")
+
+    @model_validator(mode="after")
+    def _fits(self) -> FeedbackConfig:
+        if self.right is None and self.message is None:
+            raise ValueError("feedback shows nothing: right and message are both null; give one of them")
+        if "{question}" not in self.template:
+            raise ValueError(f"template must hold {{question}}, got {self.template!r:.80}")
+        for name, part in (("right", self.right), ("message", self.message)):
+            if part is not None and f"{{{name}}}" not in part:
+                raise ValueError(f"{name} must hold {{{name}}}, got {part!r:.80}")
+            if (part is not None) != (f"{{{name}}}" in self.template):
+                verb = "lacks" if part is not None else "holds"
+                raise ValueError(f"template {verb} {{{name}}}, and {name} is {part!r:.80}; give both or neither")
+        return self
+
+
 class TeacherConfig(RequestConfig):
-    """A teacher: exactly one of `path`, `stage`, `url`, and the policy itself with `hint` or `system`.
+    """A teacher: exactly one of `path`, `stage`, `url`, and the policy itself with `hint`, `feedback` or `system`.
 
     The inherited fields are for `url`.
     """
@@ -39,15 +76,22 @@ class TeacherConfig(RequestConfig):
         "if wanted, {answer} in place of the question. Responses to prompts whose reference is neither text nor number "
         "do not train, and are counted",
     )
+    feedback: FeedbackConfig | None = Field(
+        None,
+        description="self-distillation: the policy, as `reference` schedules it, reads a right response of the group "
+        "and the verifier's message with the question. Responses with neither do not train, and are counted",
+    )
     system: str | None = Field(None, description="self-distillation: the policy reads this system message")
 
     @model_validator(mode="after")
     def _one(self) -> TeacherConfig:
         kinds = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
-        kinds += ["hint or system"] if self.is_policy else []
+        if self.hint is not None and self.feedback is not None:
+            raise ValueError("a teacher reads a hint or feedback, got both; drop one of them")
+        kinds += ["hint, feedback or system"] if self.is_policy else []
         if len(kinds) != 1:
             raise ValueError(
-                "a teacher needs exactly one of path, stage, url, and hint or system, got "
+                "a teacher needs exactly one of path, stage, url, and hint, feedback or system, got "
                 f"{' and '.join(kinds) if kinds else 'none'}"
             )
         if (self.url is None) != (self.model is None):
@@ -60,12 +104,13 @@ class TeacherConfig(RequestConfig):
     @property
     def is_policy(self) -> bool:
         """True for self-distillation."""
-        return not (self.hint is None and self.system is None)
+        return not (self.hint is None and self.feedback is None and self.system is None)
 
     @property
     def texts(self) -> list[str]:
         """The texts of the recipe that the teacher reads."""
-        return [text for text in (self.hint, self.system) if text is not None]
+        feedback = [] if self.feedback is None else [self.feedback.template, self.feedback.right, self.feedback.message]
+        return [text for text in (self.hint, self.system, *feedback) if text is not None]
 
     def explain(self) -> str:
         """Return in words what teaches."""
@@ -73,7 +118,10 @@ class TeacherConfig(RequestConfig):
             place = f"{self.model} at a server" if self.url is not None else f"the policy of stage {self.stage}"
             return self.path or place
         system = "" if self.system is None else f" with the system message {self.system!r}"
-        return f"the policy as `reference` has it, which reads {self.hint or '{question}'!r}{system}"
+        if self.feedback is None:
+            return f"the policy as `reference` has it, which reads {self.hint or '{question}'!r}{system}"
+        parts = [f"{n} = {x!r}" for n in ("right", "message") if (x := getattr(self.feedback, n)) is not None]
+        return f"the policy as `reference` has it, which reads {self.feedback.template!r}{system}, {', '.join(parts)}"
 
 
 class DistillationConfig(Section):
@@ -93,6 +141,13 @@ class DistillationConfig(Section):
     top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
     temperature: float | None = Field(
         None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
+    )
+    discount: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="weight of the divergence one token later in the credit of a token; 0: each token for its own; 1: "
+        "the gradient of the divergence of whole responses (2306.08543)",
     )
     stale_weights: StaleWeights | None = Field(
         None,
@@ -150,6 +205,7 @@ class DistillationConfig(Section):
             self.over,
             self.top_k or 0,
             sampling_temperature if self.temperature is None else self.temperature,
+            self.discount,
             self.stale_weights,
         )
 
@@ -186,28 +242,31 @@ def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
         if temperature != 1:
             raise ValueError(
                 f"{where}.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature "
-                f"1; set {where}.temperature: 1" + (", and rollout.temperature: 1" if distill.over == "sampled" else "")
+                f"1; set {where}.temperature: 1"
+                + (", and rollout.temperature: 1" if distill.over == "sampled" or distill.discount else "")
             )
 
 
 def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
     where = distill.where
-    if distill.over != "sampled":
+    if distill.over != "sampled" and distill.discount == 0:
         return
-    remedy = f"or set {where}.over: vocabulary or top_k"
+    setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
+    remedy = f"or {where}.over: vocabulary or top_k with discount: 0"
     if distill.temperature not in (None, rollout.temperature):
         raise ValueError(
-            f"{where}.over=sampled needs samples of the distribution that trains: {where}.temperature="
+            f"{where}.{setting} needs samples of the distribution that trains: {where}.temperature="
             f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
         )
     if rollout.top_p < 1 or rollout.top_k > 0:
         raise ValueError(
-            f"{where}.over=sampled needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"{where}.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
             f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
         )
-    if rollout.max_staleness > 0 and distill.stale_weights is None:
+    is_weighted = distill.stale_weights is not None and distill.discount == 0
+    if rollout.max_staleness > 0 and not is_weighted:
         raise ValueError(
-            f"{where}.over=sampled needs samples of the present policy, and rollout.max_staleness="
-            f"{rollout.max_staleness} trains on older ones; leave it out, set stale_weights, {remedy}"
+            f"{where}.{setting} needs samples of the present policy, and rollout.max_staleness="
+            f"{rollout.max_staleness} trains on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
         )

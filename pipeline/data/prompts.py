@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -361,6 +362,13 @@ def hinted_question(prompt: Prompt, hint: str) -> str:
     """Return the hint with {question} and {answer} replaced by the prompt's."""
     # The question last: it may have braces of its own.
     return hint.replace("{answer}", answer_of(prompt) or "").replace("{question}", prompt.asked)
+
+
+def with_feedback(prompt: Prompt, template: str, right: str, message: str) -> str:
+    """Return the template with {question}, {right} and {message} replaced by the prompt's question and these parts."""
+    texts = {"question": prompt.asked, "right": right, "message": message}
+    # In one pass: each of the three may have braces of its own.
+    return re.sub(r"\{(question|right|message)\}", lambda match: texts[match[1]], template)
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

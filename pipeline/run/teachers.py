@@ -6,7 +6,7 @@ prompts: the policy sampled its responses, and is trained on them, after its own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection
-from verizero.pipeline.config.teaching import DistillationConfig, TeacherConfig
-from verizero.pipeline.data.prompts import answer_of, hinted_question
+from verizero.pipeline.config.teaching import DistillationConfig, FeedbackConfig, TeacherConfig
+from verizero.pipeline.data.foreign_text import ForeignText
+from verizero.pipeline.data.prompts import answer_of, hinted_question, with_feedback
 from verizero.pipeline.data.tokenizer import unknown_characters
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.load import load_model
@@ -26,7 +27,7 @@ from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.distillation import Distillation, DistillRow, DistillSettings
 from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
-from verizero.pipeline.types import Group, Prompt, StepMetrics
+from verizero.pipeline.types import Group, Prompt, StepMetrics, Verdict
 
 
 def teacher_of(section: DistillationConfig, domain: str) -> str:
@@ -122,6 +123,10 @@ def _policy_of(run: Run, state: RunState, stage: str) -> Path:
     return end / "model"
 
 
+PromptOfMember = Callable[[int], Prompt | None]
+"""Returns the prompt that the teacher reads for a member of a group; None: there is nothing to teach."""
+
+
 def distillation_term(
     run: Run, workers: Workers, setup: StageSetup, state: RunState, groups: Sequence[Group]
 ) -> Distillation | None:
@@ -153,24 +158,31 @@ def distill_rows(
 ) -> tuple[list[DistillRow | None], StepMetrics]:
     """Return a row for each response, None for one that its teacher cannot read, and counts.
 
-    `unhinted`: the prompt has no answer to hint at; `too_long`: the teacher's prompt and the response do not fit into
-    the policy's context.
+    `unhinted`: the prompt has no answer to hint at, or the group no other right response and the verdict no message;
+    `too_long`: the teacher's prompt and the response do not fit into the policy's context. With feedback, `with_right`
+    and `with_message`: what the teachers read; `changed`: messages that were cut, or lost characters without a token.
 
     Raises: DataError for an episode of several turns.
     """
     rows: list[DistillRow | None] = []
     counts = dict.fromkeys(["distill/unhinted", "distill/too_long"] if section.has_own_teacher else [], 0.0)
+    if any(t.feedback is not None for t in section.all_teachers.values()):
+        counts |= dict.fromkeys(("distill/with_right", "distill/with_message", "distill/changed"), 0.0)
     for group in groups:
         name = teacher_of(section, group.prompt.domain)
         require_single((m.rollout for m in group.members), "distillation")
-        prompt = teachers_prompt(group.prompt, section.all_teachers[name])
-        for member in group.members:
+        # The same for all members of a group, or another for each response, which never comes again.
+        has_feedback = section.all_teachers[name].feedback is not None
+        ids_of = run.data.renderer.new_prompt_ids if has_feedback else run.data.renderer.prompt_ids
+        read = teachers_prompts(run, section.all_teachers[name], group, counts)
+        for number, member in enumerate(group.members):
+            prompt = read(number)
             if prompt is None:
                 counts["distill/unhinted"] += 1
                 rows.append(None)
                 continue
             own = tuple(member.rollout.prompt_ids)
-            theirs = own if prompt is group.prompt else run.data.renderer.prompt_ids(prompt)
+            theirs = own if prompt is group.prompt else ids_of(prompt)
             is_weighted = section.stale_weights is not None and member.rollout.oldest_version < policy_version
             logprobs = tuple(member.rollout.logprobs) if is_weighted else None
             row = DistillRow(name, own, theirs, tuple(member.rollout.response_ids), logprobs)
@@ -181,8 +193,57 @@ def distill_rows(
     return rows, counts
 
 
+def teachers_prompts(run: Run, teacher: TeacherConfig, group: Group, counts: StepMetrics) -> PromptOfMember:
+    """Return the function that makes the teacher's prompts for the members of a group; it adds to `counts`."""
+    feedback = teacher.feedback
+    if feedback is None:
+        prompt = teachers_prompt(group.prompt, teacher)
+        return lambda _: prompt
+    texts = ForeignText(run.tokenizer)
+    rights = [m.rollout.text if m.verdict.is_correct else None for m in group.members]
+
+    def prompt_of(number: int) -> Prompt | None:
+        right = next((text for i, text in enumerate(rights) if i != number and text is not None), None)
+        message = message_of(group.members[number].verdict)
+        parts: dict[str, str] = {}
+        if right and feedback.right is not None:
+            parts["right"] = texts.known(right)
+        if message and feedback.message is not None:
+            known = texts.known(message)
+            ids = texts.ids(known)
+            most = feedback.max_message_tokens
+            parts["message"] = known if len(ids) <= most else run.data.renderer.decode(ids[:most])
+            counts["distill/changed"] += parts["message"] != message
+        if not parts:
+            return None
+        for name in parts:
+            counts[f"distill/with_{name}"] += 1
+        # No text of others may spell a special token.
+        question = feedback_question(group.prompt, feedback, {n: texts.cut(x, " ") for n, x in parts.items()})
+        system = group.prompt.system if teacher.system is None else teacher.system
+        return replace(group.prompt, question=question, message=None, system=system)
+
+    return prompt_of
+
+
+def feedback_question(prompt: Prompt, feedback: FeedbackConfig, parts: dict[str, str]) -> str:
+    """Return the teacher's question: the template with the question and the parts that have a text."""
+    right = (feedback.right or "").replace("{right}", parts["right"]) if "right" in parts else ""
+    message = (feedback.message or "").replace("{message}", parts["message"]) if "message" in parts else ""
+    return with_feedback(prompt, feedback.template, right, message)
+
+
+def message_of(verdict: Verdict) -> str | None:
+    """Return what the verifier says of a response; None if it is right, or if its grader failed or abstained."""
+    if verdict.is_correct or verdict.is_left_out:
+        return None
+    if verdict.status == "graded" or verdict.reason.startswith(verdict.status):
+        return verdict.reason or None
+    return f"{verdict.status}: {verdict.reason}" if verdict.reason else verdict.status
+
+
 def teachers_prompt(prompt: Prompt, teacher: TeacherConfig) -> Prompt | None:
-    """Return the prompt as a teacher reads it; None if its hint needs an answer that is not there."""
+    """Return the prompt as a teacher without feedback reads it; None if its hint needs an answer that is not there."""
     if not teacher.is_policy:
         return prompt
     question = prompt.asked

@@ -79,11 +79,12 @@ def test_a_loss_of_preferences_is_its_formula_with_its_numbers() -> None:
 
 
 def test_a_term_of_distillation_and_what_its_teacher_reads_are_on_the_page() -> None:
-    term = {"coef": 0.25, "teacher": {"hint": "{question}{answer}"}}
+    term = {"coef": 0.25, "teacher": {"feedback": {"right": None, "template": "{question}{message}"}}}
     page = objectives(tiny({"rl": {"distill": term}}))
     assert page.startswith(objectives(tiny()))
     assert "besides 0.25 J, J = " in page
-    assert "which reads '{question}{answer}'" in page
+    assert "which reads '{question}{message}', message = " in page
+    assert "right = " not in page
 
 
 def test_a_reward_model_has_its_loss_and_rl_names_the_model_that_grades() -> None:

@@ -57,7 +57,7 @@ def own() -> dict[str, Any]:
 
 def term(**changes: Any) -> dict[str, Any]:
     """A term of distillation in the updates of RL, from the policy itself."""
-    return {"rl": {"distill": {"coef": 0.5, "teacher": {"hint": "{question}"}, **changes}}}
+    return {"rl": {"distill": {"coef": 0.5, "teacher": {"feedback": {}}, **changes}}}
 
 
 SHOWN = {"train": [{"file": "shown.jsonl", "graded": False}]}
@@ -184,7 +184,13 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, url="http://x"), ["needs model"]),
     (["distill"], taught(path=None, url="x:80", model="m"), ["http://", "'x:80'"]),
     (["distill"], taught(path=None, hint="The answer is {answer}."), ["hint must hold {question}"]),
-    (["distill"], taught(hint="{question}"), ["exactly one", "hint or system"]),
+    (["distill"], taught(path=None, hint="{question}", feedback={}), ["a hint or feedback", "got both"]),
+    (["distill"], taught(feedback={}), ["exactly one", "hint, feedback or system"]),
+    (["distill"], taught(path=None, feedback={"right": None, "message": None}), ["right and message are both null"]),
+    (["distill"], taught(path=None, feedback={"right": None}), ["template holds {right}", "None"]),
+    (["distill"], taught(path=None, feedback={"template": "{question}{right}"}), ["template lacks {message}"]),
+    (["distill"], taught(path=None, feedback={"message": "wrong"}), ["message must hold {message}", "'wrong'"]),
+    (["distill"], taught(path=None, feedback={"template": "{right}{message}"}), ["template must hold {question}"]),
     (["rl"], term(over="sampled", temperature=0.5), ["rl.distill.temperature=0.5", "rollout.temperature=1"]),
     (["rl"], term(coef=0), ["rl.distill.coef"]),
     (
@@ -205,6 +211,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], {"distill": {"top_k": 5}}, ["over=vocabulary has no use for distill.top_k"]),
     (["distill"], {"distill": {"over": "sampled", "divergence": "forward_kl"}}, ["over=sampled", "forward_kl"]),
     (["distill"], {"distill": {"over": "sampled", "temperature": 0.5}}, ["temperature=0.5", "rollout.temperature=1"]),
+    (["distill"], {"distill": {"discount": 0.5}, "rollout": {"top_k": 5}}, ["discount=0.5", "rollout.top_k=5"]),
     (["distill"], {"distill": {"over": "sampled"}, "rollout": {"max_staleness": 1}}, ["max_staleness=1"]),
     (["distill"], {"distill": {"stale_weights": "token"}}, ["stale_weights=token", "over=vocabulary", "over: sampled"]),
     (
@@ -212,11 +219,19 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         {"distill": {"over": "sampled", "stale_weights": "token"}, "rollout": {"top_p": 0.5}},
         ["over=sampled", "rollout.top_p=0.5"],
     ),
+    (
+        ["distill"],
+        {
+            "distill": {"over": "sampled", "stale_weights": "token", "discount": 0.5},
+            "rollout": {"max_staleness": 1},
+        },
+        ["over=sampled", "max_staleness=1"],
+    ),
     (["distill"], {"rollout": {"max_staleness": 2}, "train": {"lora": {}}}, ["max_staleness=2", "train.lora: null"]),
     (
         ["distill"],
         {"distill": {"reference": {"schedule": "frozen"}}},
-        ["reference.schedule=frozen", "hint or system"],
+        ["reference.schedule=frozen", "feedback or system"],
     ),
     (["distill"], {"distill": {**own(), "reference": {"schedule": "none"}}}, ["reference.schedule=none"]),
     (["distill"], {"distill": {"select": {"keep": "informative"}, "group_size": 1}}, ["distill.group_size >= 2"]),

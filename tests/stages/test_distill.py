@@ -66,7 +66,7 @@ def falls(values: list[float], share: float = 0.8) -> bool:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "objective",
-    [{}, {"over": "sampled", **SLOW}, {"over": "top_k", "top_k": 8, "divergence": "forward_kl"}],
+    [{}, {"over": "sampled", **SLOW}, {"over": "top_k", "top_k": 8, "divergence": "forward_kl", "discount": 0.5}],
     ids=str,
 )
 def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Path, objective: dict[str, Any]) -> None:
@@ -113,7 +113,31 @@ def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "same")[0]["distill/kl"] == pytest.approx(0.0, abs=1e-6), "no hint, no lesson"
 
 
+FEEDBACK = {
+    "template": "{right}{message}{question}",
+    "right": "{right}, ",
+    "message": "{message}, ",
+    "max_message_tokens": 9,
+}
+
+
+@pytest.mark.integration
+def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path: Path) -> None:
+    reference = {"schedule": "ema", "alpha": 0.1}
+    begun = [start("sft.steps=40")]
+    config = recipe({"feedback": FEEDBACK}, begun=begun, reference=reference, steps_per_round=3, rounds=1)
+    goes_on_as_if_never_broken(config, tmp_path, [("update", 2)])
+    for m in steps_of(tmp_path / "whole"):
+        assert m["rows"] + m["distill/unhinted"] + m["distill/too_long"] == 12
+        assert m["distill/with_message"] > 0
+        assert m["distill/changed"] > 0
+        assert m["distill/kl"] > 0
+    shown = [r["prompt"] for r in read_jsonl(tmp_path / "whole" / "rollouts.jsonl")]
+    assert all(len(text) < 6 for text in shown), "the policy was asked the question alone"
+
+
 def test_words_of_a_teacher_that_have_no_tokens_are_refused(tmp_path: Path) -> None:
+    refused(recipe({"feedback": {}}), tmp_path, "distill.teacher has characters.*'A'")
     refused(recipe({"hint": "Q: {question}"}), tmp_path, "distill.teacher has characters.*'Q'")
 
 

@@ -56,10 +56,11 @@ CASES = {
     ],
     "adapters of experts": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "train.lora={rank: 4, alpha: 8}"],
     "two ahead": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=2"],
-    "a policy that teaches itself, two ahead": [
+    "a policy that teaches itself with feedback, two ahead": [
         "rl.algorithm={name: grpo, entropy_coef: 0.05}",
         "rl.reference={schedule: ema, alpha: 0.1}",
-        "rl.distill={coef: 0.5, over: sampled, stale_weights: token, teacher: {hint: '{question}{answer}'}}",
+        "rl.distill={coef: 0.5, over: sampled, stale_weights: token, teacher: {feedback: {template: "
+        "'{right}{message}{question}', right: '{right}, ', message: '{message}, ', max_message_tokens: 9}}}",
         "rollout.max_staleness=2",
     ],
     "steps of responses, carried groups": [

@@ -204,10 +204,11 @@ def test_pairs_of_episodes_are_refused() -> None:
 
 
 def test_distillation_of_episodes_is_refused() -> None:
-    own = SimpleNamespace(is_policy=False)
+    own = SimpleNamespace(is_policy=False, feedback=None)
     teachers = {"teachers": {}, "all_teachers": {"teacher": own}, "has_own_teacher": False}
     section: Any = SimpleNamespace(**teachers, stale_weights=None)
-    run: Any = SimpleNamespace()
+    renderer = SimpleNamespace(prompt_ids=None, new_prompt_ids=None)  # what a teacher's own prompt would need
+    run: Any = SimpleNamespace(data=SimpleNamespace(renderer=renderer))
     with pytest.raises(DataError, match="distillation reads single responses, and response 0 to 'p0' is an episode"):
         distill_rows(run, section, episodes_of(), None, 0)
     rows, _ = distill_rows(run, section, groups_of(model_of("qwen2"), Sampling(MAX)), None, 0)
